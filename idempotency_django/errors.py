@@ -130,6 +130,9 @@ class KeyGuessable(KeyRefused):
         "Without authentication, only the idempotency key protects the response, so the key must "
         "be unguessable: a random UUID, a ULID, or at least 22 URL-safe characters."
     )
+    # The caller may have been logged in for an earlier request with the key.
+    state = "unknown"
+    safe_new_key = False
 
 
 class KeyTooOld(KeyRefused):

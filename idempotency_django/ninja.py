@@ -30,11 +30,10 @@ from django.http.response import HttpResponseBase
 from .conf import conf
 from .errors import IdempotencyError
 from .http.described import describe, error_schema
-from .http.messages import invocation_of
+from .http.messages import invocation_of, principal_of
 from .http.unwrapping import name_of
 from .http.wrapping import ADAPTER, ViewAdapter
 from .policy import UNSAFE_METHODS, Policy, dialect_of
-from .policy.canonical import digest
 from .policy.dialects import Dialect
 from .policy.identity import header_of
 from .policy.invocation import Invocation
@@ -56,30 +55,31 @@ class NinjaAdapter(ViewAdapter):
         return self.http_request.headers.get(header_of(dialect_of(self.policy)))
 
     def invocation(self, policy: Policy) -> Invocation:
-        # What authenticated the operation comes first: the session may be another caller's.
-        auth = getattr(self.request, "auth", None)
-        user = auth if getattr(auth, "is_authenticated", False) else None
-        if auth is None:
-            user = getattr(self.request, "user", None)
         request = self.http_request
         body = None if hasattr(request, "_stream") else lambda: request.body  # of ninja's tests
-        invocation = invocation_of(request, policy, user=user, auth=auth, body=body)
-        if auth is not None and not invocation.principal:
-            invocation = invocation.changed(credentials=self._credentials())
-        if auth and not (invocation.principal or invocation.credentials or policy.principal):
-            raise ImproperlyConfigured(
-                f"The authentication of {self.operation.path} returned {type(auth).__name__!r}, "
-                "which identifies no caller, and does not say which credentials it reads, so a "
-                "replay could be another caller's. Return a user, a model instance or text. Or "
-                "give the idempotency policy a principal=. Or authenticate with a class such as "
-                "HttpBearer or APIKeyHeader."
-            )
+        auth, person = getattr(request, "auth", None), getattr(request, "user", None)
+        if auth is None:
+            return invocation_of(request, policy, body=body)
+        # What authenticated the operation comes first: the session may be another caller's.
+        user = auth if getattr(auth, "is_authenticated", False) else None
+        beside = principal_of(person) if user is None else ""
+        sent = self._sent()
+        invocation = invocation_of(
+            request,
+            policy,
+            user=user,
+            auth=auth,
+            body=body,
+            sent=[*sent, beside] if any(sent) else [],
+        )
+        if beside and invocation.principal:  # an application's key, with which persons log in
+            return invocation.changed(since=f"{invocation.since} with {beside}")
         return invocation
 
-    def _credentials(self) -> str:
-        """A digest of what may have authenticated the operation; empty: that is not known.
+    def _sent(self) -> list[str]:
+        """The credentials that may have authenticated the operation; empty: it is not known which.
 
-        The session is a part of it only if it may authenticate: other callers may share it.
+        The session is one of them only if it may authenticate: other callers may share it.
         """
         request = self.http_request
         headers = {*conf.credential_headers}
@@ -94,11 +94,10 @@ class NinjaAdapter(ViewAdapter):
             elif name := getattr(each, "header", None):  # of a token, or a user name and password
                 headers.add(name)
             else:  # a plain function: it may read what nothing here knows of
-                return ""
+                return []
         sent = [request.headers.get(name) or "" for name in sorted(headers)]
         sent += [request.COOKIES.get(name) or "" for name in sorted(cookies)]
-        sent += [request.GET.get(name) or "" for name in sorted(fields)]
-        return f"credentials:{digest(*sent)}" if any(sent) else ""
+        return sent + [request.GET.get(name) or "" for name in sorted(fields)]
 
     def respond(self) -> HttpResponseBase:
         return self._made(self._view())

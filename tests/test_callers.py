@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.conf import settings as django_settings
-from django.contrib.auth.models import User
+from django.contrib.auth.models import AnonymousUser, User
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import AsyncClient, Client
 from django.urls import path
+from rest_framework.authentication import BaseAuthentication
 from rest_framework.decorators import api_view
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -83,6 +84,22 @@ class OwnAuthentication(APIView):
         return Response({"secret of": owner}, status=201)
 
 
+class Claims(BaseAuthentication):
+    """Returns claims, and no user."""
+
+    def authenticate(self, request: Any) -> Any:
+        name = request.headers.get("X-Partner")
+        return name and (AnonymousUser(), {"partner": name})
+
+
+class Claimed(IdempotentViewMixin, APIView):
+    authentication_classes = [Claims]
+
+    def post(self, request: Any) -> Response:
+        Effect.objects.create(reference=request.auth["partner"])
+        return Response(request.auth)
+
+
 class Mixed(IdempotentViewMixin, OwnAuthentication):
     pass
 
@@ -116,6 +133,7 @@ urlpatterns = [
     path("identified-mixin/", Identified.as_view()),
     path("unbound/", idempotent(principal=False)(with_token)),
     path("wrong/", idempotent(principal=lambda call: 17)(with_token)),
+    path("claimed/", Claimed.as_view()),
 ]
 
 SELF_AUTHENTICATING = [
@@ -320,3 +338,20 @@ def test_async_client() -> None:
 
     assert async_to_sync(statuses)() == [201, 422, 422, 201]
     assert effects() == 1
+
+
+def test_claims_from_a_header_that_the_settings_do_not_name(client: Client, settings: Any) -> None:
+    """Nothing tells the callers apart, so a request with a key is refused before it runs."""
+    key = new_key()
+
+    def send(name: str) -> HttpResponse:
+        return post(client, "/claimed/", key, headers={"X-Partner": name})
+
+    with pytest.raises(ImproperlyConfigured, match="identifies no caller"):
+        send("alice")
+    assert effects("alice") == 0
+    settings.IDEMPOTENCY = {"CREDENTIAL_HEADERS": ["X-Partner"]}
+    assert send("alice").status_code == 200
+    assert is_replay(send("alice"))
+    assert_problem(send("bob"), 422, "mismatch")
+    assert (effects("alice"), effects("bob")) == (1, 0)

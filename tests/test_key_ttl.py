@@ -6,9 +6,10 @@ import pickle
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, override_settings
 from django.urls import path
@@ -54,7 +55,20 @@ class Mixed(IdempotentViewMixin, APIView):
         return Response("charged", status=201)
 
 
+ALLOWED = True
+
+
+def allowed(request: Any, record: Any) -> None:
+    if not ALLOWED:
+        raise PermissionDenied
+
+
+CHECKED = LONG.replace(check_replay=allowed)
+
 urlpatterns = [
+    path("checked/transactional/", idempotent(policy=CHECKED)(charge)),
+    path("checked/leased/", idempotent(policy=CHECKED, mode="leased")(charge)),
+    path("checked/async/", idempotent(policy=CHECKED)(acharge)),
     path("transactional/", idempotent(policy=LONG)(charge)),
     path("leased/", idempotent(policy=LONG, mode="leased")(charge)),
     path("async/", idempotent(policy=LONG)(acharge)),
@@ -91,6 +105,18 @@ def test_refused_until_the_key_expires(client: Client, where: str) -> None:
     age(DAY)
     assert post(client, url, key).status_code == 201
     assert effects() == 2
+
+
+@pytest.mark.parametrize("where", ["transactional", "leased", "async"])
+def test_access_that_was_lost(client: Client, where: str) -> None:
+    """Who may not get a replay doesn't learn that the operation was executed, either."""
+    key = new_key()
+    post(client, f"/checked/{where}/", key)
+    age(2 * HOUR)
+    assert_problem(post(client, f"/checked/{where}/", key), 409, "response-expired")
+    with mock.patch(f"{__name__}.ALLOWED", new=False):
+        assert post(client, f"/checked/{where}/", key).status_code == 403
+    assert effects() == 1
 
 
 def test_sliding(client: Client) -> None:

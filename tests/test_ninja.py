@@ -237,6 +237,39 @@ def test_replays_belong_to_the_session(serve: Serve, shared: dict[str, str]) -> 
     assert effects() == 1
 
 
+@pytest.mark.parametrize("known", [str, lambda token: {"sub": token}, lambda token: User(pk=1)])
+def test_a_new_token(serve: Serve, client: Client, known: Any) -> None:
+    """If the authentication returns the token, or nobody, a new token is refused: the retry may be
+    that of the same client, whose operation must not run twice.
+    """
+    Tokens.known = {token: known(token) for token in ("first", "second")}
+    serve(orders(auth=Tokens()))
+    key = new_key()
+    first, again = (
+        post(client, "/v0/orders", key, headers={"Authorization": f"Bearer {token}"})
+        for token in ("first", "second")
+    )
+    is_user = isinstance(Tokens.known["first"], User)
+    assert (first.status_code, again.status_code) == (201, 201 if is_user else 422)
+    assert effects() == 1
+
+
+@pytest.mark.parametrize("known", ["the application", "app-key", True, {"app": "shop"}])
+def test_a_person_beside_the_key_of_an_application(serve: Serve, known: Any) -> None:
+    """Persons who log in with an application, whose key authenticates, get no replays of others."""
+    Tokens.known = {"app-key": known}
+    serve(orders(auth=ApiKeys()))
+    key, headers, persons = new_key(), {"X-API-Key": "app-key"}, (Client(), Client(), Client())
+    for name, person in zip(("alice", "bob"), persons, strict=False):
+        person.force_login(User.objects.create_user(name))
+
+    first = post(persons[0], "/v0/orders", key, headers=headers)
+    assert_replays(first, post(persons[0], "/v0/orders", key, headers=headers))
+    for other in persons[1:]:
+        assert post(other, "/v0/orders", key, headers=headers).status_code == 422
+    assert effects() == 1
+
+
 @pytest.mark.parametrize("session", [False, True])
 @pytest.mark.parametrize("shared", [{}, {"Authorization": "Basic of-a-gateway"}])
 @pytest.mark.parametrize("known", [{"sub": "alice"}, True])

@@ -14,6 +14,7 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.errors import (
     ConcurrentModification,
     IdempotencyError,
+    KeyGuessable,
     KeyRefused,
     KeyTooOld,
     OperationInProgress,
@@ -38,12 +39,18 @@ def change(request: HttpRequest) -> HttpResponse:
     return HttpResponse(status=201)
 
 
+def deriving(request: Any) -> HttpResponse:
+    request.idempotency.derive_key("charge")
+    return change(request)
+
+
 urlpatterns = [
     path("transactional/", idempotent(mode="transactional", operation="change")(change)),
+    path("deriving/", idempotent(mode="transactional")(deriving)),
     path("leased/", idempotent(mode="leased", operation="change")(change)),
 ]
 
-ROLLED_BACK = ("not-executed", True)
+ROLLED_BACK = ("not-executed", False)
 NOT_KNOWN = ("unknown", False)
 
 
@@ -54,20 +61,29 @@ def known(problem: dict[str, Any]) -> tuple[str, bool]:
 def test_only_refused_keys_are_replaced() -> None:
     """Without knowing more, a new key is safe only where nothing was looked up or executed."""
     safe = {error.slug for error in all_errors() if error.safe_new_key}
-    refused = {error.slug for error in all_errors(KeyRefused)} - {KeyTooOld.slug}
+    refused = {error.slug for error in all_errors(KeyRefused)}
+    refused -= {KeyTooOld.slug, KeyGuessable.slug}
     messages = {"unknown-event-type", "signature-refused", "delivery-malformed"}
     assert safe == refused | messages | {"delivery-too-large"}
     assert all(error.state == "not-executed" for error in all_errors() if error.safe_new_key)
 
 
 def test_rolled_back(client: Client) -> None:
-    """The first attempt in a transaction that rolls back leaves nothing, under whichever key."""
+    """The first attempt in a transaction that rolls back leaves nothing in the database. What it
+    has done elsewhere is not known, so a new key is not safe.
+    """
     problem = assert_problem(
         post(client, "/transactional/", new_key()), 409, "concurrent-modification"
     )
     assert effects() == 0
     assert known(problem) == ROLLED_BACK
     assert problem["retryable"]
+
+
+def test_rolled_back_with_a_derived_key(client: Client) -> None:
+    """A view that has derived a key for another service may have called it."""
+    problem = assert_problem(post(client, "/deriving/", new_key()), 409, "concurrent-modification")
+    assert known(problem) == NOT_KNOWN
 
 
 def test_leased_view_that_began(client: Client) -> None:

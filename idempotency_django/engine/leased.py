@@ -31,6 +31,7 @@ from .outcomes import (
     Admit,
     ConflictWait,
     Executed,
+    Expired,
     Held,
     Outcome,
     Recover,
@@ -138,8 +139,8 @@ class LeasedRun:
         return await self.driver.call(self.store.acquire, self.operation)
 
     async def _admitted(self, outcome: Outcome) -> Outcome:
-        """The outcome, unless it is a replay that is refused."""
-        if self.admit is not None and isinstance(outcome, Replayed):
+        """The outcome, unless its caller may not know of it."""
+        if self.admit is not None and isinstance(outcome, Replayed | Expired):
             await self.driver.call(self.admit, outcome.record)
         return outcome
 

@@ -32,6 +32,7 @@ from .outcomes import (
     Admit,
     ConflictWait,
     Executed,
+    Expired,
     Held,
     Outcome,
     Recover,
@@ -165,7 +166,7 @@ class TransactionalRun:
         known = self.store.recall(self.operation) if self.store.recalls else None
         if known is not None:
             recalled = decide(known, self.operation)
-            if self.admit is not None and isinstance(recalled, Replayed):
+            if self.admit is not None and isinstance(recalled, Replayed | Expired):
                 self.admit(recalled.record)
             return recalled
         try:
@@ -177,7 +178,7 @@ class TransactionalRun:
                     response = self._executed(claim_or_record)
                     return Executed(response, self._payload)
                 outcome = decide(claim_or_record, self.operation)
-                if isinstance(outcome, Replayed):
+                if isinstance(outcome, Replayed | Expired):
                     self._replay(outcome.record)
                 return outcome
         except (OperationInProgress, ClaimLost) as error:
@@ -217,7 +218,7 @@ class TransactionalRun:
                 self.admit(record)
             except Exception as error:  # noqa: BLE001  # whatever it is, it is raised on outside
                 raise _Refused(error, marked=self._is_marked()) from None
-        if not record.counted:
+        if not (record.counted or record.is_reserved(self.operation)):
             self.store.record_replay(record, self.operation)
 
     # Once it is claimed.
@@ -267,10 +268,16 @@ class TransactionalRun:
     def _note_rollback(self, error: IdempotencyError) -> None:
         """Tell the client that the error took everything back, if no earlier attempt was made.
 
-        An earlier attempt may have been leased, by the policy of that time.
+        An earlier attempt may have been leased, by the policy of that time. A new key is never
+        safe: the handler may have called another service, and has if it is pinned.
         """
-        if self.claim.attempt == 1 and not error.foreign:
-            error.state, error.safe_new_key = "not-executed", True
+        if error.foreign:
+            return
+        error.safe_new_key = False
+        if self.execution.pinned:
+            error.state = "unknown"
+        elif self.claim.attempt == 1:
+            error.state = "not-executed"
 
     def _is_marked(self) -> bool:
         using = self.store.using

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import UTC
@@ -87,6 +87,7 @@ def invocation_of(
     user: Any = UNSET,
     auth: Any = None,
     body: Callable[[], Body] | None = None,
+    sent: Sequence[str] | None = None,
 ) -> Invocation:
     """The invocation that a request is, for its policy.
 
@@ -97,6 +98,10 @@ def invocation_of(
         user: the caller, if that is not the request's user.
         auth: the authentication of the request, if the framework reports it.
         body: reads the body when it is asked for, if the framework does so in its own way.
+        sent: the credentials of the request; ``None``: those that the settings name.
+
+    Raises:
+        ImproperlyConfigured: a caller has authenticated, and nothing says which.
     """
     own = request if own is None else own
     user = getattr(own, "user", None) if user is UNSET else user
@@ -106,11 +111,26 @@ def invocation_of(
         if policy is None or not policy.principal:
             raise
         principal = ""  # the policy knows better
+    credentials = ""
+    if not principal or isinstance(auth, str):
+        sent = sent_credentials(request) if sent is None else sent
+        if isinstance(auth, str) and any(auth in each.split() for each in sent):
+            # The token itself: a client may have another one for its retry, which is refused then.
+            principal = principal_of(user)
+        credentials = "" if principal else _credentials(sent)
+    if auth and not (principal or credentials) and policy and policy.principal is None:
+        raise ImproperlyConfigured(
+            f"The authentication of {operation_name(request)} returned {type(auth).__name__!r}, "
+            "which identifies no caller, and nothing says which credentials it reads, so a replay "
+            "could be another caller's. Return a user, a model instance or text. Or put the header "
+            "or cookie that it reads into IDEMPOTENCY['CREDENTIAL_HEADERS'] or "
+            "['CREDENTIAL_COOKIES']. Or give the idempotency policy a principal=."
+        )
     return Invocation(
         name=operation_name(request),
         principal=principal,
         since=since_of(user) if principal else "",
-        credentials="" if principal else credentials_of(request),
+        credentials=credentials,
         host=host_of(request),
         method=request.method or "",
         path=request.path,
@@ -126,11 +146,17 @@ def credentials_of(request: HttpRequest) -> str:
 
     They are unverified: the view may refuse them, or ignore them.
     """
+    return _credentials(sent_credentials(request))
+
+
+def sent_credentials(request: HttpRequest) -> list[str]:
+    """The credentials of a request in the headers and cookies that the settings name."""
     headers = [request.META.get(meta_name(name), "") for name in conf.credential_headers]
-    cookies = [request.COOKIES.get(name, "") for name in conf.credential_cookies]
-    if not (any(headers) or any(cookies)):
-        return ""
-    return f"credentials:{digest(*headers, *cookies)}"
+    return headers + [request.COOKIES.get(name, "") for name in conf.credential_cookies]
+
+
+def _credentials(sent: Sequence[str]) -> str:
+    return f"credentials:{digest(*sent)}" if any(sent) else ""
 
 
 def host_of(request: HttpRequest) -> str:
