@@ -141,7 +141,7 @@ imports: $(VENV)/.installed-lint  ## Check the layers of modules.
 
 docs: $(VENV)/.installed-docs  ## Build the documentation into docs/_build/html; test its links and its search.
 	$(PY) -m sphinx -E -W --keep-going -b html docs docs/_build/html
-	DOCS_SITE=docs/_build/html $(PY) -m pytest -q tests/docs/test_site.py
+	DOCS_SITE=docs/_build/html $(PY) -m pytest -q tests/docs/test_site.py tests/docs/test_markdown.py
 
 screenshots: $(VENV)/.installed-docs  ## Take the screenshots of the admin for the documentation; Chromium is needed.
 	$(PY) docs/screenshots.py

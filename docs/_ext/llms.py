@@ -7,80 +7,22 @@ They are made of the pages' sources, without what readers do not see either. See
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from conformance_tables import TABLES
-from described import described_fields, shown
 from docutils import nodes
-from example_project import NAME
+from pages_as_markdown import FRONT, PUBLISHED, SKILL, as_markdown, marked, with_absolute_links
 from sphinx import addnodes
 from sphinx.application import Sphinx
 
-from idempotency_django.policy import FIELDS
-
-PUBLISHED = "https://idempotency-django.readthedocs.io/"
-SKILL = "skill"
 OUTSIDE = ("operations/scaling", "shop")
 """Pages that are in no table of contents, and that programs may read."""
 
-INCLUDE = re.compile(r"^```\{include\} (\S+)\n((?::.*\n)*)```$", re.MULTILINE)
-UNSEEN = re.compile(
-    r"\A---\n.*?^---\n"  # front matter
-    r"|^(?:%[^\n]*\n)+\n?"
-    r"|^<!--.*?-->\n{0,2}"
-    r"|^```\{(?:toctree|raw)\}.*?^```\n+",
-    re.MULTILINE | re.DOTALL,
-)
-LITERAL = re.compile(r"^```\{literalinclude\} (\S+)\n(?::.*\n)*```$", re.MULTILINE)
-FIELD_LIST = re.compile(r"^```\{eval-rst\}\n\.\. policy-fields:: (.+)\n```$", re.MULTILINE)
-TABLE = re.compile(rf"^```\{{({'|'.join(TABLES)})\}}\n```$", re.MULTILINE)
-FRONT = re.compile(r"\A---\n(.*?)^---\n", re.MULTILINE | re.DOTALL)
 
-
-def as_markdown(path: Path) -> str:
-    """A page as a reader sees it, in plain Markdown."""
-    text = INCLUDE.sub(lambda match: _included(path, *match.groups()), path.read_text())
-    text = LITERAL.sub(lambda match: _file(path.parent / match[1]), text)
-    text = FIELD_LIST.sub(lambda match: "\n".join(_fields(match[1].split())), text)
-    text = TABLE.sub(lambda match: TABLES[match[1]](), text)
-    text = UNSEEN.sub("", text)
-    text = re.sub(r"^```\{code-block\} (\w+)$", r"```\1", text, flags=re.MULTILINE)
-    text = re.sub(r"^```\{sequence\}$", "```text", text, flags=re.MULTILINE)
-    text = re.sub(r"\{example-project\}`([^`]+)`", rf"[\1]({PUBLISHED}{NAME})", text)
-    text = re.sub(r"\{[\w:]+\}`~?([^`]+)`", r"`\1`", text)  # a role
-    return text.strip() + "\n"
-
-
-def _fields(names: list[str]) -> Iterator[str]:
-    texts = dict(described_fields())
-    for name in names:
-        text = re.sub(r":[\w:]+:`~?([^`]+)`", r"`\1`", texts[name]).replace("``", "`")
-        yield f"- `{name}` = `{shown(FIELDS[name].metadata['default'])}`: {text}"
-
-
-def _file(path: Path) -> str:
-    return f"```{path.suffix.lstrip('.').replace('py', 'python')}\n{path.read_text()}```"
-
-
-def _included(path: Path, name: str, options: str) -> str:
-    text = (path.parent / name).read_text()
-    given = dict(re.findall(r"^:([\w-]+): (.+)$", options, re.MULTILINE))
-    if "start-after" in given:
-        text = text.partition(given["start-after"])[2].partition(given["end-before"])[0]
-    return text.replace("](docs/", "](") if "relative-docs" in given else text
-
-
-def with_absolute_links(text: str, docname: str) -> str:
-    """A page that is read away from the others."""
-
-    def absolute(match: re.Match[str]) -> str:
-        page = posixpath.normpath(posixpath.join(posixpath.dirname(docname), match[1]))
-        return f"]({PUBLISHED}{page}.md{match[2] or ''})"
-
-    return re.sub(r"\]\((?!\w+:)([^)#]+)\.md(#[^)]+)?\)", absolute, text)
+def mark(_app: Sphinx, _docname: str, content: list[str]) -> None:
+    """Mark what Sphinx builds."""
+    content[0] = marked(content[0])
 
 
 def rooms(app: Sphinx) -> Iterator[tuple[str, list[str]]]:
@@ -114,7 +56,10 @@ def write(app: Sphinx, exception: Exception | None) -> None:
     if exception or app.builder.format != "html":
         return
     source, site = Path(app.srcdir), Path(app.outdir)
-    pages = {name: as_markdown(source / f"{name}.md") for name in sorted(app.env.found_docs)}
+    pages = {
+        name: as_markdown(source / f"{name}.md", app.env.get_doctree(name))
+        for name in sorted(app.env.found_docs)
+    }
     skill = pages.pop(SKILL)
     [front] = FRONT.findall((source / f"{SKILL}.md").read_text())
     front = front.replace("orphan: true\n", "")
@@ -151,5 +96,6 @@ def _link(app: Sphinx, name: str) -> str:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("source-read", mark)
     app.connect("build-finished", write)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
