@@ -61,7 +61,7 @@ def test_every_block_is_a_file_or_a_session(path: Path) -> None:
     assert {str(block.path).partition("/")[0] for block in files(path)} <= PLACES
 
 
-PLACES = {"config", "shop", "client.py"}  # the project, its app, and a client's program
+PLACES = {"config", "shop", "conftest.py", "client.py"}  # the project, its app, pytest, a client
 WITH_FILES = [path for path in PAGES if files(path)]
 
 
