@@ -99,7 +99,7 @@ def idempotent_call(
             not decorated. The result is stored as JSON and rebuilt as this type.
 
     Returns:
-        The result as it reads back from JSON, also the first time: a tuple is a list. With
+        The result as it reads back from JSON, also the first time, so a tuple is a list. With
         ``result``, an equal object of that type.
 
     Raises:

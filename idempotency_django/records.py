@@ -154,8 +154,8 @@ class Claim:
 
     @property
     def origin(self) -> str:
-        """The name of this record among all that ever had the key: random, and the same for all of
-        its attempts.
+        """The name of this record among all that ever had the key. It is random, and the same for
+        all of its attempts.
         """
         return self.token[:ORIGIN]
 

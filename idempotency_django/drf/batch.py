@@ -58,8 +58,8 @@ def idempotent_items(
         policy: the policy of the items; by default the project's.
 
     Returns:
-        For each item, in their order, its ``status``, its ``body``, and ``replayed``: whether it is
-        the response of an earlier request.
+        For each item, in their order, its ``status``, its ``body``, and as ``replayed`` whether it
+        is the response of an earlier request.
 
     Raises:
         ParseError: the body is not a list.

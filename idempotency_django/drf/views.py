@@ -66,7 +66,7 @@ class IdempotentViewMixin:  # see below
     # docstring of this base.
 
     idempotency_policy: ClassVar[Policy | None] = Policy()
-    """The view's policy; ``None``: the view is not protected."""
+    """The view's policy. With ``None``, the view is not protected."""
 
     idempotency_policies: ClassVar[Mapping[str, Policy | None]] = {}
     """Policies by action (viewsets) or lower-case method (other views); they come first."""

@@ -107,7 +107,7 @@ class ExecutionContext:
 
     @property
     def resource(self) -> Any:
-        """What the operation has made, a saved model instance; ``None``: it has not said so.
+        """What the operation has made, a saved model instance, or ``None`` if it has not said so.
 
         Set it in the view: ``request.idempotency.resource = charge``. The record then names it, so
         that a client that lost the response can find it by its key.
@@ -211,7 +211,7 @@ class ExecutionContext:
             kwargs: keyword arguments for it.
 
         Returns:
-            The result as it reads back from JSON, on every attempt: a tuple is a list.
+            The result as it reads back from JSON, on every attempt, so a tuple is a list.
 
         Raises:
             TypeError: the result is not JSON; the step was rolled back.

@@ -237,7 +237,7 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
 
     @property
     def execution(self) -> ExecutionContext:
-        """The context of the operation that the task executes: its attempt, keys and steps.
+        """The context of the operation that the task executes, with its attempt, keys and steps.
 
         Raises:
             ImproperlyConfigured: the task is not being executed under a key.

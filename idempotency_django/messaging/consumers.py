@@ -596,7 +596,7 @@ class Consumer:
             redelivered: as for :meth:`handle`. Each event is then handled alone.
 
         Returns:
-            The outcome of each event, in their order: :class:`Handled`,
+            The outcomes in the order of the events. Each is :class:`Handled`,
             :class:`Duplicate`, or :class:`Failed` with the error that
             :meth:`handle` would have raised.
 

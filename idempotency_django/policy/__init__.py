@@ -44,7 +44,7 @@ __all__ = [
 UNSAFE_METHODS: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 NEVER_STORED: Final = frozenset({401, 403, 408, 409, 412, 423, 425, 428, 429})
-"""Temporary statuses: a retry may get another one."""
+"""Temporary statuses. A retry may get another one."""
 
 RebuildFunction = Callable[[Record, Any], Any]
 CheckFunction = Callable[[Any, Record], None]
@@ -485,13 +485,13 @@ PROJECT_POLICY: Final = Policy()
 """The project's policy, for views and calls without their own policy."""
 
 API: Final = Policy(ttl=timedelta(hours=24))
-"""For an API: clients retry within a day."""
+"""For an API, whose clients retry within a day."""
 
 WEBHOOK: Final = Policy(ttl=timedelta(days=7))
-"""For receiving webhooks: senders deliver again for some days."""
+"""For receiving webhooks, whose senders deliver again for some days."""
 
 PAYMENT: Final = Policy(ttl=timedelta(days=30), required=True)
-"""For payments: the key is required, and lives as long as a settlement takes."""
+"""For payments. The key is required, and lives as long as a settlement takes."""
 
 
 def _project_policy() -> Policy:

@@ -52,7 +52,7 @@ class Store(ABC):
     """
 
     supports_steps: ClassVar[bool] = False
-    """Whether the store supports steps: :meth:`steps` and :meth:`save_step`."""
+    """Whether the store supports steps, with :meth:`steps` and :meth:`save_step`."""
 
     forgets_expired: ClassVar[bool] = False
     """Whether the store deletes expired records automatically and needs no purge."""
@@ -307,7 +307,7 @@ class Store(ABC):
         renew each of them in time.
 
         Returns:
-            For each claim, in their order: whether its lease ends that many seconds from now, as
+            For each claim, in their order, whether its lease ends that many seconds from now, as
             for :meth:`extend`; ``None``: the record is locked now, and the lease has not changed.
         """
         return [self._extended(claim, seconds) for claim in claims]

@@ -235,7 +235,7 @@ class Service:
             key: the caller's idempotency key.
 
         Returns:
-            What names it, such as ``"provider-1"``: the same for each call with a key.
+            What names it, such as ``"provider-1"``, the same for each call with a key.
 
         Raises:
             TimeoutError: it is done, but the answer is lost.
@@ -541,7 +541,7 @@ class Trial:
 
     @property
     def failure(self) -> str:
-        """Says what is wrong; empty: nothing."""
+        """Says what is wrong. If nothing is, it is empty."""
         wrong = [] if self._as_expected else [f"expected {_in_words(self.expected)}"]
         if self.error:
             wrong.append(f"never acknowledged: {self.error}")
@@ -589,7 +589,7 @@ class Report:
 
     @property
     def effects(self) -> set[int]:
-        """The numbers of effects that messages had: ``{1}`` if each had one of each kind."""
+        """The numbers of effects that messages had, ``{1}`` if each had one of each kind."""
         return {count for trial in self.trials for count in _counts(trial.effects)}
 
     @property

@@ -165,6 +165,12 @@ def test_api() -> None:
         assert words(summary) in text, name
 
 
+def test_no_text_is_taken_for_a_type() -> None:
+    """No docstring has its first half shown as a type, because a colon comes after it."""
+    text = (SITE / "reference" / "api.md").read_text()
+    assert not re.findall(r"^- (?:Return type|Type): .*", text, re.MULTILINE)
+
+
 def words(text: str) -> str:
     """A text without its markup and its punctuation."""
     text = re.sub(r":[\w:]+:`(?:~[\w.]*\.)?([^`]+)`", r"\1", text)

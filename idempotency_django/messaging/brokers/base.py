@@ -126,11 +126,11 @@ class Publisher:
     """
 
     source: str
-    """The source of the topic's events. The relay sets it: ``SOURCE``, or a slash and the topic."""
+    """The source of the topic's events, ``SOURCE`` or a slash and the topic. The relay sets it."""
 
     deadline: float = math.inf
-    """The deadline (``time.monotonic()``) for starting another message. The relay sets it: it can
-    record sent messages only before the end of its lease.
+    """The deadline (``time.monotonic()``) for starting another message. The relay sets it, as it
+    can record sent messages only before the end of its lease.
     """
 
     def __init__(self, topic: str, **options: Any) -> None:
@@ -145,7 +145,7 @@ class Publisher:
         account of that. By default, :meth:`send` gets one message after the other.
 
         Returns:
-            For each message, in their order: ``None`` if the broker has confirmed it,
+            For each message, in their order, ``None`` if the broker has confirmed it,
             :exc:`Refused` (or any other exception but these) if it is refused, :exc:`Deferred` if
             it has to wait, and :exc:`Away` during an outage of the broker.
 
@@ -252,7 +252,7 @@ class GroupedBatch:
 
     @property
     def ready(self) -> list[int]:
-        """The places of the messages that may be sent now: the first of each group."""
+        """The places of the messages that may be sent now, the first of each group."""
         return [waiting[0] for waiting in self._waiting.values() if self._is_open()]
 
     def is_ready(self, place: int) -> bool:

@@ -170,7 +170,7 @@ def process_due(
         stop: when it is set, the message in hand is finished, and no other is begun.
 
     Returns:
-        How many messages are in which state now; ``"pending"``: they are due again later.
+        How many messages are in which state now. Those in ``"pending"`` are due again later.
 
     Raises:
         ImproperlyConfigured: a source has no receiver and no consumer.
