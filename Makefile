@@ -139,7 +139,7 @@ types: $(VENV)/.installed-lint  ## Check the types.
 imports: $(VENV)/.installed-lint  ## Check the layers of modules.
 	$(VENV)/bin/lint-imports
 
-docs: $(VENV)/.installed-docs  ## Build the documentation into docs/_build/html; test its links and its search.
+docs: $(VENV)/.installed-docs  ## Build the documentation into docs/_build/html; test its links, search and Markdown.
 	$(PY) -m sphinx -E -W --keep-going -b html docs docs/_build/html
 	DOCS_SITE=docs/_build/html $(PY) -m pytest -q tests/docs/test_site.py tests/docs/test_markdown.py
 

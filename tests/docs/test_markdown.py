@@ -6,7 +6,9 @@ import inspect
 import os
 import re
 from collections.abc import Iterator
+from functools import cache
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from pydoc import locate
 from urllib.parse import urlsplit
@@ -111,14 +113,29 @@ def test_same_code(page: str) -> None:
     assert one_line(spans) == one_line(shown.spans)
 
 
+@cache
+def anchors(path: Path) -> set[str]:
+    """What a link to a page in Markdown may name: its headings, as GitHub does, and its anchors."""
+    text = path.read_text()
+    found = set(re.findall(r'^<a id="([^"]+)"></a>$', text, re.MULTILINE))
+    for opening, title in pairwise(MarkdownIt("commonmark").parse(text)):
+        if opening.type == "heading_open":
+            words_only = re.sub(r"[^\w\- ]", "", title.content.lower())
+            found.add(words_only.replace(" ", "-"))
+    return found
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links(page: str) -> None:
-    """Each relative link leads to a file, and one to a page to its Markdown."""
-    for link in links((SITE / page).read_text()):
+    """Each relative link leads to a file, one to a page to its Markdown, and to an anchor in it."""
+    origin = (SITE / page).resolve()
+    for link in links(origin.read_text()):
         parts = urlsplit(link)
-        if not parts.scheme and parts.path:
-            assert ((SITE / page).parent / parts.path).is_file(), link
-            assert not parts.path.endswith(".html"), link
+        target = (origin.parent / parts.path).resolve() if parts.path else origin
+        if not parts.scheme:
+            assert target.is_file(), link
+            assert target.suffix != ".html", link
+            assert not parts.fragment or parts.fragment in anchors(target), link
 
 
 @pytest.mark.parametrize("page", [*PAGES, FULL])
