@@ -64,6 +64,14 @@ def test_policy_fields() -> None:
     assert all(texts.values())
 
 
+def test_policy_defaults() -> None:
+    """Each default is shown as a user would write it: the dialect by its name."""
+    shown = described().shown
+    defaults = {name: shown(field.metadata["default"]) for name, field in FIELDS.items()}
+    assert defaults["dialect"] == "'ietf'"
+    assert not [each for each in defaults.values() if len(each) > 40 or "<" in each]
+
+
 def test_policy_groups() -> None:
     """The reference has each field once, in the order of the code."""
     page = (DOCS / "reference" / "settings.md").read_text()
