@@ -37,7 +37,7 @@ __all__ = [
 # Here, because every module of the package is imported after this one and logs under this name.
 logging.getLogger("idempotency_django").addFilter(escape_message)
 
-__getattr__, __dir__ = lazily(
+__getattr__ = lazily(
     __name__,
     globals(),
     {

@@ -12,8 +12,11 @@ from typing import Any
 
 def lazily(
     package: str, namespace: dict[str, Any], homes: Mapping[str, str]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The ``__getattr__`` and ``__dir__`` of a package.
+) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a package.
+
+    It has no ``__dir__``: tools that read each name of each module, such as freezegun, would import
+    what the project has not installed.
 
     Args:
         package: its name.
@@ -28,4 +31,4 @@ def lazily(
         namespace[name] = getattr(import_module(f".{homes[name]}", package), name)
         return namespace[name]
 
-    return get, lambda: sorted({*namespace, *homes})
+    return get

@@ -27,6 +27,7 @@ from .http.marking import FAILED, IGNORED, mark, refused
 from .http.messages import PLANNED, key_header, mark_response, meta_name, problem_response
 from .http.serving import log_unread_field
 from .http.unwrapping import (
+    POLICY,
     ViewFunction,
     cached_on,
     innermost,
@@ -307,9 +308,25 @@ def _checked(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBa
         planned = getattr(request, PLANNED, None)
         # Where something refuses a request of a protected view before the claim, no key is ignored.
         is_ignored = view is None or not conf.enabled or 200 <= response.status_code < 300
-        if planned or (planned is None and is_ignored):
+        if planned or (planned is None and is_ignored and not _only_observes(request)):
             mark(response, FAILED if planned else IGNORED)
     return response
+
+
+def _only_observes(request: HttpRequest) -> bool:
+    """Whether the view of a request that never came to it only observes: no response is changed."""
+    match, method = request.resolver_match, request.method or ""
+    if match is None:
+        return False
+    known = _facts_of(match.func)
+    is_inside, declared = known.knows(method)
+    if is_inside:
+        declared = getattr(protected_part(part_for(match.func, method), method), POLICY, None)
+    elif declared is UNSET and conf.middleware_protects == WITH_POLICY:
+        return False
+    if known.is_exempt or declared is None:
+        return False
+    return resolve(PROJECT_POLICY if declared is UNSET else declared).mode == "observe"
 
 
 async def _achecked(

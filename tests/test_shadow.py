@@ -372,8 +372,10 @@ class TestEveryWay:
         settings.IDEMPOTENCY = OBSERVE
         settings.ROOT_URLCONF = type("Urls", (), {"urlpatterns": [path("", refusal.make())]})
         key = new_key()
-        seen = [post(alice, "/", key).status_code for _ in range(2)]
-        assert seen == [post(without_middleware(alice, settings), "/", key).status_code] * 2
+        seen = [post(alice, "/", key) for _ in range(2)]
+        bare = post(without_middleware(alice, settings), "/", key)
+        assert [each.status_code for each in seen] == [bare.status_code] * 2
+        assert not any(each.has_header("Idempotency-Status") for each in seen)
 
     def test_as_if_it_were_not_there(self, alice: Client, settings: Any) -> None:
         """The middleware changes no response: not its headers, nor when a template is rendered."""
@@ -388,6 +390,19 @@ class TestEveryWay:
                 assert response.headers == plain.headers
                 assert response.content == plain.content
         assert counts("POST /plain-page/") == {"executed": 2}
+
+    @pytest.mark.parametrize("url", ["/plain/", "/meant/"])
+    def test_refused_before_the_view(self, settings: Any, url: str) -> None:
+        """Nor does a refusal by another middleware say anything of the key."""
+        settings.MIDDLEWARE = MIDDLEWARE
+        settings.IDEMPOTENCY = OBSERVE
+        meant = observe(create)
+        settings.ROOT_URLCONF = type(
+            "Urls", (), {"urlpatterns": [path("plain/", create), path("meant/", meant)]}
+        )
+        response = post(Client(enforce_csrf_checks=True), url, new_key())
+        assert response.status_code == 403
+        assert not response.has_header("Idempotency-Status")
 
     @pytest.mark.parametrize("session", ["none", "good", "expired", "of_old_password"])
     @pytest.mark.parametrize("url", ["/plain/", "/plain-who/"])

@@ -19,7 +19,7 @@ __all__ = [
     "key_for",
 ]
 
-__getattr__, __dir__ = lazily(
+__getattr__ = lazily(
     __name__,
     globals(),
     {

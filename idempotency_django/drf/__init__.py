@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 # Lazily: REST framework imports the renderers of its settings before its own views.
-__getattr__, __dir__ = lazily(
+__getattr__ = lazily(
     __name__,
     globals(),
     {

@@ -23,7 +23,7 @@ __all__ = [
     "publish_many",
 ]
 
-__getattr__, __dir__ = lazily(
+__getattr__ = lazily(
     __name__,
     globals(),
     {

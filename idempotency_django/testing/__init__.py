@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 # pytest loads plugin.py in every project that installs this package, so nothing is imported here.
-__getattr__, __dir__ = lazily(
+__getattr__ = lazily(
     __name__,
     globals(),
     {
