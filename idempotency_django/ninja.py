@@ -105,18 +105,20 @@ class NinjaAdapter(ViewAdapter):
     async def arespond(self) -> HttpResponseBase:
         return self._made(await self._view())
 
-    def run_view(self) -> HttpResponseBase:
-        return self.respond()  # what a function returns is no response yet
+    def observed(self, result: Any) -> HttpResponseBase | None:
+        temporal = self.operation.api.create_temporal_response(self.http_request)
+        with suppress(Exception):  # ninja will raise it
+            return self._made(result, temporal)
+        return None
 
-    async def arun_view(self) -> HttpResponseBase:
-        return await self.arespond()
-
-    def _made(self, result: Any) -> HttpResponseBase:
+    def _made(self, result: Any, temporal: Any = None) -> HttpResponseBase:
         """The response, made within the transaction, because it is stored."""
         operation, request = self.operation, self.http_request
-        given = self._view.keywords.get(operation.signature.response_arg)  # type: ignore[attr-defined]  # a partial
-        response = operation.api.create_temporal_response(request) if given is None else given
-        made: HttpResponseBase = operation._result_to_response(request, result, response)
+        if temporal is None:
+            temporal = self._view.keywords.get(operation.signature.response_arg)  # type: ignore[attr-defined]  # a partial
+        if temporal is None:
+            temporal = operation.api.create_temporal_response(request)
+        made: HttpResponseBase = operation._result_to_response(request, result, temporal)
         return made
 
     def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:

@@ -38,6 +38,7 @@ AUDITED = (
     "test_examples[docs/operations/adopt.md]",
     "test_examples[docs/operations/testing.md]",
     "test_mutations.py::TestPlugin",
+    "test_ninja.py::test_observe_mode",
     "test_replaying.py",
     "test_shadow.py",
 )

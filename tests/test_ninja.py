@@ -49,7 +49,7 @@ from idempotency_django import idempotent_call
 from idempotency_django.checks.inventory import endpoints
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.errors import FingerprintMismatch, IdempotencyError
-from idempotency_django.models import IdempotencyKey
+from idempotency_django.models import IdempotencyKey, IdempotencyObservation
 from idempotency_django.policy import Policy, store_errors
 from tests import ways
 from tests.models import Effect
@@ -290,6 +290,33 @@ def test_credentials_that_identify_nobody(
     serve(orders(auth=lambda request: known, policy=Policy(principal=lambda request: "alice")))
     key = new_key()
     assert_replays(post(client, "/v1/orders", key), post(client, "/v1/orders", key))
+
+
+def test_observe_mode(serve: Serve, client: Client) -> None:
+    """An operation that only observes returns what it returns without us, also to a decorator above
+    it and to a function that calls it. Its duplicates are counted.
+    """
+    protected = idempotent(mode="observe")(create)
+
+    def calls(request: HttpRequest, order: Order) -> Any:
+        return {"of": protected(request, order).value}
+
+    def envelope(function: Any) -> Any:
+        return wraps(function)(lambda *args, **kwargs: {"of": function(*args, **kwargs).value})
+
+    router = Router()
+    router.post("/plain", response={201: Made})(protected)
+    router.post("/wrapped")(envelope(protected))
+    router.post("/calls")(calls)
+    serve(router)
+    key = new_key()
+    for number in (1, 2):
+        response = post(client, "/v0/plain", key)
+        assert (response.status_code, response.json()) == (201, {"number": number})
+    assert post(client, "/v0/wrapped", new_key()).json() == {"of": {"number": 3}}
+    assert post(client, "/v0/calls", new_key()).json() == {"of": {"number": 4}}
+    rows = IdempotencyObservation.objects.filter(endpoint="POST /v0/plain", count__gt=0)
+    assert {row.what: row.count for row in rows} == {"executed": 1, "replayed": 1, "differs": 1}
 
 
 def test_a_raised_error_is_rolled_back(serve: Serve, client: Client) -> None:

@@ -446,13 +446,19 @@ class Adapter(ABC):
         """The same, of an async view."""
         raise NotImplementedError
 
-    def run_view(self) -> HttpResponseBase:
-        """Run the view as if it was not protected: its framework renders the answer later."""
+    def run_view(self) -> Any:
+        """Run the view as if it was not protected: its framework makes the answer later."""
         return self.respond()
 
-    async def arun_view(self) -> HttpResponseBase:
+    async def arun_view(self) -> Any:
         """The same, of an async view."""
         return await self.arespond()
+
+    def observed(self, result: Any) -> HttpResponseBase | None:
+        """The response that :meth:`run_view` returned, or that will be made of it; ``None``: there
+        will be an error instead.
+        """
+        return result if isinstance(result, HttpResponseBase) else None
 
     @abstractmethod
     def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:

@@ -103,7 +103,7 @@ def serve_observed(
     policy: Policy,
     transactions: RequestTransactions | None,
     unprotected: Unprotected,
-) -> HttpResponseBase:
+) -> Any:
     """Run the view of a request, and count what its policy would have done.
 
     Args:
@@ -122,13 +122,11 @@ def serve_observed(
     except Exception:
         observation.after_all(None)
         raise
-    observation.after_all(response)
+    observation.after_all(adapter.observed(response))
     return response
 
 
-async def aserve_observed(
-    adapter: Adapter, policy: Policy, unprotected: Unprotected
-) -> HttpResponseBase:
+async def aserve_observed(adapter: Adapter, policy: Policy, unprotected: Unprotected) -> Any:
     """:func:`serve_observed` for an async view."""
     # In a thread: the caller is looked up in the database, and a policy's callables may use it too.
     observation = await sync_to_async(_Observation)(adapter, policy, None)
@@ -141,7 +139,7 @@ async def aserve_observed(
     except Exception:
         await sync_to_async(observation.after_all)(None)
         raise
-    await sync_to_async(observation.after_all)(response)
+    await sync_to_async(observation.after_all)(adapter.observed(response))
     return response
 
 

@@ -99,19 +99,19 @@ class ViewAdapter(Adapter):
 
     def respond(self) -> HttpResponseBase:
         # A template is rendered here, inside the transaction, because its output is stored.
-        return render(self.run_view())
+        return render(self._checked(self._view()))
 
     async def arespond(self) -> HttpResponseBase:
-        response = await self.arun_view()
+        response = self._checked(await self._view())
         if not hasattr(response, "render"):
             return response
         return await sync_to_async(render)(response)
 
-    def run_view(self) -> HttpResponseBase:
-        return self._checked(self._view())
+    def run_view(self) -> Any:
+        return self._view()
 
-    async def arun_view(self) -> HttpResponseBase:
-        return self._checked(await self._view())
+    async def arun_view(self) -> Any:
+        return await self._view()
 
     def _checked(self, response: object) -> HttpResponseBase:
         """What the view returned, which must be a response."""
