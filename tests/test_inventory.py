@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from functools import wraps
 from typing import Any
@@ -83,6 +84,11 @@ class Charges(IdempotentViewMixin, viewsets.ViewSet):
 
 class Unprotected(viewsets.ViewSet):
     def create(self, request: Request) -> Response:
+        return Response()
+
+
+class Mixed(IdempotentViewMixin, APIView):
+    def post(self, request: Request) -> Response:
         return Response()
 
 
@@ -218,6 +224,31 @@ class TestEndpoints:
         policies = {"idempotency_policies": {"create": POLICY}}
         assert shown(idempotency_policy=None, **policies) == [way, ""]
         assert shown(idempotency_policy=None) == ["exempt", "exempt"]
+
+    def test_policies_of_as_view(self, found: Any) -> None:
+        """What ``as_view()`` gives the view counts more than the class."""
+        one, two = {"idempotency_policy": POLICY}, {"idempotency_policies": {"create": None}}
+        for made, expected in [
+            (Charges.as_view(CREATE, **one), (POLICY, "mixin")),
+            (Charges.as_view(CREATE, **two), (None, "exempt")),
+            (Charges.as_view(CREATE, idempotency_policy=None), (None, "")),  # beside its policies
+            (Mixed.as_view(idempotency_policy=None), (None, "exempt")),
+            (a_class(idempotency_policy=None).as_view(**one), (POLICY, "middleware")),
+        ]:
+            assert found(path("x/", made))[0][2:] == expected
+
+    def test_a_mixin_in_the_wrong_place(self, found: Any) -> None:
+        """It protects nothing, so the endpoint is broken; one check says so."""
+        wrong = type("Wrong", (APIView, IdempotentViewMixin), {"post": post_})
+        found(path("x/", wrong.as_view()))
+        [endpoint] = endpoints()
+        assert "Put the mixin first" in endpoint.problem
+        assert endpoint.enforced is None
+        assert len(said("E011")) == 1
+        assert not said("E022")
+        found()
+        del wrong, endpoint
+        gc.collect()  # or it is a view of the project for other tests
 
     def test_methods_that_a_class_does_not_answer(self, found: Any) -> None:
         """What ``http_method_names`` leaves out gets a 405, so it is no endpoint."""

@@ -20,7 +20,7 @@ from ..drf.adapter import checks_objects, overrides_replay_check
 from ..drf.views import IdempotentViewMixin
 from ..http.replays import lookup_of
 from ..http.unwrapping import PROTECTED, is_exempt
-from ..http.wrapping import BY_DECORATOR
+from ..http.wrapping import BY_DECORATOR, misplaced_mixin
 from ..policy import UNSAFE_METHODS, Policy
 from .configuration import check_policy
 from .inventory import Route, routes
@@ -83,13 +83,11 @@ def _is_unchecked(view_class: Any) -> bool:
 
 def _check_view(view: Any) -> Iterator[CheckMessage]:
     name = f"{view.__module__}.{view.__qualname__}"
-    drf_bases = [base for base in view.__mro__ if base.__module__ == "rest_framework.views"]
-    if not drf_bases:
+    if not issubclass(view, APIView):
         return  # a mixin of the project, for views with these actions
-    if view.__mro__.index(IdempotentViewMixin) > view.__mro__.index(drf_bases[0]):
+    if misplaced := misplaced_mixin(view):
         yield Error(
-            f"{name} has IdempotentViewMixin after APIView in its bases, so the view is not "
-            "protected.",
+            misplaced,
             hint=f"Put the mixin first: class {view.__name__}(IdempotentViewMixin, …).",
             id="idempotency_django.E011",
         )

@@ -30,6 +30,7 @@ from ..http.unwrapping import (
     dotted_name,
     framework_of,
     handlers_of,
+    initkwargs_of,
     innermost,
     is_exempt,
     is_exempt_by_module,
@@ -43,7 +44,7 @@ from ..http.unwrapping import (
     vars_of,
     view_class_of,
 )
-from ..http.wrapping import overrides_dispatch, protect, validate_handler
+from ..http.wrapping import misplaced_mixin, overrides_dispatch, protect, validate_handler
 from ..policy import UNSAFE_METHODS, UNSET, Policy
 
 How = Literal["mixin", "decorator", "middleware", "extension", "inbox", "exempt", ""]
@@ -284,8 +285,9 @@ def _policy_and_how(view: Any, method: str, name: str, part: Any) -> tuple[Polic
     empty.
     """
     if part is not None:
-        policies = getattr(part, POLICIES, None)
-        policy = getattr(part, POLICY, None)
+        given = initkwargs_of(view)
+        policies = given.get(POLICIES, getattr(part, POLICIES, None))
+        policy = given.get(POLICY, getattr(part, POLICY, None))
         if isinstance(policies, dict) and name in policies:
             policy = policies[name]
         if policy is None:
@@ -318,6 +320,8 @@ def _problem(view: Any, name: str, how: How) -> str:
     if how in NOT_ENFORCED:
         return ""
     view_class: Any = view_class_of(view)
+    if view_class and (misplaced := misplaced_mixin(view_class)):
+        return f"{misplaced} Put the mixin first."
     try:
         if how == "middleware":
             protect(view, Policy())

@@ -38,7 +38,7 @@ from ..http.unwrapping import (
     vars_of,
     view_class_of,
 )
-from ..http.wrapping import HOOKS
+from ..http.wrapping import HOOKS, misplaced_mixin
 from ..policy import UNSET, Policy
 from .configuration import PROJECT, check_policy, each_once, listed, promise, tried
 from .inventory import NOT_ENFORCED, Endpoint, endpoints
@@ -190,7 +190,9 @@ def _typical(method: str) -> str:
 
 def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
     yield from _misspelled(endpoint.view)
-    if endpoint.problem and endpoint.framework is None:
+    view_class = view_class_of(endpoint.view)
+    has_check = endpoint.framework or (view_class and misplaced_mixin(view_class))
+    if endpoint.problem and not has_check:
         hint = (
             f"It serves {endpoint.route}. Change the view as described, or leave it unprotected: "
             "add @idempotency_exempt, or remove @idempotent or the mixin."

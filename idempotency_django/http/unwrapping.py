@@ -376,11 +376,16 @@ def view_class_of(view: Any) -> type | None:
     return getattr(view, "cls", None) or getattr(view, "view_class", None)
 
 
+def initkwargs_of(view: Any) -> dict[str, Any]:
+    """The attributes that ``as_view()`` gives each instance of a class-based view."""
+    return getattr(view, "view_initkwargs", None) or getattr(view, "initkwargs", {})
+
+
 def handlers_of(view: Any) -> dict[str, str]:
     """The unsafe methods that a class-based view answers, and the names of its handlers."""
     view_class, actions = view_class_of(view), getattr(view, "actions", None)
-    given = getattr(view, "view_initkwargs", None) or getattr(view, "initkwargs", {})
-    answered = given.get("http_method_names", getattr(view_class, "http_method_names", None))
+    own = getattr(view_class, "http_method_names", None)
+    answered = initkwargs_of(view).get("http_method_names", own)
     names = {
         method: method.lower() if actions is None else actions.get(method.lower())
         for method in sorted(UNSAFE_METHODS)
@@ -420,8 +425,7 @@ def mutations_of(view: Any) -> list[Mutation] | None:
     inner = innermost(view)
     if not (is_made_by_as_view(inner) and is_from(inner, ("strawberry",))):
         return None
-    given = getattr(inner, "view_initkwargs", {})
-    schema = given.get("schema") or getattr(view_class_of(inner), "schema", None)
+    schema = initkwargs_of(inner).get("schema") or getattr(view_class_of(inner), "schema", None)
     core = getattr(schema, "_schema", None)  # graphql-core's, with the names that clients use
     return None if core is None else [*_mutations(core.mutation_type, "", set())]
 
@@ -629,10 +633,11 @@ def policy_of(view: ViewFunction, method: str = "") -> Any:
         The policy; ``None``: the view is not protected; ``UNSET``: it declares no policy.
     """
     view_class = view_class_of(view)
+    given = initkwargs_of(view)
     declared = getattr(view, POLICY, UNSET)
     if declared is UNSET:
-        declared = getattr(view_class, POLICY, UNSET)
-    policies = getattr(view_class, POLICIES, None)
+        declared = given.get(POLICY, getattr(view_class, POLICY, UNSET))
+    policies = given.get(POLICIES, getattr(view_class, POLICIES, None))
     if policies and not isinstance(policies, Mapping):
         raise ImproperlyConfigured(
             f"idempotency_policies of {view!r} is a {type(policies).__name__}; it must be a "

@@ -314,6 +314,18 @@ def register_framework(base: type, mixin: type, request: type, serve_within: Ser
     _frameworks.append((base, mixin, request, serve_within))
 
 
+def misplaced_mixin(view_class: Any) -> str:
+    """What is wrong with the place of a framework's mixin in a class; empty: nothing."""
+    order = view_class.__mro__
+    for base, mixin, *_ in _frameworks:
+        if mixin in order and base in order and order.index(mixin) > order.index(base):
+            return (
+                f"{name_of(view_class)} has {mixin.__name__} after {base.__name__} in its bases, "
+                "so the view is not protected."
+            )
+    return ""
+
+
 def overrides_dispatch(view_class: Any) -> bool:
     """Whether a class does the work of all unsafe methods in a ``dispatch()`` of its own."""
     if any(hasattr(view_class, method.lower()) for method in UNSAFE_METHODS):
