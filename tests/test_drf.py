@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 from django.contrib.auth.models import User
+from django.core.exceptions import ImproperlyConfigured
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.http import HttpResponse
 from django.test import Client
@@ -604,3 +605,14 @@ class TestBodies:
         key = new_key()
         first = post(client, "/plain/", key)
         assert_replays(first, post(client, "/plain/", key, "b"))
+
+
+def test_async_handlers() -> None:
+    """A view with async handlers, as of adrf, is refused when its URL is made."""
+
+    class Async(IdempotentViewMixin, APIView):
+        async def post(self, request: Request) -> Response:
+            return Response()
+
+    with pytest.raises(ImproperlyConfigured, match=r"Async is async, .* aidempotent_call"):
+        Async.as_view()

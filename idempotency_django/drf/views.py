@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
+from django.core.exceptions import ImproperlyConfigured
 from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
 from rest_framework.renderers import BrowsableAPIRenderer
@@ -24,7 +25,7 @@ from ..http.atomic_requests import (
 from ..http.messages import caller_of, credentials_of, key_header
 from ..http.replays import check_object
 from ..http.status import describe_operation, record_of
-from ..http.unwrapping import checked
+from ..http.unwrapping import checked, is_async, name_of
 from ..http.wrapping import log_unreached, register_framework, replace_handler
 from ..policy import PROJECT_POLICY, UNSAFE_METHODS, Policy, dialect_of, keys, resolve
 from ..records import Record
@@ -80,6 +81,12 @@ class IdempotentViewMixin:  # see below
 
     @classmethod
     def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
+        if is_async(cls):
+            raise ImproperlyConfigured(
+                f"{name_of(cls)} is async, which IdempotentViewMixin does not support. Make its "
+                "handlers sync. Or leave out the mixin, and protect the work in the handlers with "
+                "aidempotent_call()."
+            )
         owned = ExcludedDatabases()
         view = super().as_view(*args, **initkwargs, idempotency_left_out=owned)  # type: ignore[misc]
         owned.update(iter(getattr(view, "_non_atomic_requests", ())))
