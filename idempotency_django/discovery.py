@@ -23,6 +23,7 @@ from django.template import TemplateDoesNotExist
 from django.template.loader import render_to_string
 from django.urls import Resolver404, get_resolver, get_script_prefix
 from django.utils.cache import get_conditional_response, patch_cache_control, patch_vary_headers
+from django.utils.translation import override
 from django.views.decorators.http import require_safe
 
 from .checks.inventory import Endpoint, endpoints
@@ -63,11 +64,12 @@ def discovery(request: HttpRequest, routes: str | Iterable[str] = "/") -> HttpRe
     chosen = (routes,) if isinstance(routes, str) else tuple(routes)
     media_type = request.get_preferred_type([_JSON, _HTML]) or _JSON
     known = (settings.ROOT_URLCONF, chosen, get_script_prefix())
-    try:
-        body = _body(media_type, *known)
-    except TemplateDoesNotExist:  # the project renders no pages with Django's templates
-        media_type = _JSON
-        body = _body(media_type, *known)
+    with override(settings.LANGUAGE_CODE):  # i18n_patterns() has other routes in each language
+        try:
+            body = _body(media_type, *known)
+        except TemplateDoesNotExist:  # the project renders no pages with Django's templates
+            media_type = _JSON
+            body = _body(media_type, *known)
     response = HttpResponse(body, content_type=media_type)
     response["ETag"] = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     patch_cache_control(response, max_age=int(_MAX_AGE.total_seconds()))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from django.conf import settings as django_settings
+from django.conf.urls.i18n import i18n_patterns
 from django.contrib import admin
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import Group, User
@@ -361,6 +362,17 @@ def test_another_urlconf(monkeypatch: pytest.MonkeyPatch) -> None:
     clear_url_caches()
     response = discovery(RequestFactory().get(WHERE))
     assert json.loads(response.content)["operations"] == [operation("POST", "/one/")]  # type: ignore[attr-defined]
+
+
+def test_languages(client: Client, settings: Any) -> None:
+    """Of routes that differ by language, it has those of the project, whoever asks first."""
+    settings.MIDDLEWARE = ["django.middleware.locale.LocaleMiddleware"]
+    protected = path("orders/", idempotent(require_http_methods(["POST"])(plain)))
+    urlpatterns = [*i18n_patterns(protected), path(WHERE[1:], discovery)]
+    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": urlpatterns})
+    for language in ("de", "en"):
+        document = client.get(WHERE, headers={"Accept-Language": language}).json()
+        assert [each["path"] for each in document["operations"]] == ["/en-us/orders/"]
 
 
 def test_cached(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -724,6 +724,7 @@ ROUTES = {
     "^charges/(?P<pk>\\w+)/$": ("/charges/{pk}/", None),
     "^charges/(?P<pk>\\d+)/": ("/charges/{pk}/", None),
     "^charges/(\\d+)/$": ("/charges/{var}/", None),
+    "^charges/((\\d+)-(\\w+))/pay/([a-z]+)/$": ("/charges/{var}/pay/{var}/", None),
     "<str:tenant>/^charges\\.(?P<format>[a-z0-9]+)/?$": ("/{tenant}/charges.{format}/", None),
 }
 

@@ -149,10 +149,11 @@ class TestKeys:
         settings.IDEMPOTENCY = {"MIDDLEWARE_EXEMPT": ["strawberry"]}
         resolver = make if view is GraphQLView else amake
         serve(view, make=once(resolver), plain=strawberry.mutation(resolver))
-        for field, expected in (("make", None), ("plain", "ignored")):
+        argument = 'make(idempotencyKey: "6c1a3c1e-6f0e-4c6e-9d39-9d8c1b4bb1c5", '
+        for field, expected in (("make(", None), (argument, None), ("plain(", "ignored")):
             response = Client().post(
                 "/graphql/",
-                json.dumps({"query": f'mutation {{ {field}(reference: "a") {{ number }} }}'}),
+                json.dumps({"query": f'mutation {{ {field}reference: "a") {{ number }} }}'}),
                 "application/json",
                 headers={"Idempotency-Key": new_key()},
             )

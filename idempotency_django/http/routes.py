@@ -11,11 +11,11 @@ from django.contrib.admindocs.utils import (
     remove_non_capturing_groups,
     replace_metacharacters,
     replace_named_groups,
-    replace_unnamed_groups,
 )
 from django.urls.converters import get_converters
 
 _REGULAR: Final = re.compile(r"[\\^$()\[\]?*+|]")
+_CHARACTER: Final = re.compile(r"\\.|.")
 _PARAMETER: Final = re.compile(r"<(?:([^<>:]+):)?(\w+)>")
 _ROUTERS: Final = re.compile(r"\(\?P<(\w+)>\[\^/\.\]\+\)")
 """A parameter as REST framework's routers write it."""
@@ -27,10 +27,25 @@ def readable(route: str) -> str:
     A parameter whose converter takes slashes is ``{+name}``, as in the templates of RFC 6570.
     """
     if _REGULAR.search(route):
-        route = remove_non_capturing_groups(route)
-        route = replace_unnamed_groups(replace_named_groups(route))
+        route = _without_groups(replace_named_groups(remove_non_capturing_groups(route)))
         route = replace_metacharacters(route).replace("\\", "")
     return "/" + _PARAMETER.sub(_parameter, route).removeprefix("/")
+
+
+def _without_groups(route: str) -> str:
+    """The expression with ``<var>`` in the place of each group; Django's own function repeats parts
+    of a route with several.
+    """
+    parts, depth = [], 0
+    for part in _CHARACTER.findall(route):
+        if part == "(":
+            parts += ["<var>"] if depth == 0 else []
+            depth += 1
+        elif part == ")":
+            depth -= 1
+        elif depth == 0:
+            parts.append(part)
+    return "".join(parts)
 
 
 def _parameter(found: re.Match[str]) -> str:
