@@ -14,7 +14,7 @@ import http_sf
 import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.auth.decorators import login_required
-from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import AsyncClient, Client, override_settings
 from django.urls import path
 from django.views.decorators.http import require_POST
@@ -377,13 +377,28 @@ def cached(view: Any) -> Any:
     return cached
 
 
+def not_found(request: HttpRequest) -> HttpResponse:
+    raise Http404
+
+
 urlpatterns += [
+    path("not-found/", idempotent(not_found)),
     path("cached/", cached(idempotent(answer))),
     path("closed/", Closed.as_view()),
     path("closed-by-middleware/", ClosedByMiddleware.as_view()),
     path("post/", require_POST(idempotent(answer))),
     path("login/", login_required(idempotent(answer))),
 ]
+
+
+@pytest.mark.parametrize(("middleware", "expected"), [([], None), (MIDDLEWARE, "failed")])
+def test_raised_in_a_django_view(
+    client: Client, settings: Any, middleware: list[str], expected: str | None
+) -> None:
+    """Django answers it, so only the middleware can say that the request has failed."""
+    settings.MIDDLEWARE = middleware
+    response = post(client, "/not-found/", new_key())
+    assert (response.status_code, response.get("Idempotency-Status")) == (404, expected)
 
 
 @override_settings(MIDDLEWARE=MIDDLEWARE)
