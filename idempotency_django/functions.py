@@ -56,10 +56,12 @@ class CallOutcome:
         result: the function's result, as it reads back from what is stored.
         replayed: whether it is the stored result of an earlier call; ``False``: the function was
             executed by this one.
+        stored: whether later calls return it, too.
     """
 
     result: Any
     replayed: bool
+    stored: bool = True
 
 
 def idempotent_call(
@@ -197,7 +199,7 @@ def run_plan(
     made = answer or partial(answer_of, kind=kind)
     if not conf.enabled:
         value = function(UnprotectedContext(plan.store, plan.operation))
-        return CallOutcome(made(plan, value).response, replayed=False)
+        return CallOutcome(made(plan, value).response, replayed=False, stored=False)
     using = plan.store.using
     if using and any(map(is_atomic, connections.settings.values())) and not is_open(using):
         refuse_other_transactions(
@@ -229,7 +231,7 @@ async def arun_plan(
     if not conf.enabled:
         value = await function(UnprotectedContext(plan.store, plan.operation))
         result = await make(plan, value) if make else answer_of(plan, value, kind)
-        return CallOutcome(result.response, replayed=False)
+        return CallOutcome(result.response, replayed=False, stored=False)
 
     async def execute(execution: ExecutionContext) -> Result:
         value = await function(execution)
@@ -308,8 +310,8 @@ def _as_json(name: str, result: Any) -> tuple[str, Any]:
 
 def _result(outcome: Outcome, plan: Plan, kind: Any, of_client: bool) -> CallOutcome:
     match outcome:
-        case Executed(result):
-            return CallOutcome(result, replayed=False)
+        case Executed(result, payload):
+            return CallOutcome(result, replayed=False, stored=payload is not None)
         case Replayed(record):
             if record.payload is None or record.payload.body is None:
                 raise ResponseNotStored

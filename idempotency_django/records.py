@@ -187,6 +187,9 @@ REASON: Final = ":reason"
 RESOURCE: Final = ":resource"
 """The name of the note that says what the operation made, and whose it is."""
 
+UNFINISHED: Final = ":unfinished"
+"""The name of the note that a retry runs the view again, whose parts have keys of their own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Payload:

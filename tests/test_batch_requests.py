@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import pytest
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
-from django.db import connection
-from django.test import Client
+from django.db import connection, transaction
+from django.test import Client, override_settings
 from django.urls import path
 from rest_framework import serializers
 from rest_framework.authentication import SessionAuthentication
@@ -18,14 +18,15 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from idempotency_django import idempotent_call
+from idempotency_django import idempotent, idempotent_call
 from idempotency_django.drf import IdempotentViewMixin, idempotent_items
 from idempotency_django.errors import FingerprintMismatch
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy, keys, store_errors
 from idempotency_django.testing import in_threads
 from tests.models import Effect
-from tests.support import effect_counts, effects, new_key, record
+from tests.support import effect_counts, effects, is_replay, new_key, record
+from tests.ways import MIDDLEWARE
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
@@ -62,6 +63,41 @@ class Protected(IdempotentViewMixin, Batch):
     """A batch that is protected itself, too."""
 
 
+class Temporary(Batch):
+    """Its items may fail while a fault is there."""
+
+    faults: ClassVar[set[str]] = set()
+
+    def create(self, item: Any) -> Response:
+        """Execute one item."""
+        response = super().create(item)
+        if item["reference"] == "paused":  # another request comes and goes
+            Meeting.both.wait()
+            Meeting.both.wait()
+        if "raises" in self.faults and item["reference"] == "flaky":
+            raise LookupError("flaky")
+        if "rolls back" in self.faults and item["reference"] == "flaky":
+            transaction.set_rollback(True)
+            return Response(status=400)
+        if "unavailable" in self.faults and item["reference"] == "flaky":
+            return Response(status=503)
+        return response
+
+
+def leased(view: type[Batch]) -> Any:
+    """The view, which is protected in the leased mode."""
+    return type("Leased", (IdempotentViewMixin, view), {"idempotency_policy": LEASED})
+
+
+LEASED = Policy(mode="leased")
+PROTECTED = {
+    "mixin": type("Mixed", (IdempotentViewMixin, Temporary), {}),
+    "leased": leased(Temporary),
+    "decorator": idempotent(type("Decorated", (Temporary,), {})),
+    "middleware": type("Plain", (Temporary,), {}),
+}
+
+
 class Strict(Batch):
     """Stores raised errors."""
 
@@ -93,6 +129,16 @@ class Withdrawn(Batch):
     item_policy = Policy(check_replay=check)
 
 
+class Locking(leased(Batch)):  # type: ignore[misc]
+    """Needs the transaction of ATOMIC_REQUESTS before its items."""
+
+    def post(self, request: Request) -> Response:
+        """Execute the items, with a lock on what they belong to."""
+        list(User.objects.select_for_update())
+        assert connection.in_atomic_block
+        return super().post(request)  # type: ignore[no-any-return]
+
+
 class Meeting(Batch):
     """Two requests meet before each item."""
 
@@ -105,6 +151,7 @@ class Meeting(Batch):
 
 
 urlpatterns = [
+    *(path(f"{way}/", view.as_view()) for way, view in PROTECTED.items()),
     path("batch/", Batch.as_view()),
     path("protected/", Protected.as_view()),
     path("strict/", Strict.as_view()),
@@ -112,6 +159,7 @@ urlpatterns = [
     path("never/", Never.as_view()),
     path("derives/", Derives.as_view()),
     path("meeting/", Meeting.as_view()),
+    path("locking/", Locking.as_view()),
 ]
 
 
@@ -301,6 +349,96 @@ def test_a_protected_batch() -> None:
     assert outcomes(again) == [(201, True), (201, True)]
     assert effect_counts() == {"a": 1, "b": 1}
     assert IdempotencyKey.objects.count() == 4
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+@pytest.mark.parametrize("fault", ["raises", "rolls back", "unavailable"])
+@pytest.mark.parametrize("way", PROTECTED)
+def test_a_temporary_failure(way: str, fault: str, atomic: bool) -> None:
+    """A retry with the key of the request, too, executes what has failed, and nothing else."""
+    items = [item("a"), item("flaky"), item("b")]
+    headers = {"Idempotency-Key": new_key()}
+    status = {"raises": 500, "rolls back": 400, "unavailable": 503}[fault]
+    rounds = [(status, False), (status, False), (201, False), (201, True)]
+    connection.settings_dict["ATOMIC_REQUESTS"] = atomic
+    try:
+        for number, (expected, replayed) in enumerate(rounds):
+            Temporary.faults = {fault} if expected == status else set()
+            with override_settings(MIDDLEWARE=MIDDLEWARE):
+                response = Client().post(
+                    f"/{way}/", json.dumps(items), "application/json", headers=headers
+                )
+            done = (201, number > 0)
+            assert outcomes(response.json()) == [done, (expected, replayed), done]
+            assert response["Idempotency-Status"] == "executed; stored=?0"
+            assert not is_replay(response)
+    finally:
+        connection.settings_dict["ATOMIC_REQUESTS"] = False
+        Temporary.faults = set()
+    assert effect_counts() == {"a": 1, "flaky": 1, "b": 1}
+
+
+def test_another_batch_with_the_key() -> None:
+    """The key of a request that is to run again is refused for another list, as any other."""
+    key = {"Idempotency-Key": new_key()}
+    assert outcomes(send([item("boom")], "protected", **key)) == [(500, False)]
+    response = Client().post(
+        "/protected/", json.dumps([item("a")]), "application/json", headers=key
+    )
+    assert response.status_code == 422
+    assert effects() == 0
+
+
+def test_atomic_requests_again() -> None:
+    """A leased batch runs again in the transactions of ATOMIC_REQUESTS, as the first time."""
+    connection.settings_dict["ATOMIC_REQUESTS"] = True
+    key, items = {"Idempotency-Key": new_key()}, [item("503")]
+    try:
+        for _ in range(2):
+            assert outcomes(send(items, "locking", **key)) == [(503, False)]
+    finally:
+        connection.settings_dict["ATOMIC_REQUESTS"] = False
+
+
+@pytest.mark.usefixtures("_writers")
+@pytest.mark.parametrize("where", ["mixin", "leased"])
+def test_an_item_in_progress(where: str) -> None:
+    """An item that another request was executing is replayed to the retry, or executed by it."""
+    Meeting.both = threading.Barrier(2, timeout=60)
+    paused, other = item("paused"), item("b")
+    key = {"Idempotency-Key": new_key()}
+
+    def meanwhile() -> Any:
+        Meeting.both.wait()  # it is being executed
+        try:
+            return send([paused, other], where, **key)
+        finally:
+            Meeting.both.wait()
+
+    _, entries = in_threads([lambda: send([paused], where), meanwhile])
+    assert outcomes(entries) == [(409, False), (201, False)]
+    assert outcomes(send([paused, other], where, **key)) == [(201, True), (201, True)]
+    assert effect_counts() == {"paused": 1, "b": 1}
+
+
+@pytest.mark.usefixtures("_writers")
+@pytest.mark.parametrize("where", ["mixin", "leased"])
+def test_retries_at_once(where: str) -> None:
+    """Retries of a batch that has failed in part: each item is executed once."""
+    items, key = [item("a"), item("flaky"), item("b")], {"Idempotency-Key": new_key()}
+    Temporary.faults = {"raises"}
+    send(items, where, **key)
+    Temporary.faults = set()
+
+    def retry() -> Any:
+        entries = send(items, where, **key)
+        while any(each["status"] == 409 for each in entries):
+            entries = send(items, where, **key)
+        return entries
+
+    for entries in in_threads([retry] * 4):
+        assert [each["status"] for each in entries] == [201] * 3
+    assert effect_counts() == {"a": 1, "flaky": 1, "b": 1}
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from ..engine.context import ExecutionContext
 from ..engine.steps import no_json
 from ..errors import IdempotencyError, KeyMalformed, KeyMissing
 from ..functions import json_payload, run_plan
-from ..http.messages import operation_name, problem_of
+from ..http.messages import HAS_UNFINISHED, operation_name, problem_of
 from ..http.parts import RequestPart
 from ..logs import escaped
 from ..planning import Plan
@@ -47,7 +47,8 @@ def idempotent_items(
 
     The items are the list in the request's body, and are executed in its order. Each is a
     transaction of its own, so one that fails does not undo others, and a retry executes only
-    those that are not done. The view's authentication and permissions have run before.
+    those that are not done, also where the request as a whole has a key. The view's authentication
+    and permissions have run before.
 
     Args:
         view: the view that handles the request; its ``handle_exception()`` makes the responses of
@@ -69,11 +70,20 @@ def idempotent_items(
     if not isinstance(request.data, list):
         raise ParseError("The body must be a list of items.")
     batch = _Batch(view, execute, key, resolve(policy or Policy()))
-    return [batch.entry(item) for item in request.data]
+    entries = [batch.entry(item) for item in request.data]
+    if batch.is_unfinished:
+        setattr(request._request, HAS_UNFINISHED, True)
+    return entries
 
 
 class _Batch:
-    """One request with its items."""
+    """One request with its items.
+
+    Attributes:
+        is_unfinished: whether the response of an item is not stored, so that a retry executes it.
+    """
+
+    is_unfinished = False
 
     def __init__(
         self, view: Any, execute: Callable[[Any], Response], key: str, policy: Policy
@@ -116,10 +126,12 @@ class _Batch:
         except IdempotencyError as error:
             if part.is_foreign_error:
                 return self._failed(error)
+            self.is_unfinished = True
             problem = problem_of(error)
             return {"status": problem["status"], "body": problem, "replayed": False}
         except Exception as error:  # noqa: BLE001  # whatever it is, it is this item's
             return self._failed(error)
+        self.is_unfinished = self.is_unfinished or not outcome.stored
         return {**outcome.result, "replayed": outcome.replayed}
 
     def _planned(self, item: Any, key: Any, part: RequestPart) -> Plan:
@@ -148,6 +160,7 @@ class _Batch:
 
     def _failed(self, error: Exception) -> dict[str, Any]:
         """The response of an error, as the view answers it."""
+        self.is_unfinished = True
         try:
             with ExitStack() as own:
                 # REST framework's handler marks the transactions of ATOMIC_REQUESTS for rollback,

@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, assert_never
 
@@ -53,6 +53,7 @@ from .messages import (
     Adapter,
     credentials_of,
     has_body,
+    is_unfinished,
     key_header,
     mark_replay,
     mark_response,
@@ -146,7 +147,7 @@ def serve(
             undo=before.restore,
             admit=partial(_admit, adapter, policy),
         )
-        return _response(adapter, policy, plan, outcome, asked_at)
+        return _response(adapter, policy, plan, outcome, asked_at, transactions)
     except IdempotencyError as error:
         _explain(error, plan.operation)
         raise
@@ -314,7 +315,12 @@ def _explain(error: IdempotencyError, operation: Operation) -> None:
 
 
 def _response(
-    adapter: Adapter, policy: Policy, plan: Plan, outcome: Outcome, asked_at: float
+    adapter: Adapter,
+    policy: Policy,
+    plan: Plan,
+    outcome: Outcome,
+    asked_at: float,
+    transactions: RequestTransactions | None = None,
 ) -> HttpResponseBase:
     """The response that the client gets; headers say what became of the request, and its key.
 
@@ -324,14 +330,19 @@ def _response(
         plan: what was run.
         outcome: how that ended.
         asked_at: a value of ``time.monotonic()`` from before that.
+        transactions: what the adapter opened around the request.
     """
     response: HttpResponseBase
     operation = plan.operation
     match outcome:
         case Executed(response, payload):
             lost = payload is not None and payload.body is None and not adapter.can_rebuild(policy)
+            lost = lost or is_unfinished(payload)
             elapsed = time.monotonic() - asked_at
             mark(response, NOT_STORED if lost else executed(outcome, operation, policy, elapsed))
+        case Replayed(record) if is_unfinished(record.payload):
+            response = _run_again(adapter, plan, transactions)
+            mark(response, NOT_STORED)
         case Replayed(record):
             response = _altered(adapter, policy, _replay(adapter, policy, record))
             mark(response, replayed(record, operation, policy))
@@ -356,6 +367,18 @@ def _response(
     if dialect.marks_all:
         mark_response(response, adapter.http_request, dialect)
     return response
+
+
+def _run_again(
+    adapter: Adapter, plan: Plan, transactions: RequestTransactions | None
+) -> HttpResponseBase:
+    """Run a view again of which parts are to be executed, which protect themselves with their keys.
+
+    It has no claim. The transactions of the request are open, or were ended for a leased one.
+    """
+    ended = transactions if plan.operation.lease is not None else None
+    with ended.around_handler(plan.store) if ended else nullcontext():
+        return adapter.respond()
 
 
 def _retry_after() -> int:
