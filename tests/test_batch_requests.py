@@ -14,8 +14,10 @@ from django.test import Client, override_settings
 from django.urls import path
 from rest_framework import serializers
 from rest_framework.authentication import SessionAuthentication
+from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
+from rest_framework.settings import api_settings
 from rest_framework.views import APIView
 
 from idempotency_django import idempotent, idempotent_call
@@ -53,6 +55,8 @@ class Batch(APIView):
             idempotent_call(lambda _: None, key="k", scope="s", fingerprint=Effect.objects.count())
         if reference == "killed":
             raise SystemExit
+        if reference == "nan":
+            return Response({"rate": float("nan")})
         if reference == "wrong":
             return Response({"reference": {object()}})
         status = int(reference) if reference.isdigit() else 201
@@ -196,11 +200,11 @@ def test_a_retry() -> None:
 
 
 @pytest.mark.parametrize("atomic", [False, True])
-@pytest.mark.parametrize("bad", ["invalid", "boom", "503", "wrong", "429"])
+@pytest.mark.parametrize("bad", ["invalid", "boom", "503", "wrong", "nan", "429"])
 def test_a_failed_item(bad: str, atomic: bool) -> None:
     """It is rolled back alone, also within ATOMIC_REQUESTS; a retry executes it again."""
     items = [item("a"), item(bad), item("b")]
-    status = {"invalid": 400, "boom": 500, "503": 503, "wrong": 500, "429": 429}[bad]
+    status = {"invalid": 400, "429": 429, "503": 503}.get(bad, 500)
     connection.settings_dict["ATOMIC_REQUESTS"] = atomic
     try:
         for replayed in (False, True):
@@ -211,6 +215,14 @@ def test_a_failed_item(bad: str, atomic: bool) -> None:
     assert effect_counts() == {"a": 1, "b": 1}
     assert record(items[1]["idempotency_key"]).attempt == 2
     assert "Traceback" not in str(entries)
+
+
+def test_no_strict_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where REST framework renders numbers that are not JSON, an item may have them, too."""
+    monkeypatch.setattr(api_settings, "STRICT_JSON", False)
+    monkeypatch.setattr(JSONRenderer, "strict", False)
+    items = [item("nan")]
+    assert [outcomes(send(items)) for _ in range(2)] == [[(200, False)], [(200, True)]]
 
 
 def test_an_unexpected_error_is_logged(caplog: Any) -> None:

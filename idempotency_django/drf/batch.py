@@ -12,6 +12,7 @@ from uuid import uuid4
 from django.db import transaction
 from rest_framework.exceptions import ParseError
 from rest_framework.response import Response
+from rest_framework.settings import api_settings
 from rest_framework.utils.encoders import JSONEncoder
 from rest_framework.views import APIView
 
@@ -148,7 +149,11 @@ class _Batch:
         """The result of an item; it is as it reads back from JSON, also the first time."""
         status, wanted = response.status_code, None
         try:
-            text = json.dumps({"status": status, "body": response.data}, cls=JSONEncoder)
+            text = json.dumps(
+                {"status": status, "body": response.data},
+                cls=JSONEncoder,
+                allow_nan=not api_settings.STRICT_JSON,  # as the renderer of the whole list
+            )
         except (TypeError, ValueError, RecursionError) as error:
             raise no_json(planned.operation.name, error) from error
         entry = json.loads(text)
