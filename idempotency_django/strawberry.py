@@ -20,7 +20,6 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
 from functools import partial
-from types import FunctionType
 from typing import Any, Final
 from uuid import UUID
 
@@ -61,17 +60,15 @@ from .errors import (
 from .functions import CallOutcome, arun_plan, json_payload, run_plan
 from .http.bodies import uploaded
 from .http.messages import PLANNED, key_header, problem_of
-from .http.parts import RequestPart
+from .http.parts import RequestPart, refuse_fields_of_responses
 from .http.unwrapping import POLICY, PROTECTED
 from .planning import Plan
 from .policy import UNSET as UNDECLARED
-from .policy import Policy, dialect_of, keys, resolve, store_errors
+from .policy import Policy, dialect_of, keys, resolve
 from .policy.canonical import canonical, content_digest
 from .policy.identity import header_of
 
 ARGUMENT: Final = "idempotency_key"
-_OF_RESPONSES: Final = ("on_replay", "rebuild", "replay_status")
-"""What a policy does to HTTP responses, of which a mutation has none."""
 
 
 class IdempotencyExtension(FieldExtension):
@@ -96,8 +93,8 @@ class IdempotencyExtension(FieldExtension):
 
     Raises:
         ImproperlyConfigured: ``store`` or ``load`` is missing, or the policy has ``on_replay``,
-            ``rebuild``, ``replay_status``, ``store_errors`` or ``store_only()``, which are for HTTP
-            responses.
+            ``rebuild``, ``replay_status``, ``on_conflict="accepted"``, ``store_errors`` or
+            ``store_only()``, which are for HTTP responses.
         TypeError: of the schema: another extension comes first, or the resolver takes the argument
             itself.
     """
@@ -115,21 +112,14 @@ class IdempotencyExtension(FieldExtension):
                 "An IdempotencyExtension has only one of store= and load=. Pass both, or none."
             )
         self.policy = (policy or Policy()).replace(**fields) if fields else policy or Policy()
-        without_use = [
-            each for each in _OF_RESPONSES if getattr(self.policy, each) is not UNDECLARED
-        ]
-        should_store = self.policy.should_store
-        if (
-            isinstance(should_store, FunctionType)
-            and should_store.__module__ == store_errors.__module__
-        ):
-            without_use.append(f"should_store={should_store.__qualname__.partition('.')[0]}")
-        if without_use:
-            raise ImproperlyConfigured(
-                f"The policy of an IdempotencyExtension has {' and '.join(without_use)}. These are "
-                "for HTTP responses, and a mutation has none of its own. Remove them. To change "
-                "what a retry gets, pass store= and load=."
-            )
+        refuse_fields_of_responses(
+            self.policy,
+            "an IdempotencyExtension",
+            "and a mutation has none of its own. Remove them. To change what a retry gets, pass "
+            "store= and load=.",
+            "store_errors",
+            "store_only",
+        )
         setattr(self, PROTECTED, "extension")
         setattr(self, POLICY, self.policy)
         self._store = store

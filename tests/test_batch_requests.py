@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 from django.contrib.auth.models import User
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db import connection, transaction
 from django.test import Client, override_settings
 from django.urls import path
@@ -24,7 +24,7 @@ from idempotency_django import idempotent, idempotent_call
 from idempotency_django.drf import IdempotentViewMixin, idempotent_items
 from idempotency_django.errors import FingerprintMismatch
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy, keys, store_errors
+from idempotency_django.policy import Policy, keys, store_errors, store_only
 from idempotency_django.testing import in_threads
 from tests.models import Effect
 from tests.support import effect_counts, effects, is_replay, new_key, record
@@ -103,9 +103,9 @@ PROTECTED = {
 
 
 class Strict(Batch):
-    """Stores raised errors."""
+    """Stores responses with one status only."""
 
-    item_policy = Policy(should_store=store_errors)
+    item_policy = Policy(should_store=store_only(201))
 
 
 class Never(Batch):
@@ -247,9 +247,44 @@ def test_stored_errors() -> None:
     assert outcomes(send(items)) == [(422, False)]
     assert outcomes(send(items)) == [(422, True)]
     assert effects("422") == 1
-    assert outcomes(send([item("429")], "strict")) == [(429, False)]
+    items = [item("422"), item("201")]
+    assert outcomes(send(items, "strict")) == [(422, False), (201, False)]
+    assert outcomes(send(items, "strict")) == [(422, False), (201, True)]
     assert outcomes(send([item("a")], "never")) == [(201, False)]
     assert effects() == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "named"),
+    [
+        (Policy(on_replay=lambda request, response: response), "on_replay"),
+        (Policy(rebuild=lambda record, request: Response()), "rebuild"),
+        (Policy(replay_status={201: 200}), "replay_status"),
+        (Policy(should_store=store_errors), "should_store=store_errors"),
+        (Policy(mode="leased", on_conflict="accepted"), "on_conflict='accepted'"),
+    ],
+)
+def test_fields_without_effect(policy: Policy, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a policy says about the response of a request is refused for items."""
+    monkeypatch.setattr(Batch, "item_policy", policy)
+    with pytest.raises(ImproperlyConfigured, match=rf"idempotent_items\(\) has {named}\."):
+        send([item("a")])
+    assert effects() == 0
+
+
+def test_fields_of_the_project() -> None:
+    """The project's policy may have them, for its views."""
+    with override_settings(IDEMPOTENCY={"POLICY": {"should_store": store_errors}}):
+        assert outcomes(send([item("a")])) == [(201, False)]
+
+
+def test_a_dialect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refused item has the status and the body of its policy's dialect."""
+    monkeypatch.setattr(Batch, "item_policy", Policy(dialect="stripe"))
+    a = item("a")
+    entries = send([a, {**a, "reference": "b"}])
+    assert outcomes(entries) == [(201, False), (400, False)]
+    assert entries[1]["body"]["error"]["type"] == "idempotency_error"
 
 
 def test_the_execution() -> None:

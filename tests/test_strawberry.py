@@ -701,11 +701,12 @@ def test_one_of_store_and_load() -> None:
         IdempotencyExtension(store=str)
 
 
-@pytest.mark.parametrize("name", ["on_replay", "rebuild", "replay_status"])
+@pytest.mark.parametrize("name", ["on_replay", "rebuild", "replay_status", "on_conflict"])
 def test_options_for_responses(name: str) -> None:
     """What a policy does to HTTP responses is refused, because it would do nothing."""
-    value: Any = {201: 200} if name == "replay_status" else lambda request, response: response
-    with pytest.raises(ImproperlyConfigured, match=f"has {name}. These are for HTTP responses"):
+    others: dict[str, Any] = {"replay_status": {201: 200}, "on_conflict": "accepted"}
+    value: Any = others.get(name, lambda request, response: response)
+    with pytest.raises(ImproperlyConfigured, match=f"has {name}.* These are for HTTP responses"):
         IdempotencyExtension(**{name: value})
 
 

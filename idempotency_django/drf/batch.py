@@ -22,11 +22,11 @@ from ..engine.context import ExecutionContext
 from ..engine.steps import no_json
 from ..errors import IdempotencyError, KeyMalformed, KeyMissing
 from ..functions import json_payload, run_plan
-from ..http.messages import HAS_UNFINISHED, operation_name, problem_of
-from ..http.parts import RequestPart
+from ..http.messages import HAS_UNFINISHED, error_body, operation_name, status_of
+from ..http.parts import RequestPart, refuse_fields_of_responses
 from ..logs import escaped
 from ..planning import Plan
-from ..policy import NEVER_STORED, Policy, resolve
+from ..policy import NEVER_STORED, Policy, dialect_of, resolve
 from ..stores.atomic_blocks import atomic_request_databases
 
 logger = logging.getLogger("idempotency_django")
@@ -65,12 +65,22 @@ def idempotent_items(
 
     Raises:
         ParseError: the body is not a list.
+        ImproperlyConfigured: the policy has ``on_replay``, ``rebuild``, ``replay_status``,
+            ``on_conflict="accepted"`` or ``store_errors``, which are for HTTP responses.
         TypeError: the data of a response is not JSON; the item is rolled back.
     """
     request: Any = view.request
     if not isinstance(request.data, list):
         raise ParseError("The body must be a list of items.")
-    batch = _Batch(view, execute, key, resolve(policy or Policy()))
+    policy = policy or Policy()
+    refuse_fields_of_responses(
+        policy,
+        "idempotent_items()",
+        "and an item has none of its own: a retry gets its status and body as they were. Remove "
+        "them.",
+        "store_errors",
+    )
+    batch = _Batch(view, execute, key, resolve(policy))
     entries = [batch.entry(item) for item in request.data]
     if batch.is_unfinished:
         setattr(request._request, HAS_UNFINISHED, True)
@@ -128,8 +138,9 @@ class _Batch:
             if part.is_foreign_error:
                 return self._failed(error)
             self.is_unfinished = True
-            problem = problem_of(error)
-            return {"status": problem["status"], "body": problem, "replayed": False}
+            dialect = dialect_of(self._policy)
+            status, body = status_of(error, dialect), error_body(error, dialect)
+            return {"status": status, "body": body, "replayed": False}
         except Exception as error:  # noqa: BLE001  # whatever it is, it is this item's
             return self._failed(error)
         self.is_unfinished = self.is_unfinished or not outcome.stored

@@ -4,18 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import FunctionType
+from typing import Any, Final
 
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 
 from ..conf import conf
 from ..engine.context import ExecutionContext
 from ..errors import IdempotencyError, KeyMissing
 from ..planning import Plan, plan, plan_unprotected
-from ..policy import Policy, dialect_of, keys
+from ..policy import UNSET, Policy, dialect_of, keys
 from ..policy.invocation import Invocation, Parsed
 from ..records import Record
 from .messages import invocation_of, meta_name, refuse_result
+
+_OF_RESPONSES: Final = ("on_replay", "rebuild", "replay_status")
+"""The fields of a policy about HTTP responses, of which a part has none."""
+
+
+def refuse_fields_of_responses(policy: Policy, of: str, hint: str, *helpers: str) -> None:
+    """Refuse what would have no effect: a part of a request has no HTTP response of its own.
+
+    Args:
+        policy: as it is declared. The project's may have these fields, for its views.
+        of: whose policy it is.
+        hint: what the error says at its end.
+        helpers: the functions of this package without effect as ``should_store``, by name.
+
+    Raises:
+        ImproperlyConfigured: the policy has such a field.
+    """
+    without_use = [each for each in _OF_RESPONSES if getattr(policy, each) is not UNSET]
+    if policy.on_conflict == "accepted":
+        without_use.append("on_conflict='accepted'")
+    should_store = policy.should_store
+    if isinstance(should_store, FunctionType) and should_store.__module__ == Policy.__module__:
+        name = should_store.__qualname__.partition(".")[0]
+        without_use += [f"should_store={name}"] if name in helpers else []
+    if without_use:
+        raise ImproperlyConfigured(
+            f"The policy of {of} has {' and '.join(without_use)}. These are for HTTP responses, "
+            f"{hint}"
+        )
 
 
 class RequestPart:
