@@ -288,6 +288,7 @@ urlpatterns = [
     *ways.urlpatterns,
     path("view/", observe(create)),
     path("required/", idempotent(mode="observe", required=True)(create)),
+    path("dialect/", idempotent(mode="observe", dialect="square")(never)),
     path("shared/", idempotent(mode="observe", scope=scopes.shared)(create)),
     path("natural/", idempotent(mode="observe", key=keys.natural("reference"))(create)),
     path("class/", observe(Django).as_view()),
@@ -500,6 +501,13 @@ class TestOutcomes:
         for key in ("", "short"):
             assert post(client, "/view/", key).status_code == 201
         assert counts() == {"refused": 2}
+
+    def test_body_without_its_key(self, client: Client) -> None:
+        """Nor does a body that cannot be read for its key."""
+        body, media_type = b'{"idempotency_key": "a", "name": "\xe4"}', "application/json"
+        response = client.generic("POST", "/dialect/", body, content_type=media_type)
+        assert response.content == b"done"
+        assert counts() == {"refused": 1}
 
     def test_derived_key(self, client: Client) -> None:
         """A key that the policy derives is observed like a client's."""

@@ -105,14 +105,47 @@ def field_value(invocation: Invocation, path: str) -> Any:
         values = body.fields.get(path)
         return values[-1] if values else None
     value = body.value if isinstance(body, Parsed) else _loaded(body, invocation.media_type)
-    for name in path.split("."):
-        if isinstance(value, list) and _POSITION.fullmatch(name):
-            value = value[int(name)] if int(name) < len(value) else None
-        elif isinstance(value, Mapping):
-            value = value.get(name)
-        else:
+    values = _values_at(value, path)
+    return values[-1] if values else None
+
+
+def every_value(invocation: Invocation, paths: Iterable[str]) -> list[tuple[str, Any]] | None:
+    """Each value of fields of the body, with its path: a client may have sent a field twice.
+
+    ``None``: it is neither JSON nor a form that can be read.
+    """
+    body = invocation.body
+    if isinstance(body, Form):
+        return [(path, value) for path in paths for value in body.fields.get(path, ())]
+    read = [body.value] if isinstance(body, Parsed) else []
+    raw: Any = body.raw if isinstance(body, Parsed) else body
+    try:
+        read.append(json.loads(raw or b"null", object_pairs_hook=_Members))
+    except (TypeError, ValueError, RecursionError):
+        if not read:
             return None
-    return value
+    return [(path, found) for each in read for path in paths for found in _values_at(each, path)]
+
+
+class _Members(tuple[tuple[str, Any], ...]):
+    """The members of a JSON object, for ``object_pairs_hook``: also those with the same name."""
+
+    __slots__ = ()
+
+
+def _values_at(value: Any, path: str) -> list[Any]:
+    values = [value]
+    for name in path.split("."):
+        values = [part for each in values for part in _parts(each, name)]
+    return values
+
+
+def _parts(value: Any, name: str) -> list[Any]:
+    if isinstance(value, _Members):
+        return [part for each, part in value if each == name]
+    if isinstance(value, list) and _POSITION.fullmatch(name):
+        return value[int(name) :][:1]
+    return [value[name]] if isinstance(value, Mapping) and name in value else []
 
 
 def _loaded(body: bytes | Hashed, media_type: str) -> Any:

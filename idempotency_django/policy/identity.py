@@ -16,7 +16,7 @@ from ..records import Operation
 from . import Policy, SlidingTTL, dialect_of, keys, scopes
 from .canonical import content_digest, framed
 from .dialects import Dialect
-from .fingerprints import field_value, is_json
+from .fingerprints import every_value, field_value, is_json
 from .invocation import Invocation
 from .seals import sealed
 
@@ -43,26 +43,34 @@ def key_in_body(policy: Policy, invocation: Invocation, key: str | None) -> str 
         key: the key in its header; ``None``: it has none.
 
     Raises:
-        KeyMalformed: it is not a key, or another key than the header or another member holds.
+        KeyMalformed: it is not a key, or another key than the header or another member holds. Or
+            the body cannot be read, and there is no key in the header.
     """
     if not may_hold_key(invocation.media_type):
         return key
-    found = {} if key is None else {f"the header {header_of(dialect_of(policy))}": key}
-    for member in dialect_of(policy).members:
-        value = field_value(invocation, member)
-        if value is None or value == "":
+    header = f"the header {header_of(dialect_of(policy))}"
+    values = every_value(invocation, dialect_of(policy).members)
+    if values is None and key is None:
+        raise KeyMalformed(
+            f"The body cannot be read as {invocation.media_type}, so it is not known whether it "
+            f"has an idempotency key, and nothing was executed. Correct the body, or send the key "
+            f"in {header}."
+        )
+    found = [] if key is None else [(header, key)]
+    for member, value in values or ():
+        if value is None:
             continue
         if not isinstance(value, str):
             raise KeyMalformed(f"The idempotency key in {member!r} is not a string. Send a string.")
-        found[f"{member!r} of the body"] = _in_format(
-            policy, _short_enough(policy, keys.checked(value))
-        )
-    if len(set(found.values())) > 1:
+        sent = _in_format(policy, _short_enough(policy, keys.checked(value)))
+        found.append((f"{member!r} of the body", sent))
+    if len({sent for _, sent in found}) > 1:
+        places = " and ".join(dict.fromkeys(place for place, _ in found))
         raise KeyMalformed(
-            f"The request has different idempotency keys in {' and '.join(found)}, so nothing was "
-            "executed. Send one key."
+            f"The request has different idempotency keys in {places}, so nothing was executed. "
+            "Send one key."
         )
-    return next(iter(found.values()), None)
+    return found[0][1] if found else None
 
 
 def may_hold_key(media_type: str) -> bool:
