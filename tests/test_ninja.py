@@ -23,6 +23,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import connection
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
+from django.test.client import BOUNDARY, MULTIPART_CONTENT, encode_multipart
 from django.urls import path
 from ninja import (
     SSE,
@@ -39,6 +40,7 @@ from ninja import (
     Status,
     UploadedFile,
 )
+from ninja.compatibility.files import FIX_MIDDLEWARE_PATH
 from ninja.decorators import decorate_view
 from ninja.errors import HttpError
 from ninja.security import APIKeyCookie, APIKeyHeader, HttpBearer, SessionAuth
@@ -469,19 +471,27 @@ def test_an_argument_from_the_query(serve: Serve, client: Client) -> None:
     assert (effects(), effects("b")) == (1, 0)
 
 
-def test_uploads(serve: Serve, client: Client) -> None:
-    """Uploaded files are part of the fingerprint, and the function gets them whole."""
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH"])
+def test_uploads(method: str, serve: Serve, client: Client, settings: Any) -> None:
+    """Uploaded files are part of the fingerprint, and the function gets them whole.
+
+    ninja demands its middleware for PUT and PATCH, which parses the form.
+    """
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, FIX_MIDDLEWARE_PATH]
 
     def upload(request: HttpRequest, scan: File[UploadedFile]) -> Any:
         Effect.objects.create(reference=scan.read().decode())
         return Status(201, {"number": scan.size})
 
-    serve(orders(upload))
+    router = Router()
+    router.api_operation([method], "/orders", response={201: Made})(idempotent(upload))
+    serve(router)
     key = new_key()
 
     def send(content: bytes) -> HttpResponse:
-        scan = SimpleUploadedFile("scan.txt", content)
-        return client.post("/v0/orders", {"scan": scan}, headers={"Idempotency-Key": key})
+        body = encode_multipart(BOUNDARY, {"scan": SimpleUploadedFile("scan.txt", content)})
+        headers = {"Idempotency-Key": key}
+        return client.generic(method, "/v0/orders", body, MULTIPART_CONTENT, headers=headers)
 
     first = send(b"a")
     assert (first.status_code, first.json()) == (201, {"number": 1})

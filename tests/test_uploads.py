@@ -707,6 +707,16 @@ class TestRefused:
         assert "fingerprints.without_body" in str(caught.value)
         assert effects() == 0
 
+    @pytest.mark.parametrize("method", ["POST", "PUT"])
+    def test_form_that_was_parsed_before(self, method: str) -> None:
+        """A form that other code has parsed for itself is not taken for an empty one."""
+        request = RequestFactory().generic(method, "/", form(), FORM)
+        _, files = request.parse_file_upload(request.META, request)
+        for file in files.values():
+            file.close()
+        with pytest.raises(ImproperlyConfigured, match="was read as a stream"):
+            body_of(request)
+
     def test_without_the_body(self, client: Client) -> None:
         """The way out: the body is left alone, and its digest counts where the client sends one."""
         key, kind = new_key(), "application/octet-stream"

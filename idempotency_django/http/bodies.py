@@ -333,12 +333,14 @@ class _Digests(FileUploadHandler):
         )
 
 
-# Parsed by other code: the CSRF middleware reads forms before any view.
+# Parsed by other code: the CSRF middleware reads forms before any view, and one of django-ninja's
+# those of PUT and PATCH.
 
 
 def _parsed_before(request: HttpRequest) -> Form:
-    if request.content_type == MULTIPART and request.method == "POST":
-        parsed = isinstance(request.upload_handlers, tuple)  # Django seals them when it parses
+    if request.content_type == MULTIPART:
+        # Django seals the handlers when it parses. What it has parsed is of use if it is kept.
+        parsed = isinstance(request.upload_handlers, tuple) and hasattr(request, "_post")
         if parsed or request.POST or request.FILES:
             return form_of(request.POST, request.FILES)
     raise unreadable(f"The body of {request.method} {escaped(request.path)} was read as a stream")
