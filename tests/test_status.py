@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
-from django.contrib.auth.models import User
+from django.contrib.auth.models import AnonymousUser, User
 from django.core import signing
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
@@ -21,7 +21,13 @@ from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import AsyncClient, Client, override_settings
 from django.urls import include, path
 from django.utils import timezone
-from rest_framework.authentication import SessionAuthentication, TokenAuthentication
+from ninja import NinjaAPI
+from ninja.security import APIKeyHeader, HttpBearer
+from rest_framework.authentication import (
+    BaseAuthentication,
+    SessionAuthentication,
+    TokenAuthentication,
+)
 from rest_framework.authtoken.models import Token
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -112,6 +118,65 @@ def api_key(call: Any) -> str:
     return f"api:{call.request.headers['Authorization']}"
 
 
+def partner(call: Any) -> str:
+    """Who is calling a view that knows its callers by a header of its own."""
+    return f"partner:{call.request.headers['X-Partner']}"
+
+
+class Partners(BaseAuthentication):
+    """Knows callers who are no users, by any of two headers."""
+
+    def authenticate(self, request: Request) -> Any:
+        """What is known of the partner."""
+        sent = request.headers.get("X-Partner") or request.headers.get("Authorization")
+        return (AnonymousUser(), {"partner": sent}) if sent else None
+
+
+class PartnersOnly(DRF):
+    """A view for partners."""
+
+    authentication_classes: ClassVar[list[Any]] = [Partners]
+
+
+class Bearer(HttpBearer):
+    """Bearer tokens.
+
+    Args:
+        known: makes of a token what ninja has as ``request.auth``.
+    """
+
+    def __init__(self, known: Callable[[str], Any]) -> None:
+        super().__init__()
+        self.known = known
+
+    def authenticate(self, request: HttpRequest, token: str) -> Any:
+        """What the token stands for."""
+        return self.known(token)
+
+
+class PartnerKeys(APIKeyHeader):
+    """Keys in a header of its own."""
+
+    param_name = "X-Partner"
+
+    def authenticate(self, request: HttpRequest, key: str | None) -> Any:
+        """Whether there is one."""
+        return bool(key)
+
+
+ninja_api = NinjaAPI(urls_namespace="status")
+for name, auth in {
+    "true": Bearer(bool),
+    "text": Bearer(lambda token: f"caller {token}"),
+    "user": Bearer(lambda token: User.objects.get(username=token)),
+    "partner": PartnerKeys(),
+}.items():
+
+    def operation(request: HttpRequest) -> Any:
+        return create(request)
+
+    ninja_api.post(name, auth=auth, operation_id=name)(idempotent(policy=ACCEPTED)(operation))
+
 status_urls = [
     path("plain/<str:token>/", views.IdempotencyStatusView.as_view(), name="plain"),
     path("drf/<str:token>/", DRFStatus.as_view(), name="drf"),
@@ -126,6 +191,9 @@ urlpatterns = [
     path("tenant/", idempotent(policy=ACCEPTED, scope=tenant, principal=False)(create)),
     path("identified/", idempotent(policy=ACCEPTED, principal=api_key)(create)),
     path("one/", idempotent(policy=ACCEPTED, principal=tenant)(create)),
+    path("partner/", PartnersOnly.as_view()),
+    path("partner-policy/", idempotent(policy=ACCEPTED, principal=partner)(create)),
+    path("ninja/", ninja_api.urls),
     path("transactional/", idempotent(on_conflict="accepted")(create)),
     path("operations/", include((status_urls, "operations"))),
 ]
@@ -452,6 +520,39 @@ class TestPrivacy:
         assert record(key).principal == "api:Api-Key mine"
         assert Client(headers=other).get(location).status_code == 404
         assert Client().get(location).status_code == 404
+
+    @pytest.mark.parametrize("url", ["/accepting/", "/partner/", "/ninja/true", "/ninja/text"])
+    def test_credentials(self, view: str, url: str) -> None:
+        """Without a user, the address answers the credentials that the caller had."""
+        mine, other = ({"Authorization": f"Bearer {name}"} for name in ("mine", "other"))
+        client = Client(headers=mine)
+        location = accepted(client, url, new_key())
+        assert told(client, location)["status"] == "completed"
+        assert Client(headers=other).get(location).status_code == 404
+        assert Client().get(location).status_code == 404
+
+    def test_user_that_ninja_knows(self, view: str) -> None:
+        """A user whom only ninja's authentication knows: with the credentials, or after a login."""
+        alice, bob = logged_in("alice"), logged_in("bob")
+        client = Client(headers={"Authorization": "Bearer alice"})
+        location = accepted(client, "/ninja/user", new_key())
+        assert told(client, location)["status"] == "completed"
+        assert told(alice, location)["status"] == "completed"
+        assert bob.get(location).status_code == 404
+        assert Client().get(location).status_code == 404
+
+    @pytest.mark.parametrize("url", ["/partner/", "/partner-policy/", "/ninja/partner"])
+    def test_credentials_in_another_header(self, view: str, url: str, settings: Any) -> None:
+        """The address is for nobody, not for everybody, until the project names the header."""
+        client = Client(headers={"X-Partner": "mine"})
+        location = accepted(client, url, new_key())
+        for each in (client, Client(), Client(headers={"X-Partner": "other"})):
+            assert each.get(location).status_code == 404
+        settings.IDEMPOTENCY |= {"CREDENTIAL_HEADERS": ["X-Partner"]}
+        location = accepted(client, url, new_key())
+        assert told(client, location)["status"] == "completed"
+        for each in (Client(), Client(headers={"X-Partner": "other"})):
+            assert each.get(location).status_code == 404
 
     def test_credentials_that_change(self, view: str) -> None:
         """With other credentials of the same principal, a retry gets an address for these."""

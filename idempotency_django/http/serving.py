@@ -51,6 +51,7 @@ from .marking import IGNORED, IN_PROGRESS, NOT_STORED, executed, mark, replayed
 from .messages import (
     PLANNED,
     Adapter,
+    caller_of,
     credentials_of,
     has_body,
     is_unfinished,
@@ -65,7 +66,7 @@ from .replays import CSRF_USED, CsrfTokenTracker
 from .resources import url_of
 from .sessions import SessionSnapshot, save_session
 from .shadow import aserve_observed, is_observed, serve_observed
-from .status import accepted_response
+from .status import UNKNOWN, accepted_response
 
 logger = logging.getLogger("idempotency_django")
 
@@ -347,10 +348,8 @@ def _response(
             response = _altered(adapter, policy, _replay(adapter, policy, record))
             mark(response, replayed(record, operation, policy))
         case InProgress(busy=False) if policy.on_conflict == "accepted":
-            owner = operation.principal + operation.since
-            if policy.principal:  # which the status view does not know
-                owner = credentials_of(adapter.http_request)
-            accepted = accepted_response(plan.store, operation, owner, _retry_after())
+            owners = _owners(adapter, policy, operation)
+            accepted = accepted_response(plan.store, operation, owners, _retry_after())
             response = adapter.native(accepted)
             mark(response, IN_PROGRESS)
         case Expired(record):
@@ -367,6 +366,19 @@ def _response(
     if dialect.marks_all:
         mark_response(response, adapter.http_request, dialect)
     return response
+
+
+def _owners(adapter: Adapter, policy: Policy, operation: Operation) -> list[str]:
+    """Who may ask for the status: a caller whom its view knows, else who has the credentials."""
+    request, caller = adapter.http_request, operation.principal + operation.since
+    if caller and caller == caller_of(getattr(request, "user", None)):
+        return [caller]
+    credentials = credentials_of(request)
+    owners = [credentials] if credentials else []
+    if caller and not policy.principal:  # another status view may know it
+        owners.append(caller)
+    is_anonymous = not caller and getattr(adapter.request, "auth", None) is None
+    return owners or ["" if is_anonymous else UNKNOWN]
 
 
 def _run_again(

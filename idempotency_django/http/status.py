@@ -1,13 +1,15 @@
 """The status of an operation: the address that a duplicate gets, and what it finds there.
 
 The address names the operation in an opaque token: a client cannot read it, change it or ask for
-another operation. The caller must be the user who started the operation, if it was one.
+another operation. The caller must be the user who started the operation, or have the same
+credentials.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Sequence
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
@@ -20,26 +22,28 @@ from ..records import Operation, Payload, Record, Status
 from ..stores import Store, stores
 
 SALT: Final = "idempotency_django.http.status"
+UNKNOWN: Final = "unknown"
+"""The owner of an operation whose caller a status view cannot tell from others."""
 
 
 def accepted_response(
-    store: Store, operation: Operation, owner: str, retry_after: int
+    store: Store, operation: Operation, owners: Sequence[str], retry_after: int
 ) -> HttpResponse:
     """The answer to a duplicate of an operation in progress: 202, and the address of its status."""
     response = JsonResponse({"status": Status.IN_PROGRESS}, status=202)
-    response["Location"] = location(store, operation, owner)
+    response["Location"] = location(store, operation, *owners)
     response["Retry-After"] = str(retry_after)
     response["Cache-Control"] = "no-store"
     return response
 
 
-def location(store: Store, operation: Operation, owner: str) -> str:
+def location(store: Store, operation: Operation, *owners: str) -> str:
     """The path of the operation's status.
 
     Args:
         store: where its record lives.
         operation: the operation.
-        owner: who may ask: a principal, or the digest of the credentials that were presented;
+        owners: who may ask: a principal, or the digest of the credentials that were presented;
             empty: everybody who has the address.
 
     Raises:
@@ -47,7 +51,8 @@ def location(store: Store, operation: Operation, owner: str) -> str:
     """
     # With the fingerprint, because the key may later name another operation.
     fingerprints = [operation.fingerprint, *operation.aliases]
-    named = [store.alias, operation.key, operation.scope, owner, fingerprints]
+    owner, *others = owners
+    named = [store.alias, operation.key, operation.scope, owner, fingerprints, *others]
     return status_url(encrypt_token(json.dumps(named).encode(), salt=SALT))
 
 
@@ -78,9 +83,9 @@ def record_of(token: str, caller: str, credentials: str) -> Record | None:
     named = decrypt_token(token, salt=SALT)
     if named is None:
         return None
-    alias, key, scope, owner, fingerprints = json.loads(named)
+    alias, key, scope, owner, fingerprints, *others = json.loads(named)
     # An anonymous caller's address is for everybody who has it, as an anonymous caller can be.
-    if owner not in (caller, credentials, "") or alias not in conf.stores:
+    if {owner, *others}.isdisjoint({caller, credentials, ""}) or alias not in conf.stores:
         return None
     record = stores[alias].get(key, scope)
     if record is None or record.expired or record.fingerprint not in ("", *fingerprints):
