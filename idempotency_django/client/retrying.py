@@ -411,6 +411,7 @@ class Call:
     ) -> None:
         self.key = value.strip().removeprefix('"').removesuffix('"')
         self.header = header
+        self._value = value
         self._retries = retries
         self._method = method
         self._url = url
@@ -510,6 +511,19 @@ class Call:
             f"{_shown(url)}. Idempotency keys are not sent to other origins, so the redirect was "
             "not followed. Send the request to the new address."
         )
+
+    def refuse_other_key(self, value: str | None) -> None:
+        """Check the header of a request that is about to be sent.
+
+        Raises:
+            ValueError: another key is in it, so the attempts could have different ones.
+        """
+        if value != self._value:
+            raise ValueError(
+                f"A request hook or an auth has changed the header {self.header} of "
+                f"{self._method} {_shown(self._url)} to {value!r}. Each attempt must send the same "
+                "key: pass it as idempotency_key, and leave the header as it is."
+            )
 
     def _wait(self, cost: int, at_least: timedelta = timedelta(0)) -> float | str:
         """The seconds until the next attempt; a text: why there is none."""

@@ -34,7 +34,7 @@ _ERRORS = 400
 
 
 class _Keyed(Base):  # type: ignore[misc]  # the client, of either library
-    _leave_key: Any  # a hook, which is async in an async client
+    _mind_key: Any  # a hook, which is async in an async client
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.retries = Retries.taken_from(options)
@@ -61,14 +61,18 @@ class _Keyed(Base):  # type: ignore[misc]  # the client, of either library
         call = Call(retries, request.headers[header], method, url, header)
         request.extensions = {**request.extensions, _CALL: call}
         hooks = self.event_hooks["request"]  # which also sees redirects
-        if self._leave_key not in hooks:
-            hooks.append(self._leave_key)
+        if hooks[-1:] != [self._mind_key]:  # the last one, to see what the others do
+            hooks[:] = [*(hook for hook in hooks if hook != self._mind_key), self._mind_key]
         return call
 
-    def _remove_key(self, request: Any) -> None:
+    def _check_key(self, request: Any) -> None:
         call = request.extensions.get(_CALL)
-        if call is not None and call.drops_key(request.method, str(request.url)):
+        if call is None:
+            return
+        if call.drops_key(request.method, str(request.url)):
             request.headers.pop(call.header, None)
+        else:
+            call.refuse_other_key(request.headers.get(call.header))
 
 
 class Sending(_Keyed):
@@ -110,8 +114,8 @@ class Sending(_Keyed):
         response = self.get(url).raise_for_status()
         self.retries.learn(response.json(), str(response.url))
 
-    def _leave_key(self, request: Any) -> None:
-        self._remove_key(request)
+    def _mind_key(self, request: Any) -> None:
+        self._check_key(request)
 
 
 class AsyncSending(_Keyed):
@@ -154,8 +158,8 @@ class AsyncSending(_Keyed):
         response = (await self.get(url)).raise_for_status()
         self.retries.learn(response.json(), str(response.url))
 
-    async def _leave_key(self, request: Any) -> None:
-        self._remove_key(request)
+    async def _mind_key(self, request: Any) -> None:
+        self._check_key(request)
 
 
 def _can_resend(request: Any) -> bool:

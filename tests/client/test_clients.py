@@ -491,6 +491,36 @@ def test_hooks_are_kept(server: Scripted) -> None:
     assert len(seen) == 4
 
 
+def other_key(request: Any) -> Any:
+    request.headers["Idempotency-Key"] = str(uuid.uuid4())
+    return request
+
+
+def test_key_of_an_auth(make: Make, server: Scripted) -> None:
+    """All attempts send one key, also if an auth sets it. httpx asks the auth in each attempt, so
+    its clients refuse that before anything is sent; requests asks it only once.
+    """
+    server.script = [CUT]
+    if make is Requests:
+        make().send("POST", server.url, auth=other_key)
+        assert (len(server.keys), len(set(server.keys))) == (2, 1)
+    else:
+        with pytest.raises(ValueError, match="auth has changed the header Idempotency-Key of POST"):
+            make().send("POST", server.url, auth=other_key)
+        assert server.received == []
+
+
+def test_key_of_a_hook(server: Scripted) -> None:
+    """So they do with a request hook, also one that was added later."""
+    with IdempotentClient(trust_env=False) as client:
+        client.post(server.url)
+        client.event_hooks["request"].append(other_key)
+        with pytest.raises(ValueError, match="pass it as idempotency_key"):
+            client.post(server.url)
+        client.post(server.url, extensions={"idempotency_key": None})
+    assert len(server.received) == 2
+
+
 def test_lifetime(make: Make, server: Scripted) -> None:
     """A key is not sent again after its lifetime."""
     server.script = [Reply(503, {"Retry-After": "2"})]
