@@ -88,11 +88,16 @@ class IdempotentAdapter(HTTPAdapter):
             send = partial(super().send, request, stream, *args, **options)
             response = _send_call(call, send, unread=stream)
             if response.is_redirect:  # the session copies the headers of this request
-                target = urljoin(url, response.headers["Location"])
+                try:
+                    target = urljoin(url, response.headers["Location"])
+                    is_near = is_same_origin(url, target)
+                except ValueError as error:  # it is no address
+                    call.failed(error)
+                    raise
                 if call.drops_key(_redirected_method(method, response.status_code), target):
                     hooks: Any = request.hooks
                     hooks[_REDIRECTED] = (header, call.key, call.attempts)
-                    if not is_same_origin(url, target):  # maybe with another adapter
+                    if not is_near:  # maybe with another adapter
                         del request.headers[header]
             return response
 
@@ -115,9 +120,11 @@ def _send_call(
         if inspect.isawaitable(call.begin()):
             raise TypeError("The journal of an adapter of requests cannot be async.")
         try:
-            response = _read(send(), unread=unread)
+            response = send()
+            call.is_sent = True
+            _read(response, unread=unread)
         except Exception as error:
-            wait = call.failed(error, sent=_was_sent(error))
+            wait = call.failed(error, sent=call.is_sent or _was_sent(error))
             if wait is None:
                 raise
         else:
@@ -138,20 +145,18 @@ def _send_redirected(
     """Send the GET that a redirect has made of an unsafe request, which may have been executed."""
     reason = "the request was redirected, and the redirect failed"
     try:
-        response = _read(send(), unread=unread)
+        response = send()
+        _read(response, unread=unread)
     except Exception as error:
-        if not is_retryable(error):
-            raise
         raise OutcomeUnknown(key, attempts, reason) from error
     if is_retryable(response):
         raise OutcomeUnknown(key, attempts, reason, response)
     return response
 
 
-def _read(response: requests.Response, *, unread: bool) -> requests.Response:
+def _read(response: requests.Response, *, unread: bool) -> None:
     if not unread or response.status_code >= _ERRORS:
         _ = response.content  # here, as the session would read it too late
-    return response
 
 
 def _redirected_method(method: str, status: int) -> str:
@@ -160,8 +165,11 @@ def _redirected_method(method: str, status: int) -> str:
 
 
 def _was_sent(error: Exception) -> bool:
-    """Whether the request may have reached the server."""
-    if isinstance(error, requests.ConnectTimeout):
+    """Whether the request may have reached the server.
+
+    The adapter refuses an address, a header or a timeout with a ``ValueError``, before it sends.
+    """
+    if isinstance(error, requests.ConnectTimeout | ValueError):
         return False
     causes = (getattr(cause, "reason", None) for cause in error.args)
     return not any(isinstance(cause, NewConnectionError) for cause in causes)

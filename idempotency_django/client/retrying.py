@@ -280,7 +280,7 @@ class Retries:
         backoff: the longest wait after each attempt; waits are random, up to that.
         budget: limits the retries of all calls of this client together.
         journal: is called before each attempt, with key, method, URL and the attempt's number. If
-            it raises an error, nothing is sent.
+            it raises an error, nothing more is sent.
         header: the name of the key's header, unless the server publishes another one.
         quoted: whether keys are sent as a String of RFC 9651, in quotation marks. A header that
             you set yourself is sent as it is.
@@ -404,6 +404,7 @@ class Call:
 
     Attributes:
         attempts: how many attempts have begun.
+        is_sent: whether something of the current attempt may have been sent; for its client.
     """
 
     def __init__(
@@ -417,6 +418,7 @@ class Call:
         self._url = url
         self._lifetime = retries.lifetime_of(method, url)
         self.attempts = 0
+        self.is_sent = False
         self._in_progress = 0  # those that found the operation in progress
         self._taken = 0  # tokens of the budget
         self._is_unknown = False  # whether an attempt may have been executed
@@ -424,9 +426,21 @@ class Call:
 
     @contextmanager
     def naming_key(self) -> Iterator[None]:
-        """Let each exception of the block carry the key, as ``idempotency_key`` and in a note."""
+        """Let each exception of the block carry the key, as ``idempotency_key`` and in a note.
+
+        Raises:
+            OutcomeUnknown: an attempt may have been executed, and the block raised another error.
+        """
         try:
-            yield
+            try:
+                yield
+            except OutcomeUnknown:
+                raise
+            except Exception as error:
+                if not self._is_unknown:
+                    raise
+                reason = "it ended with an error that a retry does not mend"
+                raise OutcomeUnknown(self.key, self.attempts, reason) from error
         except BaseException as error:
             error.idempotency_key = self.key  # type: ignore[attr-defined]
             if not isinstance(error, OutcomeUnknown):
@@ -444,6 +458,7 @@ class Call:
         if self.attempts and self._elapsed >= self._lifetime:
             raise OutcomeUnknown(self.key, self.attempts, "the lifetime of the key is over")
         self.attempts += 1
+        self.is_sent = False
         journal = self._retries.journal
         return journal and journal(self.key, self._method, self._url, self.attempts)
 
@@ -474,7 +489,7 @@ class Call:
         return None
 
     def failed(self, error: Exception, *, sent: bool = True) -> float | None:
-        """The seconds until the next attempt; ``None``: raise the error.
+        """The seconds until the next attempt; ``None``: raise the error, through naming_key().
 
         Args:
             error: instead of a response.
@@ -484,9 +499,7 @@ class Call:
             OutcomeUnknown: there is no further attempt, and one may have reached the server.
         """
         if not is_retryable(error):
-            if self._is_unknown:
-                reason = "the last attempt failed with an error that a retry does not mend"
-                raise OutcomeUnknown(self.key, self.attempts, reason) from error
+            self._is_unknown |= sent and getattr(error, "response", None) is None
             return None
         self._is_unknown |= sent
         wait = self._wait(_TRANSIENT_COST)
@@ -506,6 +519,7 @@ class Call:
             return True
         if is_same_origin(self._url, url):
             return False
+        self.is_sent = False  # to a server that has executed it instead of naming another address
         raise ValueError(
             f"{self._method} {_shown(self._url)} was redirected to another origin, "
             f"{_shown(url)}. Idempotency keys are not sent to other origins, so the redirect was "

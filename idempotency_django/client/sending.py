@@ -29,7 +29,7 @@ else:
 
 KEY = "idempotency_key"
 _CALL = "idempotency_call"
-_NOT_CONNECTED = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout"})
+_NOT_SENT = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout", "UnsupportedProtocol"})
 _ERRORS = 400
 
 
@@ -73,6 +73,7 @@ class _Keyed(Base):  # type: ignore[misc]  # the client, of either library
             request.headers.pop(call.header, None)
         else:
             call.refuse_other_key(request.headers.get(call.header))
+        call.is_sent = True  # as far as we know
 
 
 class Sending(_Keyed):
@@ -91,7 +92,7 @@ class Sending(_Keyed):
                     if response.status_code >= _ERRORS:
                         response.read()  # despite stream=True
                 except Exception as error:
-                    wait = call.failed(error, sent=_was_sent(request, error))
+                    wait = call.failed(error, sent=call.is_sent and _was_sent(request, error))
                     if wait is None:
                         raise
                 else:
@@ -135,7 +136,7 @@ class AsyncSending(_Keyed):
                     if response.status_code >= _ERRORS:
                         await response.aread()  # despite stream=True
                 except Exception as error:
-                    wait = call.failed(error, sent=_was_sent(request, error))
+                    wait = call.failed(error, sent=call.is_sent and _was_sent(request, error))
                     if wait is None:
                         raise
                 else:
@@ -178,5 +179,5 @@ def _was_sent(request: Any, error: Exception) -> bool:
 
     After a redirect, the request of the error is another one, and this one was sent.
     """
-    not_connected = type(error).__name__ in _NOT_CONNECTED
-    return not (not_connected and getattr(error, "request", None) is request)
+    not_sent = type(error).__name__ in _NOT_SENT
+    return not (not_sent and getattr(error, "request", None) is request)

@@ -409,13 +409,98 @@ def test_stream(make: Make, server: Scripted) -> None:
     assert (response.json(), len(set(server.keys))) == ({"id": 1}, 1)
 
 
-def test_other_errors(make: Make, server: Scripted) -> None:
-    """An error that no retry can mend is raised at once, with the key."""
-    server.script = [Reply(201, {"Content-Encoding": "gzip"}, b"not gzip")]
-    with pytest.raises(Exception, match=r"gzip|header|decode") as caught:
-        make().send("POST", server.url, key=KEY)
-    assert caught.value.idempotency_key == KEY  # type: ignore[attr-defined]
+UNDECODABLE = Reply(201, {"Content-Encoding": "gzip"}, b"not gzip")
+UNFOLLOWABLE = ["/", "ftp://127.0.0.1/", "http://[bad"]
+
+
+def check_unknown(client: Driver, server: Scripted, **how: Any) -> OutcomeUnknown:
+    """The outcome is unknown after one attempt, because of another error."""
+    with pytest.raises(OutcomeUnknown) as caught:
+        client.send("POST", server.url, key=KEY, **how)
+    assert (caught.value.key, caught.value.attempts) == (KEY, 1)
+    assert caught.value.__cause__ is not None
+    assert [each.method for each in server.received].count("POST") == 1
+    return caught.value
+
+
+def test_undecodable(make: Make, server: Scripted) -> None:
+    """If the response cannot be decoded, the request was executed nevertheless. No retry mends
+    that.
+    """
+    server.script = [UNDECODABLE]
+    check_unknown(make(), server)
+
+
+def test_undecodable_page(make: Make, server: Scripted) -> None:
+    """The same for the page after a redirect."""
+    server.script = [Reply(303, {"Location": "/page/"}), UNDECODABLE]
+    check_unknown(make(), server, redirects=True)
+
+
+@pytest.mark.parametrize("address", UNFOLLOWABLE)
+def test_unfollowable_redirect(make: Make, server: Scripted, address: str) -> None:
+    """If a redirect cannot be followed, the request was executed nevertheless. The session of
+    requests raises its own error if there are too many, or no adapter is mounted for an address.
+    """
+    server.script = [Reply(302, {"Location": address})] * 40
+    if make is Requests and address != "http://[bad":
+        with pytest.raises((requests.TooManyRedirects, requests.exceptions.InvalidSchema)):
+            make().send("POST", server.url, redirects=True)
+    else:
+        check_unknown(make(attempts=1), server, redirects=True)
+
+
+def test_journal_fails_later(make: Make, server: Scripted) -> None:
+    """If the second attempt cannot be noted, it is not sent. The first one was."""
+
+    def journal(key: str, method: str, url: str, attempt: int) -> None:
+        if attempt == 2:
+            raise OSError("disk full")
+
+    server.script = [CUT]
+    with pytest.raises(OutcomeUnknown) as caught:
+        make(journal=journal).send("POST", server.url, key=KEY)
+    assert str(caught.value.__cause__) == "disk full"
     assert len(server.received) == 1
+
+
+def test_never_sent(make: Make, server: Scripted) -> None:
+    """An error from before anything was sent is the library's or the program's own."""
+
+    def auth(request: Any) -> Any:
+        raise KeyError("token")
+
+    for how, url in (({"auth": auth}, server.url), ({}, "ftp://127.0.0.1/")):
+        with pytest.raises(Exception, match=r"token|ftp") as caught:
+            make().send("POST", url, **how)
+        assert not isinstance(caught.value, OutcomeUnknown)
+    assert server.received == []
+
+
+def test_never_sent_by_the_adapter() -> None:
+    """So is one that the adapter of requests itself raises."""
+    with pytest.raises(ValueError, match="Timeout"):
+        Requests().send("POST", "http://127.0.0.1:1/", timeout="soon")
+
+
+def test_response_hooks(server: Scripted) -> None:
+    """The error of a response hook counts as its response; without one, the outcome is unknown."""
+
+    def refuse(response: httpx.Response) -> None:
+        raise LookupError
+
+    def send(hook: Any) -> None:
+        client = {"event_hooks": {"response": [hook]}}
+        Httpx(attempts=1).send("POST", server.url, client=client)
+
+    server.script = [Reply(422), Reply(503), Reply(422)]
+    with pytest.raises(httpx.HTTPStatusError):
+        send(httpx.Response.raise_for_status)
+    with pytest.raises(OutcomeUnknown):
+        send(httpx.Response.raise_for_status)
+    with pytest.raises(OutcomeUnknown) as caught:
+        send(refuse)
+    assert isinstance(caught.value.__cause__, LookupError)
 
 
 def test_discover(make: Make, server: Scripted) -> None:
