@@ -58,6 +58,8 @@ class IdempotentAdapter(HTTPAdapter):
             request was redirected to another origin.
     """
 
+    __attrs__: list[str] = [*HTTPAdapter.__attrs__, "retries"]  # noqa: RUF012  # what is pickled
+
     def __init__(self, **options: Any) -> None:
         self.retries = Retries.taken_from(options)
         super().__init__(max_retries=0, **options)

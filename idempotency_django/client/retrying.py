@@ -124,6 +124,10 @@ class RetryBudget:
         self._most = self._left = tokens
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> Any:
+        """A copy is a full budget of its own: processes share none."""
+        return type(self), (self._most,)
+
     def take(self, tokens: int) -> bool:
         """Take the tokens of a retry; ``False``: there are too few, so there must be no retry."""
         with self._lock:
@@ -266,6 +270,19 @@ def _published(operation: Mapping[str, Any]) -> float | None:
     return inf if operation["lifetime"] is None else float(operation["lifetime"])
 
 
+_WANTED: Final[dict[str, tuple[type, str]]] = {
+    "lifetime": (timedelta, "a timedelta: timedelta(hours=24)"),
+    "attempts": (int, "an int: 6"),
+    "deadline": (timedelta, "a timedelta: timedelta(minutes=1)"),
+    "backoff": (
+        Backoff,
+        "a Backoff: Backoff(first=timedelta(seconds=1), longest=timedelta(seconds=20))",
+    ),
+    "budget": (RetryBudget, "a RetryBudget: RetryBudget(500)"),
+}
+"""What a setting must be, and an example."""
+
+
 @dataclass(kw_only=True, eq=False)
 class Retries:
     """The settings of a client's retries. Each field is a keyword argument of the clients.
@@ -296,10 +313,10 @@ class Retries:
     quoted: bool = True
 
     def __post_init__(self) -> None:
-        for name, example in (("lifetime", "hours=24"), ("deadline", "minutes=1")):
+        for name, (kind, example) in _WANTED.items():
             value = getattr(self, name)
-            if not (isinstance(value, timedelta) or (name == "lifetime" and value is None)):
-                raise TypeError(f"{name} is {value!r}. Pass a timedelta: timedelta({example}).")
+            if not (isinstance(value, kind) or (name == "lifetime" and value is None)):
+                raise TypeError(f"{name} is {value!r}. Pass {example}.")
         self._discovered: tuple[Discovered, ...] = ()
         self._headers: dict[Origin, str] = {}
 

@@ -18,7 +18,7 @@ import requests
 from idempotency_django.client import IdempotentAdapter, IdempotentClient, OutcomeUnknown, key_for
 from tests.servers import free_port
 
-from .drivers import AsyncHttpx, Driver, Httpx, Requests
+from .drivers import AT_ONCE, AsyncHttpx, Driver, Httpx, Requests
 from .scripted import CUT, CUT_BODY, Reply, Scripted, scripted
 
 KEY = key_for("order", 17)
@@ -386,6 +386,20 @@ def test_prepared_request_keeps_its_key(server: Scripted) -> None:
     assert pickle.loads(pickle.dumps(response)).status_code == 201
     assert server.keys[0] == server.keys[2]
     assert server.keys[1] is server.keys[3] is None
+
+
+def test_pickled_session(server: Scripted) -> None:
+    """A session can be pickled with its adapter, whose copy retries in the same way, with a budget
+    of its own.
+    """
+    with requests.Session() as session:
+        session.trust_env = False
+        session.mount("http://", IdempotentAdapter(backoff=AT_ONCE, attempts=2))
+        copy = pickle.loads(pickle.dumps(session))
+    server.script = [CUT, CUT, CUT]
+    with copy, pytest.raises(OutcomeUnknown, match="at most 2 attempts"):
+        copy.post(server.url)
+    assert len(set(server.keys)) == 1
 
 
 def test_digest(make: Make, server: Scripted) -> None:

@@ -261,12 +261,19 @@ def test_one_attempt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "example"), [("deadline", "timedelta(minutes=1)"), ("lifetime", "timedelta(hours=24)")]
+    ("name", "value", "advice"),
+    [
+        ("deadline", 5, "Pass a timedelta: timedelta(minutes=1)."),
+        ("lifetime", 5, "Pass a timedelta: timedelta(hours=24)."),
+        ("budget", 5, "Pass a RetryBudget: RetryBudget(500)."),
+        ("backoff", 1.5, "Pass a Backoff: Backoff(first="),
+        ("attempts", "3", "Pass an int: 6."),
+    ],
 )
-def test_durations(name: str, example: str) -> None:
-    """A number is no duration, and the error has an example that fits."""
-    with pytest.raises(TypeError, match=re.escape(f"{name} is 5. Pass a timedelta: {example}.")):
-        call(**{name: 5})
+def test_wrong_types(name: str, value: Any, advice: str) -> None:
+    """A wrong setting is refused before anything is sent, with an example that fits."""
+    with pytest.raises(TypeError, match=re.escape(f"{name} is {value!r}. {advice}")):
+        Retries(**{name: value})
 
 
 def exhausted_by(budget: RetryBudget, response: httpx.Response) -> int:
