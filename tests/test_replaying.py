@@ -24,7 +24,7 @@ from django.core import mail
 from django.core.cache import cache
 from django.db import connection, connections, models, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
-from django.test import AsyncClient, AsyncRequestFactory, Client, RequestFactory
+from django.test import AsyncClient, AsyncRequestFactory, Client, RequestFactory, TestCase
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 from ninja import NinjaAPI
@@ -440,6 +440,23 @@ def test_counted_queries(driver: Driver, client: Client, django_assert_num_queri
     with django_assert_num_queries(1):
         client.post("/unprotected/")
     assert driver.test.counts["sent"] == 1
+
+
+@pytest.mark.parametrize("execute", [False, True])
+def test_captured_hooks(driver: Driver, client: Client, execute: bool) -> None:
+    """Where ``on_commit`` hooks are captured, no key is added: it would add hooks. Those of the
+    second request are not captured.
+    """
+    with TestCase.captureOnCommitCallbacks(execute=execute) as callbacks:
+        client.post("/protected/odd/?what=hook")
+    assert callbacks == [odd_hook]
+    assert driver.test.counts["skipped"] == 1
+    with TestCase.captureOnCommitCallbacks(execute=execute) as callbacks:
+        client.post("/odd/?what=hook")
+    assert callbacks == [odd_hook]
+    assert "on_commit hook" in driver.findings
+    client.post("/protected/odd/?what=hook")
+    assert driver.test.counts["sent"] == 2
 
 
 @pytest.mark.parametrize("path", ["/body/", "/timed/"])

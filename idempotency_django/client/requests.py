@@ -58,7 +58,7 @@ class IdempotentAdapter(HTTPAdapter):
             request was redirected to another origin.
     """
 
-    __attrs__: list[str] = [*HTTPAdapter.__attrs__, "retries"]  # noqa: RUF012  # what is pickled
+    __attrs__: list[str] = [*HTTPAdapter.__attrs__, "retries"]  # what is pickled
 
     def __init__(self, **options: Any) -> None:
         self.retries = Retries.taken_from(options)

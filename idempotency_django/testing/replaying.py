@@ -22,7 +22,7 @@ from uuid import uuid4
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import connections, models
-from django.test import AsyncClient, Client
+from django.test import AsyncClient, Client, TestCase
 from django.test.client import FakePayload
 from django.urls import Resolver404, resolve
 
@@ -477,6 +477,7 @@ class Replays:
         self._mode = mode
         self._test: _Test | None = None
         self._seen: set[tuple[str, str]] = set()
+        self._captures = 0  # how many blocks capture on_commit hooks
         self._undo = ExitStack()
         self._counts: Counter[str] = Counter()
 
@@ -495,6 +496,8 @@ class Replays:
         self._undo.enter_context(
             patch.object(AsyncClient, "request", self._async(AsyncClient.request))
         )
+        capture = staticmethod(self._capturing(TestCase.captureOnCommitCallbacks))
+        self._undo.enter_context(patch.object(TestCase, "captureOnCommitCallbacks", capture))
         # Each request to a protected view asks this first, also one that no client has sent.
         self._undo.enter_context(
             patch.object(serving, "init_idempotency", self._reached(serving.init_idempotency))
@@ -555,6 +558,20 @@ class Replays:
 
         return request
 
+    def _capturing(self, capture: Callable[..., Any]) -> Callable[..., Any]:
+        """Know of the blocks in which a test counts hooks."""
+
+        @contextmanager
+        def capture_on_commit_callbacks(**options: Any) -> Iterator[Any]:
+            self._captures += 1
+            try:
+                with capture(**options) as callbacks:
+                    yield callbacks
+            finally:
+                self._captures -= 1
+
+        return capture_on_commit_callbacks
+
     def _reached(self, init: Callable[[Any], bool]) -> Callable[[Any], bool]:
         """Count the requests to protected views that no client has sent."""
 
@@ -592,8 +609,8 @@ class Replays:
         takes_uuid = policy.key_format in ("any", "uuid") and not dialect.sent_header
         is_optional = policy.key is None and not policy.requires_key(message.method)
         if is_protected and is_optional and takes_uuid and not (has_key or dialect.members):
-            if any(each.force_debug_cursor for each in connections.all()):
-                test.count("skipped")  # a key adds statements to those that are counted
+            if self._captures or any(each.force_debug_cursor for each in connections.all()):
+                test.count("skipped")  # a key adds hooks and statements to those that are counted
                 return None
             message.add_key(header_of(dialect))
         return _Sending(test, client, message, endpoint)
@@ -652,8 +669,8 @@ class Replays:
         )
         if counts["skipped"]:
             line += (
-                f"; {_were(counts['skipped'])} sent once (queries counted, a stream as body, or "
-                "protection off)"
+                f"; {_were(counts['skipped'])} sent once (queries or hooks counted, a stream as "
+                "body, or protection off)"
             )
         terminalreporter.write_sep("-", "idempotency replay")
         terminalreporter.write_line(line)
