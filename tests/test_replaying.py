@@ -661,10 +661,13 @@ def test_force_authenticate(driver: Driver, carol: User) -> None:
     assert "gave another user" in driver.findings
 
 
-def test_anonymous(driver: Driver, client: Client) -> None:
-    """Where nobody is logged in, there is no other user."""
+def test_anonymous(driver: Driver, client: Client, carol: User) -> None:
+    """Where nobody is logged in, there is no other user. A later request of somebody has one."""
     client.post("/by-key/", headers=KEY)
     assert driver.findings == ""
+    client.force_login(carol)
+    client.post("/by-key/", headers={"Idempotency-Key": "other"})
+    assert "gave another user the same response" in driver.findings
 
 
 def test_unique_values(client: Client) -> None:

@@ -381,6 +381,8 @@ class _Sending:
         """Send it as another user, who must not get the same response."""
         other = self._by_other(first)
         yield other
+        if other.client is not None:
+            self._test.replays.note(self._endpoint)
         if not _is_same(first, other):
             return
         self._message.add_key(header_of(self._dialect))
@@ -482,11 +484,12 @@ class Replays:
         self._counts: Counter[str] = Counter()
 
     def is_new(self, endpoint: Endpoint) -> bool:
-        """Whether this is the first request to an endpoint that is asked about."""
-        name = (endpoint.method, endpoint.route)
-        is_new = name not in self._seen
-        self._seen.add(name)
-        return is_new
+        """Whether no other user has sent a request to an endpoint."""
+        return (endpoint.method, endpoint.route) not in self._seen
+
+    def note(self, endpoint: Endpoint) -> None:
+        """Note that another user has."""
+        self._seen.add((endpoint.method, endpoint.route))
 
     # The clients.
 
