@@ -26,7 +26,7 @@ import pytest
 import requests
 from django.conf import settings as django_settings
 from django.core.cache import caches
-from django.db import transaction
+from django.db import connection, transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
@@ -369,6 +369,16 @@ class TestSteps:
         assert (effect.kind, effect.peer) == ("database", Row._meta.db_table)
         assert effect.where.startswith(HERE)
         assert noticed(write) == []  # in the transactional mode, each is undone by a rollback
+
+    def test_written_behind_a_comment(self) -> None:
+        """A comment before the statement hides nothing."""
+
+        def tagged(execute: Any, sql: str, *arguments: Any) -> Any:
+            return execute(f"/* a */ -- b\n{sql}", *arguments)
+
+        with connection.execute_wrapper(tagged):
+            [effect] = noticed(lambda: Row.objects.create(reference="a"), mode="leased")
+        assert (effect.kind, effect.peer) == ("database", Row._meta.db_table)
 
     def test_own_records(self) -> None:
         """What this package records in the database is no effect of the view."""

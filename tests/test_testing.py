@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from io import BytesIO
 from typing import Any
 
@@ -188,11 +189,37 @@ def test_committed_writes(name: str) -> None:
         ('WITH old AS (SELECT 1) SELECT 1 FROM "shop_charge" FOR UPDATE OF "shop_charge"', None),
         ('SELECT 1 FROM "shop_charge" FOR UPDATE', None),
         ("SAVEPOINT x", None),
+        ('UPDATE OR IGNORE "shop_charge" SET "a" = 1', "shop_charge"),
+        ('/* a */-- b\n/* c\n */\n INSERT INTO "shop_charge" VALUES (1)', "shop_charge"),
+        ('-- a\nWITH old AS (SELECT 1) INSERT INTO "shop_charge" SELECT 1', "shop_charge"),
+        ("-- INSERT INTO shop_charge", None),
+        ("/* INSERT INTO shop_charge */ SELECT 1", None),
+        ("/* */" * 10_000 + "SELECT 1", None),
     ],
+    ids=lambda text: text and text[:40],
 )
 def test_table_written(sql: str, table: str | None) -> None:
     """A statement's table is found if it writes; locking a row is no write."""
     assert table_written(sql) == table
+
+
+def tagged(execute: Any, sql: str, *arguments: Any) -> Any:
+    """Puts comments before each statement, as some middlewares and poolers want it."""
+    return execute(f"/* route='/x/' */ -- and\n {sql}", *arguments)
+
+
+@pytest.mark.django_db
+def test_comments() -> None:
+    """Comments before a statement hide nothing: neither a write nor its rollback."""
+    with connection.execute_wrapper(tagged):
+        with assert_no_writes(), suppress(ZeroDivisionError), transaction.atomic():
+            Effect.objects.create(reference="a")
+            raise ZeroDivisionError
+        with (
+            pytest.raises(AssertionError, match=r"Rows were written:\n    INSERT INTO"),
+            assert_no_writes(),
+        ):
+            Effect.objects.create(reference="a")
 
 
 # Races and crashes.

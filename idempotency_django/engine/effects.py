@@ -271,8 +271,11 @@ _EVENTS: Final[dict[str, Callable[..., tuple[Kind, str] | None]]] = {
     "os.rename": _renamed,
 }
 
+BEFORE_STATEMENT: Final = r"(?:\s|/\*(?s:.*?)\*/|--[^\n]*)*+"
+"""Matches the comments before a statement."""
 _WRITES: Final = re.compile(
-    r"\s*(?:INSERT\s+INTO|UPDATE|DELETE\s+FROM|REPLACE\s+INTO)\s+[`\"]?(\w+)", re.IGNORECASE
+    BEFORE_STATEMENT + r"(?:INSERT\s+INTO|UPDATE|DELETE\s+FROM|REPLACE\s+INTO)\s+[`\"]?(\w+)",
+    re.IGNORECASE,
 )
 _OUR_TABLES: Final = "idempotency_"
 

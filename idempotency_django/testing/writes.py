@@ -21,9 +21,12 @@ from django.core.cache.backends.locmem import LocMemCache
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from ..engine.effects import BEFORE_STATEMENT
+
 _TABLE: Final = r"(?:[\"`\w$]+\.)?[\"`]?([\w$]+)"
 _WRITE: Final = re.compile(
-    r"(?:INSERT(?:\s+OR\s+\w+|\s+IGNORE)?\s+INTO|REPLACE\s+INTO|MERGE\s+INTO|DELETE\s+FROM|UPDATE)"
+    r"(?:INSERT(?:\s+OR\s+\w+|\s+IGNORE)?\s+INTO|REPLACE\s+INTO|MERGE\s+INTO|DELETE\s+FROM"
+    r"|UPDATE(?:\s+OR\s+\w+)?)"
     rf"\s+(?:ONLY\s+)?{_TABLE}",
     re.IGNORECASE,
 )
@@ -45,9 +48,14 @@ _SHOWN: Final = 200  # characters of a statement
 
 def table_written(sql: str) -> str | None:
     """The table that a statement writes to; ``None``: it does not write."""
-    sql = sql.lstrip()
+    sql = _uncommented(sql)
     found = _WRITE_BELOW.search(sql) if sql[:4].upper() == "WITH" else _WRITE.match(sql)
     return next(filter(None, found.groups())) if found else None
+
+
+def _uncommented(sql: str) -> str:
+    """A statement without what is before it, such as a comment that names its request."""
+    return re.sub(BEFORE_STATEMENT, "", sql, count=1)
 
 
 def bookkeeping_tables() -> frozenset[str]:
@@ -101,7 +109,7 @@ class _Log:
 
     def _executed(self, execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
         result = execute(sql, params, many, context)
-        text = str(sql)
+        text = _uncommented(str(sql))
         point = _SAVEPOINT.match(text)
         if point and point[1]:
             del self.writes[self._savepoints.get(point[2], 0) :]
