@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -90,6 +91,7 @@ class Calls:
     """What the views below have done in a test, outside of the database."""
 
     count = 0
+    file = Path(os.devnull)
 
 
 @csrf_exempt
@@ -107,6 +109,8 @@ def odd(request: HttpRequest) -> HttpResponse:
             paid.delay("a")
         case "process":
             subprocess.run(["true"], check=True)
+        case "file":
+            Calls.file.write_text("paid")
         case "cache":
             cache.set("visits", cache.get("visits", 0) + 1)
         case "log":
@@ -620,6 +624,27 @@ def test_outside(driver: Driver, client: Client) -> None:
     assert driver.findings == ""
 
 
+def test_outside_again(driver: Driver, client: Client) -> None:
+    """So it is if the second request to an unprotected endpoint does it again."""
+    client.post("/odd/?what=process")
+    assert "had an effect:\n    started true again at tests/test_replaying.py:" in driver.findings
+    assert "Nothing protects this endpoint" in driver.findings
+    assert "ignore={'true'}" in driver.findings
+    driver.begin(ignore={"true"})
+    client.post("/odd/?what=process")
+    assert driver.findings == ""
+
+
+@pytest.mark.parametrize("method", ["post", "put", "delete"])
+def test_file_again(
+    driver: Driver, client: Client, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same for files, which PUT and DELETE may write again."""
+    monkeypatch.setattr(Calls, "file", tmp_path / "receipt.txt")
+    getattr(client, method)("/odd/?what=file")
+    assert ("wrote to a file again" in driver.findings) == (method == "post")
+
+
 def test_own_hooks() -> None:
     """The package's own hooks are no finding."""
     assert _named(partial(partial(odd_hook))) == "tests.test_replaying.odd_hook"
@@ -721,13 +746,15 @@ def test_async_errors(driver: Driver, carol: User) -> None:
         client = AsyncClient()
         await client.aforce_login(carol)
         await client.post("/odd/?what=unique")
+        await client.post("/odd/?what=process")
         await client.post("/by-key/", headers=KEY)
         driver.replays._seen.clear()
         await AsyncClient().post("/by-key/", headers={"Idempotency-Key": "other"})
 
     async_to_sync(send)()
     assert driver.findings.count("gave another user") == 1
-    assert driver.test.counts["sent"] == 3
+    assert driver.findings.count("started true again") == 1
+    assert driver.test.counts["sent"] == 4
 
 
 # The plugin. These runs of pytest are within this process, without a database.

@@ -29,7 +29,7 @@ from django.urls import Resolver404, resolve
 from .. import signals
 from ..checks.inventory import Endpoint, endpoint_of
 from ..conf import conf
-from ..engine.effects import effects_outside
+from ..engine.effects import DID, Effect, Observed, effects_outside, observed_effects
 from ..errors import ResponseNotStored
 from ..http import serving
 from ..http.messages import meta_name, replayed_header, status_of
@@ -133,6 +133,7 @@ class _Repeat:
 
     Attributes:
         effects: what it did, after the block.
+        outside: what it did that no rollback undoes.
         response, error: how it ended.
     """
 
@@ -140,6 +141,7 @@ class _Repeat:
         self.client: Any = client
         self.request = request
         self.effects = Effects()
+        self.outside: Observed = {}
         self.response: Any = None
         self.error: Exception | None = None
         self._ignore = ignore
@@ -322,13 +324,16 @@ class _Sending:
     def _has_effect(self, retry: _Repeat, *, is_protected: bool) -> bool:
         """Whether the retry did something, which is a finding."""
         writes = retry.effects.writes
+        outside = [] if is_protected else [*retry.outside.values()]  # else what authenticates
         if not is_protected and self._message.method in _IDEMPOTENT:
             writes = [write for write in writes if "INSERT" in write.sql]  # the others may be again
-        lines = [*map(str, writes), *retry.effects.others]
+            outside = [effect for effect in outside if effect.kind != "file"]
+        outside = [effect for effect in outside if effect.peer not in self._test.ignore]
+        lines = [*map(str, writes), *retry.effects.others, *map(_again, outside)]
         if lines:
             advice = _ADVICE["protected"] if is_protected else self._advice
-            if writes:
-                advice = f"{advice} {_allowed(write.table for write in writes)}"
+            if names := [*(write.table for write in writes), *(each.peer for each in outside)]:
+                advice = f"{advice} {_allowed(names)}"
             self._test.find(self._name, "was sent again, and had an effect:", lines, advice)
         return bool(lines)
 
@@ -406,6 +411,11 @@ class _Sending:
 def _allowed(names: Iterable[str]) -> str:
     listed = ", ".join(sorted({repr(name) for name in names}))
     return f"To allow it in this test: @pytest.mark.{MARK}(ignore={{{listed}}})."
+
+
+def _again(effect: Effect) -> str:
+    where = f" at {effect.where}" if effect.where else ""
+    return f"{DID[effect.kind]} {effect.peer} again{where}"
 
 
 def _is_same(first: Any, other: _Repeat) -> bool:
@@ -524,7 +534,8 @@ class Replays:
                 with repeat:
                     if repeat.client is not None:
                         try:
-                            repeat.response = send(repeat.client, **repeat.request)
+                            with observed_effects("") as repeat.outside:
+                                repeat.response = send(repeat.client, **repeat.request)
                         except Exception as error:  # noqa: BLE001  # the view's, or its middleware's
                             repeat.error = error
             return response
@@ -548,7 +559,8 @@ class Replays:
                 await sync_to_async(repeat.__enter__)()
                 try:
                     if repeat.client is not None:
-                        repeat.response = await send(repeat.client, **repeat.request)
+                        with observed_effects("") as repeat.outside:
+                            repeat.response = await send(repeat.client, **repeat.request)
                 except Exception as error:  # noqa: BLE001
                     repeat.error = error
                 finally:
