@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import multiprocessing
 import os
+import shutil
 import smtplib
 import socket
 import subprocess
@@ -24,6 +26,7 @@ from typing import Any
 import httpx
 import pytest
 import requests
+from asgiref.sync import async_to_sync, sync_to_async
 from django.conf import settings as django_settings
 from django.core.cache import caches
 from django.db import connection, transaction
@@ -306,6 +309,19 @@ class TestProcessesAndFiles:
         assert (effect.kind, effect.peer) == ("process", sys.executable)
         assert f"POST /charges/ started {sys.executable} within" in str(effect)
 
+    def test_forked(self) -> None:
+        """So is a new process of whose program only the process itself knows."""
+
+        def multiprocess() -> None:
+            process = multiprocessing.get_context("fork").Process(target=int)
+            process.start()
+            process.join()
+
+        for run in (lambda: os.spawnlp(os.P_WAIT, "true", "true"), multiprocess):
+            [effect] = noticed(run)
+            assert (effect.kind, effect.peer) == ("process", "a process")
+            assert effect.where.startswith(HERE)
+
     def test_written(self, tmp_path: Path) -> None:
         """A file that is opened for writing is noticed, and one for reading is not."""
         (tmp_path / "old").write_text("")
@@ -332,6 +348,24 @@ class TestProcessesAndFiles:
 
         peers = [effect.peer for effect in noticed(change)]
         assert peers == [str(tmp_path / "a"), str(tmp_path / "c")]
+
+    def test_removed_folder(self, tmp_path: Path) -> None:
+        """A folder that is removed is noticed once, whatever is in it."""
+        folder = tmp_path / "folder"
+        folder.mkdir()
+        (folder / "file").touch()
+        [effect] = noticed(lambda: shutil.rmtree(folder))
+        assert (effect.kind, effect.peer) == ("file", str(folder))
+
+    def test_not_temporary(self, tmp_path: Path) -> None:
+        """A file is not temporary because its folder or its former name is."""
+
+        def write() -> None:
+            with tempfile.NamedTemporaryFile(dir=tmp_path, delete=False) as file:
+                Path(file.name).replace(tmp_path / "file")
+            Path(f"{file.name}-2").touch()
+
+        assert [Path(effect.peer).name[-2:] for effect in noticed(write)] == ["le", "-2"]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -379,6 +413,19 @@ class TestSteps:
         with connection.execute_wrapper(tagged):
             [effect] = noticed(lambda: Row.objects.create(reference="a"), mode="leased")
         assert (effect.kind, effect.peer) == ("database", Row._meta.db_table)
+
+    def test_async_line(self) -> None:
+        """What async code awaits in another thread has no line, rather than that of its caller."""
+
+        @idempotent
+        async def view(request: HttpRequest) -> HttpResponse:
+            await sync_to_async(Row.objects.create)(reference="a")
+            return HttpResponse("done")
+
+        with effects_outside() as effects:
+            send(async_to_sync(view))
+        [effect] = effects
+        assert (effect.kind, effect.where) == ("database", "")
 
     def test_own_records(self) -> None:
         """What this package records in the database is no effect of the view."""
@@ -615,6 +662,20 @@ class TestNoFalseAlarm:
         module: dict[str, Any] = {"__name__": name}
         exec("def write(path): open(path, 'w').close()", module)
         assert noticed(lambda: module["write"](tmp_path / "a")) == []
+
+    def test_temporary_files_by_name(self) -> None:
+        """Nor are temporary files and folders that the view uses and removes by their names."""
+
+        def use() -> None:
+            with tempfile.NamedTemporaryFile(delete=False) as file:
+                file.write(b"a")
+            Path(file.name).write_text("b")
+            Path(file.name).unlink()
+            folder = tempfile.mkdtemp()
+            Path(folder, "a").touch()
+            shutil.rmtree(folder)
+
+        assert noticed(use) == []
 
     def test_upload(self) -> None:
         """An upload that Django keeps in a temporary file is no effect."""

@@ -13,6 +13,7 @@ import socket
 import sys
 import sysconfig
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
@@ -101,12 +102,13 @@ def effects_outside() -> Iterator[list[Effect]]:
     The list has each connection, process and file that a handler used within its transaction, or
     outside of a step in the leased mode. In that mode, it also has the writes to the database
     outside of a step and of any transaction. The project's own databases, caches and brokers are
-    left out, and so are log files, datagrams to Unix sockets (syslog, statsd), temporary files and
-    compiled modules.
+    left out, and so are log files, datagrams to Unix sockets (syslog, statsd), the handler's
+    temporary files and compiled modules.
 
     It sees what Python does, in each thread that runs a handler. It does not see threads that a
-    handler starts, connections that libraries in C open (``psycopg``, ``confluent-kafka``,
-    ``pycurl``), and mail that the test runner keeps in ``mail.outbox``.
+    handler starts, processes that ``multiprocessing`` starts without ``os.fork()``, connections
+    that libraries in C open (``psycopg``, ``confluent-kafka``, ``pycurl``), and mail that the test
+    runner keeps in ``mail.outbox``.
     """
     _install()
     noticed: list[Effect] = []
@@ -232,6 +234,10 @@ def _sent(connection: Any, _: object) -> tuple[Kind, str] | None:
     return "network", _named(connection.host, connection.port)
 
 
+def _forked() -> tuple[Kind, str]:
+    return "process", "a process"  # os.spawn*(), too: only the new process knows what it becomes
+
+
 def _process(*args: Any) -> tuple[Kind, str]:
     # subprocess.Popen(executable, args, …), os.posix_spawn(path, argv, env), os.system(command)
     command = args[0] if len(args) == 1 else args[1] or args[0]
@@ -244,16 +250,33 @@ def _opened(path: Any, mode: str | None, flags: int) -> tuple[Kind, str] | None:
     writing = set(mode or "") & set("wax+") if mode else flags & (os.O_WRONLY | os.O_RDWR)
     if not writing or isinstance(path, int):
         return None
+    return _file(path)
+
+
+def _removed(path: Any, folder: Any = None) -> tuple[Kind, str] | None:
+    # With the number of a folder: rmtree() has told which one it removes.
+    return None if isinstance(folder, int) and folder >= 0 else _file(path)
+
+
+def _renamed(_: Any, target: Any, *__: Any) -> tuple[Kind, str] | None:
+    return _file(target)
+
+
+def _made_temporary(path: Any) -> None:
+    _temporary.append(os.fsdecode(path))
+
+
+_temporary: Final[deque[str]] = deque(maxlen=256)
+"""The last files and folders that ``tempfile`` has made. Handlers also use and remove them by name.
+"""
+
+
+def _file(path: Any) -> tuple[Kind, str] | None:
     name = os.fsdecode(path)
-    return None if name.startswith("/dev/") else ("file", name)
-
-
-def _removed(path: Any, *_: Any) -> tuple[Kind, str]:
-    return "file", os.fsdecode(path)
-
-
-def _renamed(_: Any, target: Any, *__: Any) -> tuple[Kind, str]:
-    return "file", os.fsdecode(target)
+    is_temporary = any(
+        f"{name}{os.sep}".startswith(f"{each}{os.sep}") for each in _temporary.copy()
+    )
+    return None if is_temporary or name.startswith("/dev/") else ("file", name)
 
 
 _EVENTS: Final[dict[str, Callable[..., tuple[Kind, str] | None]]] = {
@@ -265,10 +288,15 @@ _EVENTS: Final[dict[str, Callable[..., tuple[Kind, str] | None]]] = {
     "subprocess.Popen": _process,
     "os.system": _process,
     "os.posix_spawn": _process,
-    "os.spawn": lambda _, *args: _process(*args),
+    "os.spawn": lambda _, *args: _process(*args),  # of Windows
+    "os.fork": _forked,
+    "os.forkpty": _forked,
     "open": _opened,
     "os.remove": _removed,
     "os.rename": _renamed,
+    "shutil.rmtree": _removed,
+    "tempfile.mkstemp": _made_temporary,
+    "tempfile.mkdtemp": _made_temporary,
 }
 
 BEFORE_STATEMENT: Final = r"(?:\s|/\*(?s:.*?)\*/|--[^\n]*)*+"
@@ -314,6 +342,8 @@ The database's, a session's and a cache's are here; so are log files, temporary 
 """
 _FROZEN: Final = "<frozen importlib"
 _AROUND_HANDLERS: Final = ("idempotency_django.engine", "idempotency_django.http.shadow")
+_OF_ASYNC_CODE: Final = ("asgiref.sync", "thread_handler")
+"""Calls what async code awaits. Further out is not that code, but a test that waits for it."""
 _COMMIT_HOOKS: Final = "run_and_clear_commit_hooks"
 _HERE: Final = str(Path(__file__).parents[1]) + os.sep
 _INSTALLED: Final = tuple(
@@ -345,6 +375,8 @@ def _place(frame: FrameType | None, kind: Kind, *, after_commit: bool) -> str | 
         elif not after_commit:
             break
         if module in _AROUND_HANDLERS:
+            break
+        if not where and (module, code.co_name) == _OF_ASYNC_CODE:
             break
         frame = frame.f_back
     return where
