@@ -47,6 +47,10 @@ _KINDS: Final[Mapping[str, tuple[Any, str]]] = {
 """What the values in a file may be, apart from the bodies."""
 _NAME: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 """The name of a header or a method (RFC 9110)."""
+_FRAMING: Final = frozenset(
+    "connection content-length expect keep-alive te trailer transfer-encoding upgrade".split()
+)
+"""Headers of a connection or of a message's form, which only the runner's HTTP client can know."""
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 
 
@@ -94,8 +98,10 @@ def _verdicts(runner: Runner, chosen: Sequence[Requirement]) -> tuple[list[Verdi
     """
     verdicts: list[Verdict] = []
     try:
-        for requirement in chosen:
-            verdicts.append(runner.verdict(requirement))  # noqa: PERF401  # kept after an error
+        for number, requirement in enumerate(chosen, 1):
+            if sys.stderr.isatty():  # somebody waits
+                print(f"{number} of {len(chosen)}: {requirement.id} …", file=sys.stderr)
+            verdicts.append(runner.verdict(requirement))  # kept after an error
     except (TargetError, KeyboardInterrupt) as error:
         if not verdicts:
             raise
@@ -236,6 +242,10 @@ def _sent(name: str, value: Any) -> tuple[str, str]:
 def _check_name(header: str) -> None:
     if not _NAME.fullmatch(header):
         raise TargetError(f"{header!r} is not the name of a header.")
+    if header.lower() in _FRAMING:
+        raise TargetError(
+            f"The runner's HTTP client sets the header {header} itself: leave it out."
+        )
 
 
 def _json(option: str, value: str) -> Any:

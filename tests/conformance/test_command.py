@@ -114,6 +114,22 @@ class TestReport:
         assert "failed (1 SHOULD)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress(
+    api: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_terminal: bool,
+) -> None:
+    """In a terminal, the requirement that is being tested is named, apart from the report."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    assert main([f"{api}/charges", *ALICE, *RETRY, "--only", "IDEM-030", "--format", "json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ("1 of 2: IDEM-001 …\n2 of 2: IDEM-030 …\n" if is_terminal else "")
+    assert len(json.loads(out)["requirements"]) == 2
+
+
 class TestMissing:
     """What is unknown is not tested, and never passes."""
 
@@ -313,6 +329,8 @@ class TestConfiguration:
             (["{api}/", "--timeout", "0"], "The timeout must be more than 0 and at most 86400"),
             (["{api}/", "--timeout", "nan"], "The timeout must be more than 0 and at most 86400"),
             (["{api}/", "--header", "Ä: b"], "'Ä' is not the name of a header."),
+            (["{api}/", "--header", "Content-Length: 3"], "sets the header Content-Length itself"),
+            (["{api}/", "--slow-header", "te: a"], "sets the header te itself: leave it out."),
             (["{api}/", "--header", "A: ${LINES}"], "The value of the header A has a line break"),
             (["{api}/", "--body", '"\\ud800"'], "The body can't be sent as JSON: "),
             (["{api}/", "--body", "[" * 100_000], "--body is neither JSON nor @FILE: "),
