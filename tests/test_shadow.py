@@ -1173,6 +1173,15 @@ class TestReport:
         with pytest.raises(CommandError, match="--reset needs --shadow"):
             call_command("idempotency_report", "--reset")
 
+    def test_not_migrated(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without its table, the command says what to do."""
+        monkeypatch.setattr(IdempotencyObservation._meta, "db_table", "missing")
+        with (
+            pytest.raises(CommandError, match=r"(?s)missing.*manage.py migrate"),
+            transaction.atomic(),
+        ):
+            call_command("idempotency_report", "--shadow")
+
     def test_not_protected(self) -> None:
         """Observed is not protected: neither in the report nor for what promises something."""
         found = {f"{each.method} {each.route}": each for each in endpoints()}

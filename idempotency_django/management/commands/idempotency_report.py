@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
-from django.db import router
+from django.db import DatabaseError, router
 from django.urls import get_resolver
 
 from ... import __version__
@@ -237,7 +237,14 @@ class Command(BaseCommand):
         if options["fail_on"] or options["baseline"]:
             raise CommandError("--shadow takes neither --fail-on nor --baseline.")
         lines, _ = _lines(options["everything"], options["urlconf"])
-        shadows, broken = _shadows(lines), [line for line in lines if line.status == "broken"]
+        try:
+            shadows = _shadows(lines)
+        except DatabaseError as error:
+            raise CommandError(
+                f"Cannot read the counts: {str(error).strip().rstrip('.')}. Check that the "
+                "database is running and migrated (manage.py migrate)."
+            ) from error
+        broken = [line for line in lines if line.status == "broken"]
         match options["format"]:
             case "json":
                 shown = {
