@@ -271,6 +271,20 @@ class TestEndpoints:
             view = route.as_view() if isinstance(route, type) else route
             assert [each[1] for each in found(path("x/", view))] == ["POST"]
 
+    def test_odd_callables(self, found: Any) -> None:
+        """A view may be any callable, also one that has no hash, or a ``cls`` that is no class."""
+
+        class Odd:
+            __hash__ = None  # type: ignore[assignment]
+
+            def __call__(self, request: HttpRequest) -> HttpResponse:
+                return plain(request)
+
+        named = view(cls="shop")
+        routes = path("odd/", Odd()), path("named/", named)
+        assert [e[0] for e in found(*routes, middleware=False)] == ["/odd/", "/named/"]
+        run_checks()
+
     def test_format_suffixes(self, found: Any) -> None:
         """A route with a suffix is another name of the one without, where there is one."""
         patterns = [path("orders/", Orders.as_view()), path("pay", below)]

@@ -19,7 +19,7 @@ from ..conf import MIDDLEWARE, did_you_mean
 from ..drf.adapter import checks_objects, overrides_replay_check
 from ..drf.views import IdempotentViewMixin
 from ..http.replays import lookup_of
-from ..http.unwrapping import PROTECTED, is_exempt
+from ..http.unwrapping import PROTECTED, is_exempt, view_class_of
 from ..http.wrapping import BY_DECORATOR, misplaced_mixin
 from ..policy import UNSAFE_METHODS, Policy
 from .configuration import check_policy
@@ -64,7 +64,7 @@ def _is_seen(route: Route) -> bool:
 
 def _takes_part(view: Any) -> bool:
     """Whether a view is one of REST framework's, and protected."""
-    view_class = getattr(view, "cls", None)
+    view_class = view_class_of(view)
     if view_class is None or not issubclass(view_class, APIView) or is_exempt(view):
         return False
     return issubclass(view_class, IdempotentViewMixin) or MIDDLEWARE in settings.MIDDLEWARE

@@ -136,13 +136,13 @@ def endpoints(urlconf: str | None = None) -> Iterator[Endpoint]:
         urlconf: the dotted name of a URLconf; ``None``: the project's ``ROOT_URLCONF``.
     """
     known: set[tuple[str, str]] = set()
-    plain: set[tuple[str, str, Any]] = set()
+    plain: set[tuple[str, str, int]] = set()
     for route in routes(urlconf):
         path = readable(route.path)
         name = _FORMAT_SUFFIX.sub("", path).rstrip("/")
         is_alias = _FORMAT_SUFFIX.search(path) is not None
         for method, handler in _handlers(route.view):
-            named = (name, method, view_class_of(route.view) or innermost(route.view))
+            named = (name, method, id(view_class_of(route.view) or innermost(route.view)))
             if is_alias and named in plain:
                 continue
             plain.add(named)
@@ -320,7 +320,7 @@ def _problem(view: Any, name: str, how: How) -> str:
     if how in NOT_ENFORCED:
         return ""
     view_class: Any = view_class_of(view)
-    if view_class and (misplaced := misplaced_mixin(view_class)):
+    if misplaced := misplaced_mixin(view_class):
         return f"{misplaced} Put the mixin first."
     try:
         if how == "middleware":

@@ -190,8 +190,7 @@ def _typical(method: str) -> str:
 
 def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
     yield from _misspelled(endpoint.view)
-    view_class = view_class_of(endpoint.view)
-    has_check = endpoint.framework or (view_class and misplaced_mixin(view_class))
+    has_check = endpoint.framework or misplaced_mixin(view_class_of(endpoint.view))
     if endpoint.problem and not has_check:
         hint = (
             f"It serves {endpoint.route}. Change the view as described, or leave it unprotected: "

@@ -373,7 +373,8 @@ def is_made_by_as_view(view: Any) -> bool:
 
 def view_class_of(view: Any) -> type | None:
     """The class that ``as_view()`` made the view of, if it did."""
-    return getattr(view, "cls", None) or getattr(view, "view_class", None)
+    found = getattr(view, "cls", None) or getattr(view, "view_class", None)
+    return found if isinstance(found, type) else None
 
 
 def initkwargs_of(view: Any) -> dict[str, Any]:

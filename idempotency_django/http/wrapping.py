@@ -316,7 +316,7 @@ def register_framework(base: type, mixin: type, request: type, serve_within: Ser
 
 def misplaced_mixin(view_class: Any) -> str:
     """What is wrong with the place of a framework's mixin in a class; empty: nothing."""
-    order = view_class.__mro__
+    order = getattr(view_class, "__mro__", ())
     for base, mixin, *_ in _frameworks:
         if mixin in order and base in order and order.index(mixin) > order.index(base):
             return (
