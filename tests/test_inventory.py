@@ -171,6 +171,12 @@ class TestEndpoints:
         [(_, method, policy, how)] = found(path("x/", way), middleware=middleware)
         assert (method in ("POST", "*"), policy, how) == (True, POLICY, "decorator")
 
+    def test_names(self, found: Any) -> None:
+        """Each view has a dotted name of its own, also the function of an ``@api_view``."""
+        found(path("a/", below), path("b/", Orders.as_view()), path("c/", plain))
+        names = dict.fromkeys(each.view_name for each in endpoints())
+        assert list(names) == [f"{__name__}.{name}" for name in ("below", "Orders", "plain")]
+
     def test_a_choice_of_views(self, found: Any) -> None:
         """Nobody knows which view it calls, and a decorator may hold a check beside its view."""
         one, other = idempotent(policy=POLICY)(view()), view()

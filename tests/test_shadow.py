@@ -1165,6 +1165,24 @@ class TestReport:
         assert IdempotencyObservation.objects.count() == 0
         assert "0 of" in report()
 
+    def test_what_is_not_observed(self, settings: Any) -> None:
+        """A view that cannot be protected is named, too. One that takes any method is listed by
+        it until its methods are known by their requests.
+        """
+        settings.IDEMPOTENCY = OBSERVE
+        settings.MIDDLEWARE = MIDDLEWARE
+        refused = next(each for each in ways.REFUSED if each.by == "middleware")
+        patterns = [path("any/", create), path("refused/", refused.make())]
+        settings.ROOT_URLCONF = type("Urls", (), {"urlpatterns": patterns})
+        assert re.search(r"(?m)^\* /any/ +0", report())
+        post(Client(), "/any/", new_key())
+        text = report()
+        assert re.search(r"(?m)^POST /any/ +1", text)
+        assert "* /any/" not in text
+        names = "they cannot be protected: * /refused/. See idempotency_report."
+        assert text.endswith(f"\nNot observed, because {names}\n")
+        assert json.loads(report("--format", "json"))["not_observed"] == ["* /refused/"]
+
     def test_arguments(self) -> None:
         """What makes no sense together is refused."""
         for arguments in (["--fail-on", "broken"], ["--baseline", "a.json"]):
