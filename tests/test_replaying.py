@@ -45,6 +45,7 @@ from idempotency_django.testing import replaying
 from idempotency_django.testing.plugin import IGNORE
 from idempotency_django.testing.replaying import Replays
 from idempotency_django.testing.writes import _named
+from tests import ways
 from tests.models import Effect
 from tests.settings import ALIASES
 
@@ -245,6 +246,8 @@ def leave(request: HttpRequest) -> HttpResponse:
     return HttpResponse("bye")
 
 
+in_ninja = ways.operation(lambda request: done(), auth=None)
+
 urlpatterns = [
     path("leave/", leave),
     path("unprotected/", unprotected),
@@ -262,6 +265,7 @@ urlpatterns = [
     path("paypal/", paypal),
     path("by-key/", by_key),
     path("by-token/", by_token),
+    path("in-ninja/", in_ninja),
 ]
 
 
@@ -334,6 +338,34 @@ def test_protected(driver: Driver, client: Client) -> None:
     client.post("/protected/", headers=KEY)
     assert Effect.objects.count() == 2
     assert (driver.findings, driver.test.counts["sent"]) == ("", 2)
+
+
+def test_observed(driver: Driver, settings: Any) -> None:
+    """An endpoint that only observes is not called protected: what protects it is another mode."""
+    settings.MIDDLEWARE = ways.MIDDLEWARE
+    settings.IDEMPOTENCY = {"POLICY": {"mode": "observe"}}
+    Client().post("/unprotected/", headers=KEY)
+    assert "The endpoint is only observed" in driver.findings
+    assert 'mode="auto"' in driver.findings
+
+
+@pytest.mark.parametrize("mode", ["observe", "auto"])
+def test_cannot_be_protected(driver: Driver, settings: Any, mode: str) -> None:
+    """Where the middleware cannot protect a view, the advice is that of its refusal."""
+    settings.IDEMPOTENCY = {"POLICY": {"mode": mode}}
+    settings.MIDDLEWARE = ways.MIDDLEWARE
+    Client().post("/in-ninja/")
+    assert "Nothing protects this endpoint. " in driver.findings
+    assert "which the middleware cannot protect. Put @idempotent on the function" in driver.findings
+
+
+def test_switched_off(driver: Driver, client: Client, settings: Any) -> None:
+    """While the protection is off, each request is sent once, and the report counts it."""
+    settings.IDEMPOTENCY = {"ENABLED": False}
+    client.post("/protected/", headers=KEY)
+    client.post("/unprotected/")
+    assert (driver.findings, Effect.objects.count()) == ("", 2)
+    assert (driver.test.counts["sent"], driver.test.counts["skipped"]) == (0, 2)
 
 
 @pytest.mark.parametrize("how", ["exempt/", "missing/"])
