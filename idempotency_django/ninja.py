@@ -22,6 +22,7 @@ from http.client import responses as reasons
 from types import FunctionType, MethodType
 from typing import Any, Final
 
+from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
@@ -40,6 +41,10 @@ from .policy.invocation import Invocation
 
 _CALLBACKS: Final = "_ninja_contribute_to_operation"
 """The attribute of a function with what ninja calls for each operation that is made of it."""
+
+
+_AFTER: Final = "_idempotency_after"
+"""The attribute of a request whose response is observed when ninja has made it."""
 
 
 class NinjaAdapter(ViewAdapter):
@@ -62,7 +67,7 @@ class NinjaAdapter(ViewAdapter):
             return invocation_of(request, policy, body=body)
         # What authenticated the operation comes first: the session may be another caller's.
         user = auth if getattr(auth, "is_authenticated", False) else None
-        beside = principal_of(person) if user is None else ""
+        beside = principal_of(person) if user is None and not policy.principal else ""
         sent = self._sent()
         invocation = invocation_of(
             request,
@@ -105,20 +110,24 @@ class NinjaAdapter(ViewAdapter):
     async def arespond(self) -> HttpResponseBase:
         return self._made(await self._view())
 
-    def observed(self, result: Any) -> HttpResponseBase | None:
-        temporal = self.operation.api.create_temporal_response(self.http_request)
-        with suppress(Exception):  # ninja will raise it
-            return self._made(result, temporal)
-        return None
+    def observe(self, result: Any, after: Any) -> None:
+        if isinstance(result, HttpResponseBase):
+            after(result)
+        else:  # ninja makes the response once: what it is made of may be an iterator
+            setattr(self.http_request, _AFTER, after)
 
-    def _made(self, result: Any, temporal: Any = None) -> HttpResponseBase:
+    async def aobserve(self, result: Any, after: Any) -> None:
+        if isinstance(result, HttpResponseBase):
+            await super().aobserve(result, after)
+        else:
+            setattr(self.http_request, _AFTER, after)
+
+    def _made(self, result: Any) -> HttpResponseBase:
         """The response, made within the transaction, because it is stored."""
         operation, request = self.operation, self.http_request
-        if temporal is None:
-            temporal = self._view.keywords.get(operation.signature.response_arg)  # type: ignore[attr-defined]  # a partial
-        if temporal is None:
-            temporal = operation.api.create_temporal_response(request)
-        made: HttpResponseBase = operation._result_to_response(request, result, temporal)
+        given = self._view.keywords.get(operation.signature.response_arg)  # type: ignore[attr-defined]  # a partial
+        response = operation.api.create_temporal_response(request) if given is None else given
+        made: HttpResponseBase = operation._result_to_response(request, result, response)
         return made
 
     def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
@@ -208,9 +217,21 @@ def _noting(run: Any) -> Callable[..., Any]:
     @wraps(run)
     def noted(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         setattr(request, ADAPTER, OperationAdapter)
-        return run(request, *args, **kwargs)
+        response = run(request, *args, **kwargs)
+        if inspect.isawaitable(response):
+            return _anoted(request, response)
+        if (after := vars(request).pop(_AFTER, None)) is not None:
+            after(response)
+        return response
 
     return noted
+
+
+async def _anoted(request: HttpRequest, made: Any) -> Any:
+    response = await made
+    if (after := vars(request).pop(_AFTER, None)) is not None:
+        await sync_to_async(after)(response)
+    return response
 
 
 def _documented(operation: Any, policy: Policy, method: str) -> dict[str, Any]:

@@ -143,6 +143,20 @@ class Locking(leased(Batch)):  # type: ignore[misc]
         return super().post(request)  # type: ignore[no-any-return]
 
 
+class Around(Batch):
+    """Uses its own execution, outside of the items."""
+
+    def post(self, request: Request) -> Response:
+        """Execute the items, as a part of a larger operation."""
+        execution: Any = self.request.idempotency
+        derived = str(execution.derive_key("notify"))
+        execution.resource = User.objects.get_or_create(username="buyer")[0]
+        if execution.operation.lease is not None:
+            execution.step("notify", lambda: 1)
+        response: Response = super().post(request)
+        return Response([*response.data, {"status": derived, "replayed": None}], status=207)
+
+
 class Meeting(Batch):
     """Two requests meet before each item."""
 
@@ -158,6 +172,8 @@ urlpatterns = [
     *(path(f"{way}/", view.as_view()) for way, view in PROTECTED.items()),
     path("batch/", Batch.as_view()),
     path("protected/", Protected.as_view()),
+    path("around/", type("Mixed", (IdempotentViewMixin, Around), {}).as_view()),
+    path("leased-around/", leased(Around).as_view()),
     path("strict/", Strict.as_view()),
     path("withdrawn/", Withdrawn.as_view()),
     path("never/", Never.as_view()),
@@ -434,6 +450,17 @@ def test_another_batch_with_the_key() -> None:
     )
     assert response.status_code == 422
     assert effects() == 0
+
+
+@pytest.mark.parametrize("where", ["around", "leased-around"])
+def test_the_execution_of_the_whole(where: str) -> None:
+    """A view that runs again finds an execution there, with the same key for other services."""
+    key, items = {"Idempotency-Key": new_key()}, [item("503"), item("a")]
+    first, again = (send(items, where, **key) for _ in range(2))
+    assert outcomes(first)[:2] == [(503, False), (201, False)]
+    assert outcomes(again)[:2] == [(503, False), (201, True)]
+    assert first[2] == again[2]
+    assert effects("a") == 1
 
 
 def test_atomic_requests_again() -> None:

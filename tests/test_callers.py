@@ -340,6 +340,35 @@ def test_async_client() -> None:
     assert effects() == 1
 
 
+class NoPrimaryKey:
+    is_authenticated = True
+
+
+class WithToken(BaseAuthentication):
+    """Returns a user of the token alone, and the token."""
+
+    def authenticate(self, request: Any) -> Any:
+        token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        return token and (NoPrimaryKey(), token)
+
+
+class Named(IdempotentViewMixin, APIView):
+    authentication_classes = [WithToken]
+    idempotency_policy = Policy(principal=lambda call: f"token:{call.request.auth}")
+
+    def post(self, request: Any) -> Response:
+        Effect.objects.create(reference=request.auth)
+        return Response({})
+
+
+def test_users_without_a_primary_key(client: Client) -> None:
+    """The policy knows them, whatever the authentication returns beside them."""
+    key = new_key()
+    for token, replayed in (("one", False), ("one", True), ("two", False)):
+        response = post(client, "/named/", key, headers={"Authorization": f"Bearer {token}"})
+        assert (response.status_code, is_replay(response)) == (200, replayed)
+
+
 def test_claims_from_a_header_that_the_settings_do_not_name(client: Client, settings: Any) -> None:
     """Nothing tells the callers apart, so a request with a key is refused before it runs."""
     key = new_key()
@@ -355,3 +384,6 @@ def test_claims_from_a_header_that_the_settings_do_not_name(client: Client, sett
     assert is_replay(send("alice"))
     assert_problem(send("bob"), 422, "mismatch")
     assert (effects("alice"), effects("bob")) == (1, 0)
+
+
+urlpatterns.append(path("named/", Named.as_view()))

@@ -677,6 +677,12 @@ class TestNoFalseAlarm:
 
         assert noticed(use) == []
 
+    def test_temporary_folder_of_a_test(self) -> None:
+        """What a view writes into a folder that its test has made is an effect."""
+        with effects_outside() as effects, tempfile.TemporaryDirectory() as folder:
+            assert [each.kind for each in noticed(lambda: Path(folder, "a").touch())] == ["file"]
+        assert len(effects) == 1
+
     def test_upload(self) -> None:
         """An upload that Django keeps in a temporary file is no effect."""
 

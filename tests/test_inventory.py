@@ -286,7 +286,7 @@ class TestEndpoints:
             def __call__(self, request: HttpRequest) -> HttpResponse:
                 return plain(request)
 
-        named = view(cls="shop")
+        named = view(cls="shop", initkwargs=None)
         routes = path("odd/", Odd()), path("named/", named)
         assert [e[0] for e in found(*routes, middleware=False)] == ["/odd/", "/named/"]
         run_checks()
@@ -298,6 +298,7 @@ class TestEndpoints:
         assert found(*format_suffix_patterns(patterns)) == expected
         assert len(found(*format_suffix_patterns(patterns, suffix_required=True))) == len(expected)
         assert len(found(*patterns, path("orders.<str:format>", ways.api()))) == len(expected) + 1
+        assert len(found(*patterns, path("pay/<str:format>/", below))) == len(expected) + 1
 
     def test_admin(self, found: Any) -> None:
         """The views of the admin, and those of Django's users, can all be protected."""

@@ -107,6 +107,17 @@ def test_refused_until_the_key_expires(client: Client, where: str) -> None:
     assert effects() == 2
 
 
+@pytest.mark.parametrize("where", ["transactional", "leased"])
+def test_another_form(client: Client, where: str) -> None:
+    """``Accept`` makes no difference: there is no response in any form."""
+    url, key = f"/{where}/", new_key()
+    client.post(url, "{}", "application/json", headers={"Idempotency-Key": key, "Accept": "text/*"})
+    age(2 * HOUR)
+    other = {"Idempotency-Key": key, "Accept": "application/json"}
+    response: Any = client.post(url, "{}", "application/json", headers=other)
+    assert_problem(response, 409, "response-expired")
+
+
 @pytest.mark.parametrize("where", ["transactional", "leased", "async"])
 def test_access_that_was_lost(client: Client, where: str) -> None:
     """Who may not get a replay doesn't learn that the operation was executed, either."""

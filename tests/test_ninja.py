@@ -256,6 +256,22 @@ def test_a_new_token(serve: Serve, client: Client, known: Any) -> None:
     assert effects() == 1
 
 
+def test_users_without_a_primary_key(serve: Serve, client: Client) -> None:
+    """A policy with principal= knows the caller, whoever else the request's user is."""
+
+    class Service:
+        is_authenticated = True
+
+    def key_of_service(request: HttpRequest) -> Any:
+        request.user = Service()  # type: ignore[assignment]
+        return {"service": 1}
+
+    policy = Policy(principal=lambda call: "service:1")
+    serve(orders(policy=policy, auth=key_of_service))
+    key = new_key()
+    assert_replays(post(client, "/v0/orders", key), post(client, "/v0/orders", key))
+
+
 @pytest.mark.parametrize("known", ["the application", "app-key", True, {"app": "shop"}])
 def test_a_person_beside_the_key_of_an_application(serve: Serve, known: Any) -> None:
     """Persons who log in with an application, whose key authenticates, get no replays of others."""
@@ -306,11 +322,29 @@ def test_observe_mode(serve: Serve, client: Client) -> None:
     def envelope(function: Any) -> Any:
         return wraps(function)(lambda *args, **kwargs: {"of": function(*args, **kwargs).value})
 
+    @idempotent(mode="observe")
+    def iterator(request: HttpRequest) -> Any:
+        return ({"number": number} for number in range(2))
+
+    @idempotent(mode="observe")
+    async def asynchronous(request: HttpRequest) -> Any:
+        return {"number": 7}
+
     router = Router()
     router.post("/plain", response={201: Made})(protected)
     router.post("/wrapped")(envelope(protected))
     router.post("/calls")(calls)
+    router.post("/iterator", response=list[Made])(iterator)
+    router.post("/async", response=Made)(asynchronous)
     serve(router)
+    for _ in range(2):
+        headers = {"Idempotency-Key": "6e8bc430-9c3a-11d9-9669-0800200c9a66"}
+        listed = client.post("/v0/iterator", headers=headers)
+        assert listed.json() == [{"number": 0}, {"number": 1}]
+        assert client.post("/v0/async", headers=headers).json() == {"number": 7}
+    for endpoint in ("iterator", "async"):
+        rows = IdempotencyObservation.objects.filter(endpoint=f"POST /v0/{endpoint}")
+        assert {row.what: row.count for row in rows} == {"executed": 1, "replayed": 1}
     key = new_key()
     for number in (1, 2):
         response = post(client, "/v0/plain", key)

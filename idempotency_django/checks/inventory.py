@@ -54,7 +54,7 @@ NOT_ENFORCED: Final = ("", "inbox", "exempt")
 
 _LEAST_FIRST: Final = ("", "exempt", "extension")  # how mutations are protected
 
-_FORMAT_SUFFIX: Final = re.compile(r"\.?\{format\}/?$")
+_FORMAT_SUFFIX: Final = re.compile(r"(?:\.|(?<=[^/.]))\{format\}/?$")
 """What ``format_suffix_patterns()`` of REST framework adds to a route."""
 
 _BUILT_IN: Final = ("django.", "rest_framework.", "idempotency_django.")

@@ -263,7 +263,8 @@ def _renamed(_: Any, target: Any, *__: Any) -> tuple[Kind, str] | None:
 
 
 def _made_temporary(path: Any) -> None:
-    _temporary.append(os.fsdecode(path))
+    if _observed.get() or CURRENT.get():  # the handler's: a test's folder is its MEDIA_ROOT
+        _temporary.append(os.fsdecode(path))
 
 
 _temporary: Final[deque[str]] = deque(maxlen=256)

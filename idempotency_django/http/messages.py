@@ -14,6 +14,7 @@ from http.client import responses as reasons
 from types import TracebackType
 from typing import Any, Final
 
+from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.core.exceptions import DisallowedHost, ImproperlyConfigured
 from django.db import models
@@ -110,7 +111,7 @@ def invocation_of(
     except ImproperlyConfigured:
         if policy is None or not policy.principal:
             raise
-        principal = ""  # the policy knows better
+        principal, user = "", None  # the policy knows better
     credentials = ""
     if not principal or isinstance(auth, str):
         sent = sent_credentials(request) if sent is None else sent
@@ -457,11 +458,16 @@ class Adapter(ABC):
         """The same, of an async view."""
         return await self.arespond()
 
-    def observed(self, result: Any) -> HttpResponseBase | None:
-        """The response that :meth:`run_view` returned, or that will be made of it; ``None``: there
-        will be an error instead.
+    def observe(self, result: Any, after: Callable[[HttpResponseBase | None], None]) -> None:
+        """Call ``after`` with the response that :meth:`run_view` returned, or that is made of it.
+
+        ``None``: there is an error instead.
         """
-        return result if isinstance(result, HttpResponseBase) else None
+        after(result if isinstance(result, HttpResponseBase) else None)
+
+    async def aobserve(self, result: Any, after: Callable[[HttpResponseBase | None], None]) -> None:
+        """The same, of an async view."""
+        await sync_to_async(Adapter.observe)(self, result, after)
 
     @abstractmethod
     def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:

@@ -301,7 +301,8 @@ def _recover(adapter: Adapter, policy: Policy, error: Exception) -> Result:
 def _admit(adapter: Adapter, policy: Policy, record: Record) -> None:
     """Allow a replay, or raise the error that the caller gets instead."""
     adapter.authorize(record, policy)
-    if record.payload is not None:  # first who may know of it at all, then in which form
+    # First who may know of it at all, then in which form.
+    if record.payload is not None and not record.expired:
         adapter.refuse_unacceptable(record.payload)
 
 
@@ -342,7 +343,7 @@ def _response(
             elapsed = time.monotonic() - asked_at
             mark(response, NOT_STORED if lost else executed(outcome, operation, policy, elapsed))
         case Replayed(record) if is_unfinished(record.payload):
-            response = _run_again(adapter, plan, transactions)
+            response = _run_again(adapter, policy, plan, transactions)
             mark(response, NOT_STORED)
         case Replayed(record):
             response = _altered(adapter, policy, _replay(adapter, policy, record))
@@ -382,14 +383,18 @@ def _owners(adapter: Adapter, policy: Policy, operation: Operation) -> list[str]
 
 
 def _run_again(
-    adapter: Adapter, plan: Plan, transactions: RequestTransactions | None
+    adapter: Adapter, policy: Policy, plan: Plan, transactions: RequestTransactions | None
 ) -> HttpResponseBase:
     """Run a view again of which parts are to be executed, which protect themselves with their keys.
 
-    It has no claim. The transactions of the request are open, or were ended for a leased one.
+    It has no claim: its own steps are called. The transactions of the request are open, or were
+    ended for a leased one.
     """
     ended = transactions if plan.operation.lease is not None else None
-    with ended.around_handler(plan.store) if ended else nullcontext():
+    with (
+        ended.around_handler(plan.store) if ended else nullcontext(),
+        _unprotected(adapter, policy, plan.operation),
+    ):
         return adapter.respond()
 
 

@@ -122,7 +122,7 @@ def serve_observed(
     except Exception:
         observation.after_all(None)
         raise
-    observation.after_all(adapter.observed(response))
+    adapter.observe(response, observation.after_all)
     return response
 
 
@@ -139,7 +139,7 @@ async def aserve_observed(adapter: Adapter, policy: Policy, unprotected: Unprote
     except Exception:
         await sync_to_async(observation.after_all)(None)
         raise
-    await sync_to_async(observation.after_all)(adapter.observed(response))
+    await adapter.aobserve(response, observation.after_all)
     return response
 
 

@@ -379,7 +379,8 @@ def view_class_of(view: Any) -> type | None:
 
 def initkwargs_of(view: Any) -> dict[str, Any]:
     """The attributes that ``as_view()`` gives each instance of a class-based view."""
-    return getattr(view, "view_initkwargs", None) or getattr(view, "initkwargs", {})
+    given = getattr(view, "view_initkwargs", None) or getattr(view, "initkwargs", None)
+    return given if isinstance(given, dict) else {}
 
 
 def handlers_of(view: Any) -> dict[str, str]:
