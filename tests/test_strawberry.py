@@ -16,6 +16,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
+import graphql
 import pytest
 import strawberry
 from asgiref.sync import sync_to_async
@@ -806,6 +807,11 @@ class Named:
 SHELVES = "{ ... on Small { shelf(number: %s) { … } } ... on Large { shelf(number: %s) { … } } }"
 
 
+leaves_others = graphql.version_info < (3, 3)
+"""Whether graphql-core answers when a field has failed, and leaves those beside it to the loop."""
+
+
+@pytest.mark.skipif(leaves_others, reason="The test's loop ends with the answer")
 def test_a_field_beside_it_fails(serve: Serve, client: Client) -> None:
     """A mutation that has begun runs to its end: what it did is stored, and is not repeated.
 
@@ -984,7 +990,7 @@ class TestNested:
         assert effects() == 2
         answer = self.send(client, "shops(ids: [1, 2]) { … }", new_key())
         assert code_of(answer) == "mismatch"
-        assert effects() == 3
+        assert effects() == 3 or leaves_others
 
     def test_its_path(self, client: Client) -> None:
         """The record says where the mutation is."""
