@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import pytest
@@ -80,10 +81,12 @@ class Temporary(Batch):
             Meeting.both.wait()
         if "raises" in self.faults and item["reference"] == "flaky":
             raise LookupError("flaky")
+        if "ends" in self.faults and item["reference"] == "last":
+            raise SystemExit
         if "rolls back" in self.faults and item["reference"] == "flaky":
             transaction.set_rollback(True)
             return Response(status=400)
-        if "unavailable" in self.faults and item["reference"] == "flaky":
+        if "unavailable" in self.faults and item["reference"] in ("flaky", "last"):
             return Response(status=503)
         return response
 
@@ -439,6 +442,23 @@ def test_a_temporary_failure(way: str, fault: str, atomic: bool) -> None:
         connection.settings_dict["ATOMIC_REQUESTS"] = False
         Temporary.faults = set()
     assert effect_counts() == {"a": 1, "flaky": 1, "b": 1}
+
+
+@pytest.mark.parametrize("way", PROTECTED)
+def test_a_retry_that_is_cut_off(way: str) -> None:
+    """A process that ends while the view runs again keeps what was done, and repeats nothing."""
+    items, key = [item("flaky"), item("last")], {"Idempotency-Key": new_key()}
+    with override_settings(MIDDLEWARE=MIDDLEWARE):
+        try:
+            for fault in ("unavailable", "ends", ""):
+                Temporary.faults = {fault}
+                with pytest.raises(SystemExit) if fault == "ends" else nullcontext():
+                    send(items, way, **key)
+                assert effects("flaky") == (fault != "unavailable")
+        finally:
+            Temporary.faults = set()
+        assert outcomes(send(items, way, **key)) == [(201, True), (201, True)]
+    assert effect_counts() == {"flaky": 1, "last": 1}
 
 
 def test_another_batch_with_the_key() -> None:

@@ -299,6 +299,8 @@ class TestEndpoints:
         assert len(found(*format_suffix_patterns(patterns, suffix_required=True))) == len(expected)
         assert len(found(*patterns, path("orders.<str:format>", ways.api()))) == len(expected) + 1
         assert len(found(*patterns, path("pay/<str:format>/", below))) == len(expected) + 1
+        bare = path("mixed.<str:format>", Mixed.as_view(idempotency_policy=None))
+        assert [e[3] for e in found(path("mixed", Mixed.as_view()), bare)] == ["mixin", "exempt"]
 
     def test_admin(self, found: Any) -> None:
         """The views of the admin, and those of Django's users, can all be protected."""

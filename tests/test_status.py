@@ -132,6 +132,29 @@ class Partners(BaseAuthentication):
         return (AnonymousUser(), {"partner": sent}) if sent else None
 
 
+class Service:
+    """A user without a primary key."""
+
+    is_authenticated = True
+
+
+class OfServices(BaseAuthentication):
+    """Knows services by their tokens."""
+
+    def authenticate(self, request: Request) -> Any:
+        """The service, and its token."""
+        return Service(), request.headers["Authorization"].removeprefix("Bearer ")
+
+
+class Services(DRF):
+    """A view for services, whom its policy knows."""
+
+    authentication_classes: ClassVar[list[Any]] = [OfServices]
+
+    def get_idempotency_policy(self) -> Policy:
+        return ACCEPTED.replace(principal=lambda call: f"service:{call.request.auth}")
+
+
 class PartnersOnly(DRF):
     """A view for partners."""
 
@@ -192,6 +215,7 @@ urlpatterns = [
     path("identified/", idempotent(policy=ACCEPTED, principal=api_key)(create)),
     path("one/", idempotent(policy=ACCEPTED, principal=tenant)(create)),
     path("partner/", PartnersOnly.as_view()),
+    path("no-key/", Services.as_view()),
     path("partner-policy/", idempotent(policy=ACCEPTED, principal=partner)(create)),
     path("ninja/", ninja_api.urls),
     path("transactional/", idempotent(on_conflict="accepted")(create)),
@@ -553,6 +577,13 @@ class TestPrivacy:
         assert told(client, location)["status"] == "completed"
         for each in (Client(), Client(headers={"X-Partner": "other"})):
             assert each.get(location).status_code == 404
+
+    def test_user_without_a_primary_key(self, view: str) -> None:
+        """A user whom only the policy knows has the credentials that were sent."""
+        client = Client(headers={"Authorization": "Bearer alice"})
+        location = accepted(client, "/no-key/", new_key())
+        assert told(client, location)["status"] == "completed"
+        assert Client().get(location).status_code == 404
 
     def test_credentials_that_change(self, view: str) -> None:
         """With other credentials of the same principal, a retry gets an address for these."""

@@ -855,9 +855,8 @@ class TestNested:
     @pytest.fixture(autouse=True, params=["sync", "async"])
     def nested(self, request: Any, serve: Serve) -> None:
         """Serve ``make`` of a shop, of another kind of shop, and of shops in a list."""
-        function, view = (
-            (make, GraphQLView) if request.param == "sync" else (amake, AsyncGraphQLView)
-        )
+        self.is_async = request.param == "async"
+        function, view = (amake, AsyncGraphQLView) if self.is_async else (make, GraphQLView)
         shelf = strawberry.type(type("Shelf", (), {"make": once(function)}))
 
         def shelves(number: int) -> Any:
@@ -990,7 +989,7 @@ class TestNested:
         assert effects() == 2
         answer = self.send(client, "shops(ids: [1, 2]) { … }", new_key())
         assert code_of(answer) == "mismatch"
-        assert effects() == 3 or leaves_others
+        assert effects() == 3 or (leaves_others and self.is_async)
 
     def test_its_path(self, client: Client) -> None:
         """The record says where the mutation is."""

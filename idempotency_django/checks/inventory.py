@@ -130,27 +130,29 @@ class Endpoint:
 def endpoints(urlconf: str | None = None) -> Iterator[Endpoint]:
     """Every unsafe method of every route, in order.
 
-    A route with a format suffix is left out where it is another name of a route before it.
+    A route with a format suffix is left out where it is another name of a route before it, with the
+    same protection.
 
     Args:
         urlconf: the dotted name of a URLconf; ``None``: the project's ``ROOT_URLCONF``.
     """
     known: set[tuple[str, str]] = set()
-    plain: set[tuple[str, str, int]] = set()
+    told: set[Endpoint] = set()
     for route in routes(urlconf):
         path = readable(route.path)
         name = _FORMAT_SUFFIX.sub("", path).rstrip("/")
         is_alias = _FORMAT_SUFFIX.search(path) is not None
         for method, handler in _handlers(route.view):
-            named = (name, method, id(view_class_of(route.view) or innermost(route.view)))
-            if is_alias and named in plain:
-                continue
-            plain.add(named)
             if operations_of(route.view):  # each has all operations of its path
                 if (route.path, method) in known:
                     continue
                 known.add((route.path, method))
             for endpoint in _endpoints(path, method, route.view, handler):
+                view = id(view_class_of(route.view) or innermost(route.view))
+                known_as = replace(endpoint, route=name, view=view)
+                if is_alias and known_as in told:
+                    continue
+                told.add(known_as)
                 yield replace(endpoint, in_admin=True) if route.in_admin else endpoint
 
 

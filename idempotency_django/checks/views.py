@@ -79,11 +79,11 @@ def _of_endpoints() -> Iterator[CheckMessage]:
     yield from _locked_out(everything)
     yield from _no_longer_enforced(everything)
     yield from _observing_nothing(everything)
-    reported: set[tuple[Any, str]] = set()  # a view may have many routes
+    reported: set[tuple[int, str]] = set()  # a view may have many routes, and no hash
     for endpoint in everything:
         for message in _check_endpoint(endpoint):
-            if (endpoint.view, message.msg) not in reported:
-                reported.add((endpoint.view, message.msg))
+            if (id(endpoint.view), message.msg) not in reported:
+                reported.add((id(endpoint.view), message.msg))
                 yield message
 
 

@@ -99,7 +99,7 @@ def _verdicts(runner: Runner, chosen: Sequence[Requirement]) -> tuple[list[Verdi
     verdicts: list[Verdict] = []
     try:
         for number, requirement in enumerate(chosen, 1):
-            if sys.stderr.isatty():  # somebody waits
+            if sys.stderr.isatty():  # a person waits
                 print(f"{number} of {len(chosen)}: {requirement.id} …", file=sys.stderr)
             verdicts.append(runner.verdict(requirement))  # kept after an error
     except (TargetError, KeyboardInterrupt) as error:

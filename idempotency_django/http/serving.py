@@ -372,7 +372,9 @@ def _response(
 def _owners(adapter: Adapter, policy: Policy, operation: Operation) -> list[str]:
     """Who may ask for the status: a caller whom its view knows, else who has the credentials."""
     request, caller = adapter.http_request, operation.principal + operation.since
-    if caller and caller == caller_of(getattr(request, "user", None)):
+    user = getattr(request, "user", None)
+    # Without a primary key, it is the policy that knows the user.
+    if caller and getattr(user, "pk", None) is not None and caller == caller_of(user):
         return [caller]
     credentials = credentials_of(request)
     owners = [credentials] if credentials else []

@@ -633,7 +633,8 @@ _PAUSES: Final = (0.01, 1.0)
 _SHORTEST: Final = 0.25
 _SLOWEST: Final = 3
 """A duplicate that takes so many times as long as an undisturbed delivery, and so many seconds at
-least, waits for a process that is paused. Nothing but the length of a trial depends on it."""
+least, waits for a process that is paused, so that goes on. So it does after a duplicate that is
+only slow: then the trial has not ended its lease."""
 
 _WORDS: Final = {KILL: "killed before", PAUSE: "paused before", LOSE: "no answer to"}
 
