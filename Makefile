@@ -44,7 +44,7 @@ QUICK_STORES := contract/test_stores.py $(patsubst %,test_%.py,atomic_requests c
     outbox/test_publishing.py outbox/test_relay.py streams/test_sequences.py webhooks/test_processing.py
 QUICK_ADAPTERS := docs/test_completeness.py $(patsubst %,test_%.py,adapters checks conf conformance \
     consumers decorators drf errors fingerprints house http keys middleware policy \
-    public_names replay_authorization scopes seals sessions status uploads) \
+    project replay_authorization scopes seals sessions status uploads) \
     transports/test_loop.py webhooks/test_receiving.py
 QUICKLY := -m pytest -m "not e2e and not soak" -q -rNfE  # MariaDB is not missed here
 
@@ -75,7 +75,7 @@ ANY_DRIVER := $(addprefix tests/, client docs replayed seen transports \
         documented drf drf_responses effects_outside errors \
         events fingerprints frameworks hosts house http http_dialects idempotent_jobs imports inventory \
         keys max_attempts message_plans messaging_app metadata middleware mutations ninja observing on_replay optional_keys \
-        placements plain_data policy probe public_names redis_store report resources replay_authorization \
+        placements plain_data policy probe project redis_store report resources replay_authorization \
         replaying retry_loops \
         running scopes seals seams shadow shared_redis status status_address step_threads stripe_client strawberry steps_changed \
         stopping store_defaults store_only stored_answers stores switched_off tasks template_responses \
