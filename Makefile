@@ -21,7 +21,7 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo serve quick quick-stores quick-adapters test $(PARTS) soak $(SOAKS) lint types imports docs screenshots bench ci clean
+.PHONY: help install demo serve quick quick-stores quick-adapters test coverage $(PARTS) soak $(SOAKS) lint types imports docs screenshots bench ci clean
 
 help:  ## Show this list.
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -54,11 +54,18 @@ quick-stores:
 quick-adapters:
 	@TEST_DATABASES=sqlite $(PY) $(QUICKLY) $(QUICK_ADAPTERS:%=tests/%)
 
-test: $(VENV)/.installed-test  ## Run all tests on all databases, and on psycopg2; branch coverage.
-	$(PY) -m coverage erase
-	@$(MAKE) --no-print-directory --jobs=$(JOBS) --output-sync=target $(PARTS)
-	$(PY) -m coverage combine
-	$(PY) -m coverage report --fail-under=$(GATE)
+test: $(VENV)/.installed-test  ## Run all tests on all databases, and those of the driver on psycopg2.
+	$(if $(COVERAGE),@$(PY) -m coverage erase)
+	@$(MAKE) --no-print-directory --jobs=$(JOBS) $(PARTS)
+	$(if $(COVERAGE),@$(PY) -m coverage combine --quiet && $(PY) -m coverage report --fail-under=$(GATE))
+
+coverage:  ## Run the same tests, and measure how many branches they cover.
+	@$(MAKE) --no-print-directory test COVERAGE=1
+
+# A part writes whole lines, because the others write at the same time.
+PYTEST := -m pytest -qq -p tests.progress -o console_output_style=classic
+PART = @TEST_PART=$@ $(PY) $(PYTEST)
+COVERED = @TEST_PART=$@ $(PY) $(if $(COVERAGE),-m coverage run) $(PYTEST)
 
 # Only these files: collecting all tests is slow.
 files_with = $(shell grep -rlE --include='test_*.py' '$(1)' tests)
@@ -66,40 +73,18 @@ FAULTS := tests/faults
 ROOMS := $(filter-out $(FAULTS)/ tests/e2e/,$(sort $(dir $(wildcard tests/*/test_*.py))))
 OUTSIDE = $(filter-out $(FAULTS)/%,$(call files_with,mark\.e2e))
 
-# These test code above the database: one run is enough, whatever the driver.
-ANY_DRIVER := $(addprefix tests/, client docs replayed seen transports \
-    $(patsubst %,test_%.py, \
-        adapters admin_settling answer_forms batch_requests benchmarks browsable_api browsers callers calls celery_checks \
-        celery_copies celery_redis celery_replacements celery_tasks check_hints checks codec \
-        combinations conf conformance decorators derived_keys discovery \
-        documented drf drf_responses effects_outside errors \
-        events fingerprints frameworks hosts house http http_dialects idempotent_jobs imports inventory \
-        keys max_attempts message_plans messaging_app metadata middleware mutations ninja observing on_replay optional_keys \
-        placements plain_data policy probe project redis_store report resources replay_authorization \
-        replaying retry_loops \
-        running scopes seals seams shadow shared_redis status status_address step_threads stripe_client strawberry steps_changed \
-        stopping store_defaults store_only stored_answers stores switched_off tasks template_responses \
-        unprotected unwrapping \
-        uploads waiting) \
-    $(patsubst %,chaos/test_%.py,handlers) \
-    $(patsubst %,concurrency/test_%.py,conditions django_conditions forms preconditions) \
-    $(patsubst %,conformance/test_%.py,command dialects faults) \
-    $(patsubst %,contract/test_%.py,machine redis) \
-    $(patsubst %,outbox/test_%.py,admin topics views) \
-    $(patsubst %,publishing/test_%.py,brokers celery debezium http unreachable) \
-    $(patsubst %,streams/test_%.py,admin) \
-    $(patsubst %,timeline/test_%.py,command pages) \
-    $(patsubst %,webhooks/test_%.py,admin verifiers))
+DRIVER = $(call files_with,mark\.driver)
 
 test-inside:
-	$(PY) -m coverage run -m pytest -m "not e2e and not soak" tests/test_*.py
+	$(COVERED) -m "not e2e and not soak" tests/test_*.py
 
 test-rooms:
-	$(PY) -m coverage run -m pytest -m "not e2e and not soak" $(ROOMS)
+	$(COVERED) -m "not e2e and not soak" $(ROOMS)
 
+test-psycopg2: export TEST_DATABASES := postgres
+test-psycopg2: export TEST_PSYCOPG := 2
 test-psycopg2:
-	TEST_DATABASES=postgres TEST_PSYCOPG=2 $(PY) -m coverage run -m pytest -m "not e2e and not soak" \
-	    $(ANY_DRIVER:%=--ignore %)
+	$(COVERED) -m "driver and not e2e and not soak" $(DRIVER)
 
 # Projects with USE_TZ=False: tests of code that writes and compares times in messages.
 NAIVE := $(addprefix tests/,outbox/test_local.py outbox/test_outages.py outbox/test_publishing.py \
@@ -107,26 +92,28 @@ NAIVE := $(addprefix tests/,outbox/test_local.py outbox/test_outages.py outbox/t
     publishing/test_http.py publishing/test_relayed.py timeline/test_chains.py \
     transports/test_published.py webhooks/test_processing.py)
 
+test-naive: export TEST_DATABASES := postgres,sqlite
+test-naive: export TEST_USE_TZ := 0
 test-naive:
-	TEST_USE_TZ=0 TEST_DATABASES=postgres,sqlite $(PY) -m pytest -m "not e2e and not soak" $(NAIVE)
+	$(PART) -m "not e2e and not soak" $(NAIVE)
 
 test-outside:
-	$(PY) -m pytest -m "e2e and not soak" $(OUTSIDE)
+	$(PART) -m "e2e and not soak" $(OUTSIDE)
 
 test-faults:
-	$(PY) -m pytest -m "e2e and not soak" $(FAULTS)
+	$(PART) -m "e2e and not soak" $(FAULTS)
 
 soak: $(VENV)/.installed-test  ## Run the long versions of storms, races and random walks, with all combinations.
-	@$(MAKE) --no-print-directory --jobs=$(JOBS) --output-sync=target $(SOAKS)
+	@$(MAKE) --no-print-directory --jobs=$(JOBS) $(SOAKS)
 
 soak-inside:
-	$(PY) -m pytest -m "soak and not e2e"
+	$(PART) -m "soak and not e2e"
 
 soak-outside:
-	$(PY) -m pytest -m "soak and e2e" $(OUTSIDE)
+	$(PART) -m "soak and e2e" $(OUTSIDE)
 
 soak-faults:
-	$(PY) -m pytest -m soak $(FAULTS)
+	$(PART) -m soak $(FAULTS)
 
 lint: $(VENV)/.installed-lint  ## Check style, formatting and English.
 	$(PY) -m ruff check

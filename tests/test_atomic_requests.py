@@ -27,7 +27,11 @@ from idempotency_django.policy import Policy, store_errors
 from tests.models import Effect
 from tests.support import assert_replays, effects, new_key, post, record
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.urls(__name__),
+    pytest.mark.driver,
+]
 
 
 def seen_in_transaction() -> bool:

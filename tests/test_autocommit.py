@@ -23,7 +23,11 @@ from idempotency_django.testing import ANSWER, an_operation
 from tests.models import Effect
 from tests.support import assert_replays, effects, new_key, post, record
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.urls(__name__),
+    pytest.mark.driver,
+]
 
 
 def create(request: HttpRequest) -> HttpResponse:

@@ -21,6 +21,7 @@ from tests.plans import nodes
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
     pytest.mark.skipif("postgres" not in settings.ALIASES, reason="the budgets are PostgreSQL's"),
+    pytest.mark.driver,
 ]
 
 

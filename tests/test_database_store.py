@@ -35,7 +35,11 @@ from tests.models import Effect
 from tests.settings import ALIASES
 from tests.support import assert_problem, assert_replays, effects, new_key, post, record
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.urls(__name__),
+    pytest.mark.driver,
+]
 
 postgres_only = pytest.mark.skipif(
     connection.vendor != "postgresql", reason="the budgets are PostgreSQL's"

@@ -33,6 +33,7 @@ from tests.support import assert_problem, assert_replays, effects, new_key, post
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
     pytest.mark.urls(__name__),
+    pytest.mark.driver,
 ]
 
 ALIASES = list(settings.DATABASES)

@@ -20,7 +20,11 @@ from idempotency_django.drf import IdempotentViewMixin
 from tests.models import Effect
 from tests.support import assert_replays, close_connections, effects, new_key, post, record
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.urls(__name__),
+    pytest.mark.driver,
+]
 
 
 def durable() -> None:

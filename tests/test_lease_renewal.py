@@ -29,7 +29,7 @@ from tests.models import Effect
 from tests.settings import ALIASES
 from tests.support import effects
 
-pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+pytestmark = [pytest.mark.django_db(transaction=True, databases="__all__"), pytest.mark.driver]
 
 CONTROL = ("BEGIN", "COMMIT", "SAVEPOINT", "RELEASE")
 

@@ -595,6 +595,7 @@ def _fork() -> int:
         return os.fork()
 
 
+@pytest.mark.driver
 class TestLateOwner:
     """An owner that was taken over gives its successor's answer, never its own."""
 
@@ -1085,6 +1086,7 @@ def one_by_one() -> WatchedDatabase:
 
 
 @pytest.mark.parametrize("done", [True, False])
+@pytest.mark.driver
 class TestUnconfirmedCommit:
     """Nobody knows whether the attempt was committed: where it is to be held, it is."""
 
@@ -1225,6 +1227,7 @@ class TestKnownEnd:
 
 
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no connection to lose")
+@pytest.mark.driver
 class TestBrokenConnection:
     """The handler's connection ends while it runs."""
 
@@ -1472,6 +1475,7 @@ class TestRequests:
 
 
 @pytest.mark.usefixtures("always_atomic")
+@pytest.mark.driver
 class TestAtomicRequests:
     """With ``ATOMIC_REQUESTS`` the claim is committed first; view and answer commit together."""
 
@@ -1738,6 +1742,7 @@ def _raise_404() -> None:
     raise Http404
 
 
+@pytest.mark.driver
 class TestBudget:
     """How many statements a leased request takes beyond the bare view."""
 

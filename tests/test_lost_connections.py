@@ -34,7 +34,7 @@ from tests.support import (
     record,
 )
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.driver]
 
 SIZE = 5
 LOSSES = {"cut": cut_connection, "closed": close_connections}

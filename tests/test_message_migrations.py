@@ -14,6 +14,7 @@ from django.utils import timezone
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
     pytest.mark.parametrize("using", settings.ALIASES.values(), ids=list(settings.ALIASES)),
+    pytest.mark.driver,
 ]
 
 APP = "idempotency_messaging"

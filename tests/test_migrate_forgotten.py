@@ -25,6 +25,7 @@ from tests.support import effects, new_key, post
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
     pytest.mark.urls(__name__),
+    pytest.mark.driver,
 ]
 
 KEYS = IdempotencyKey._meta.db_table

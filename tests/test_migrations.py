@@ -16,6 +16,7 @@ from idempotency_django.models import IdempotencyKey
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
     pytest.mark.parametrize("alias", settings.DATABASES),
+    pytest.mark.driver,
 ]
 
 TABLE = IdempotencyKey._meta.db_table

@@ -27,7 +27,7 @@ from tests.models import Effect
 from tests.plans import nodes
 
 ALIASES = list(settings.ALIASES.values())
-pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+pytestmark = [pytest.mark.django_db(transaction=True, databases="__all__"), pytest.mark.driver]
 each_database = pytest.mark.parametrize("alias", ALIASES, ids=list(settings.ALIASES))
 
 

@@ -24,6 +24,7 @@ from idempotency_django.testing import ANSWER, an_operation, in_threads
 pytestmark = [
     pytest.mark.skipif("postgres" not in settings.ALIASES, reason="the functions are PostgreSQL's"),
     pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.driver,
 ]
 
 USING = settings.ALIASES.get("postgres", "default")

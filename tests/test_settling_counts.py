@@ -16,7 +16,11 @@ from idempotency_django.testing import in_threads
 from tests.models import Effect
 from tests.support import assert_replays, effects, is_replay, new_key, post, record
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.urls(__name__),
+    pytest.mark.driver,
+]
 
 
 class Fails(IdempotentViewMixin, APIView):

@@ -21,6 +21,8 @@ from idempotency_django.testing import an_operation
 from tests.factories import IdempotencyKeyFactory, ago, record
 from tests.plans import rows_read
 
+pytestmark = pytest.mark.driver
+
 FOLDER = Path(dialects.__file__).parent
 VENDORS = sorted(dialects.DIALECTS)
 BASE = {"claim", "read", "complete", "fence", "save_step", "extend", "owned", "purge"}

@@ -25,7 +25,7 @@ from tests.models import Effect
 from tests.support import effects
 
 ALIASES = list(settings.DATABASES)
-pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+pytestmark = [pytest.mark.django_db(transaction=True, databases="__all__"), pytest.mark.driver]
 
 
 @pytest.fixture

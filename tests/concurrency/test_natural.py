@@ -22,7 +22,7 @@ from idempotency_django.policy import Policy
 from idempotency_django.testing.contract import PATIENCE, in_threads
 from tests.concurrency.models import CardPayment, Owner, Payment, Seat, Ticket, WindowSeat
 
-pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+pytestmark = [pytest.mark.django_db(transaction=True, databases="__all__"), pytest.mark.driver]
 THREADS = 30
 
 

@@ -35,7 +35,7 @@ from tests.concurrency.models import (
     UrgentTicket,
 )
 
-pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+pytestmark = [pytest.mark.django_db(transaction=True, databases="__all__"), pytest.mark.driver]
 
 
 def statements(using: str, function: Callable[[], object]) -> list[str]:

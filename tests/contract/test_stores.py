@@ -38,6 +38,7 @@ class _DatabaseStore(StoreContract):
 
 
 @ALL_DATABASES
+@pytest.mark.driver
 class TestPostgreSQL(_DatabaseStore):
     """The database store on PostgreSQL."""
 
@@ -53,6 +54,7 @@ class TestPostgreSQLOneByOne(_DatabaseStore):
 
 
 @ALL_DATABASES
+@pytest.mark.driver
 class TestPostgreSQLPlain(_DatabaseStore):
     """The same, without functions on the server."""
 

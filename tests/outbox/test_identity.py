@@ -15,6 +15,7 @@ from idempotency_django.policy import Policy
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("broker"),
+    pytest.mark.driver,
 ]
 LEASED = Policy(mode="leased")
 

@@ -28,6 +28,7 @@ from .test_relay import every_kind, got, make_due, publish_each, refuse, states
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
     pytest.mark.usefixtures("broker"),
+    pytest.mark.driver,
 ]
 
 OTHER = {"other": {"BACKEND": "tests.outbox.conftest.Broker"}}

@@ -28,6 +28,7 @@ from .test_relay import got, publish_each, refuse, states
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
     pytest.mark.usefixtures("settled"),
+    pytest.mark.driver,
 ]
 
 

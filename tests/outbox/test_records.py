@@ -23,7 +23,7 @@ from idempotency_django.policy import Policy
 from idempotency_django.testing import eventually
 from tests.models import Effect
 
-pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+pytestmark = [pytest.mark.django_db(transaction=True, databases="__all__"), pytest.mark.driver]
 
 MODES = ("transactional", "leased")
 DATABASE = "idempotency_django.stores.database.DatabaseStore"

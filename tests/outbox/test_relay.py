@@ -27,6 +27,7 @@ from .conftest import Broker, outbox
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
     pytest.mark.usefixtures("broker"),
+    pytest.mark.driver,
 ]
 
 every_kind = pytest.mark.parametrize("group", ["g", None], ids=["grouped", "ungrouped"])

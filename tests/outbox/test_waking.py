@@ -11,7 +11,7 @@ from django.db import DatabaseError, connections
 from idempotency_django.messaging.outbox import waking
 from idempotency_django.messaging.outbox.waking import NotificationListener, wake_relays
 
-pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+pytestmark = [pytest.mark.django_db(transaction=True, databases="__all__"), pytest.mark.driver]
 
 
 @pytest.fixture

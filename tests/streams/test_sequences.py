@@ -27,7 +27,7 @@ from idempotency_django.messaging.streams import (
 from idempotency_django.testing.contract import in_threads
 from tests.models import Effect
 
-pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+pytestmark = [pytest.mark.django_db(transaction=True, databases="__all__"), pytest.mark.driver]
 
 PEER = "peer-7"
 

@@ -25,7 +25,7 @@ from idempotency_django.messaging.streams import Stream, claim_stream, reset_str
 from idempotency_django.testing.contract import in_threads
 from tests.models import Effect
 
-pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+pytestmark = [pytest.mark.django_db(transaction=True, databases="__all__"), pytest.mark.driver]
 
 NAME = "billing/orders/0"
 

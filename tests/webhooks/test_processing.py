@@ -50,7 +50,7 @@ from .receivers import (
     effect,
 )
 
-pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+pytestmark = [pytest.mark.django_db(transaction=True, databases="__all__"), pytest.mark.driver]
 
 
 def fail(event: Event, execution: Any) -> Any:
