@@ -60,7 +60,7 @@ def blocks(text: str) -> Iterator[tuple[int, str, bool]]:
         text,
         flags=re.DOTALL | re.MULTILINE,
     )
-    text = re.sub(r"^(%|:::).*$", "", text, flags=re.MULTILINE)  # comments and fences of MyST
+    text = re.sub(r"^ *(%|:::).*$", "", text, flags=re.MULTILINE)  # comments and fences of MyST
     in_table, line = False, 0
     for token in MarkdownIt("commonmark").enable("table").parse(text):
         in_table = (in_table or token.type == "table_open") and token.type != "table_close"
