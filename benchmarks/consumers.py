@@ -17,9 +17,9 @@ from django_outbox_pattern.payloads import Payload
 from benchmarks.models import Order
 from benchmarks.report import Section, Table, Target
 from benchmarks.timing import Block, Measured, Sample, interleave
+from idempotency_django.contrib.messaging.consumers import Consumer
+from idempotency_django.contrib.messaging.events import Event
 from idempotency_django.engine.context import ExecutionContext
-from idempotency_django.messaging.consumers import Consumer
-from idempotency_django.messaging.events import Event
 
 BATCH: Final = 100
 MOST: Final = 2.1  # times the bare transaction, for one message

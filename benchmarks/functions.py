@@ -16,8 +16,8 @@ from redis import Redis
 
 from benchmarks.views import OrderSerializer
 from idempotency_django.engine.context import ExecutionContext
+from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.errors import OperationInProgress
-from idempotency_django.functions import idempotent_call
 from idempotency_django.policy import Policy
 
 BARE: Final = "bare"

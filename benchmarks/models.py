@@ -6,7 +6,7 @@ from concurrency.fields import AutoIncVersionField
 from django.db import models
 from django_fsm import FSMField, transition
 
-from idempotency_django.concurrency import versions
+from idempotency_django.contrib.concurrency import versions
 
 
 class Order(models.Model):

@@ -28,7 +28,7 @@ INSTALLED_APPS = [
     "django_domain_events",
     "djstripe",
     "idempotency_django",
-    "idempotency_django.messaging",
+    "idempotency_django.contrib.messaging",
     "benchmarks",
 ]
 MIDDLEWARE = [
@@ -45,8 +45,8 @@ IDEMPOTENCY = {
     "STORES": {
         "default": {"BACKEND": "idempotency_django.stores.database.DatabaseStore"},
         "memory": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"},
-        "redis": {"BACKEND": "idempotency_django.stores.redis.RedisStore"},
-        "cached": {"BACKEND": "idempotency_django.stores.cached_database.CachedStore"},
+        "redis": {"BACKEND": "idempotency_django.contrib.redis.RedisStore"},
+        "cached": {"BACKEND": "idempotency_django.contrib.cached.CachedStore"},
     },
     "OUTBOX": {"benchmark": "benchmarks.outbox.Nowhere"},
 }

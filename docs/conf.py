@@ -23,7 +23,7 @@ settings.configure(
         "django.contrib.messages",
         "rest_framework",
         "idempotency_django",
-        "idempotency_django.messaging",
+        "idempotency_django.contrib.messaging",
     ],
 )
 django.setup()

@@ -49,7 +49,7 @@ settings.configure(
         "django.contrib.sessions",
         "django.contrib.staticfiles",
         "idempotency_django",
-        "idempotency_django.messaging",
+        "idempotency_django.contrib.messaging",
     ],
     LOGGING_CONFIG=None,
     MIDDLEWARE=[
@@ -93,9 +93,9 @@ from django.test import Client
 from django.urls import path, reverse
 
 from idempotency_django import Policy, idempotent
-from idempotency_django.messaging import Consumer, Event, WebhookReceiver, publish
-from idempotency_django.messaging.inbox.verifiers import Stripe
-from idempotency_django.messaging.models import InboxMessage, OutboxMessage
+from idempotency_django.contrib.messaging import Consumer, Event, WebhookReceiver, publish
+from idempotency_django.contrib.messaging.inbox.verifiers import Stripe
+from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.models import IdempotencyKey, IdempotencyStep
 
 PAYMENT = Policy(mode="leased", on_interrupted="hold", required=True)

@@ -13,8 +13,8 @@ from .logs import escape_message
 if TYPE_CHECKING:
     from .decorators import idempotency_exempt, idempotent, part_of_view
     from .engine.context import ExecutionContext, current_execution
+    from .engine.functions import aidempotent_call, idempotent_call
     from .errors import IdempotencyError
-    from .functions import aidempotent_call, idempotent_call
     from .policy import API, PAYMENT, WEBHOOK, Policy
 
 __version__ = "0.2.0.dev0"
@@ -47,11 +47,11 @@ __getattr__ = lazily(
         "PAYMENT": "policy",
         "Policy": "policy",
         "WEBHOOK": "policy",
-        "aidempotent_call": "functions",
+        "aidempotent_call": "engine.functions",
         "current_execution": "engine.context",
         "idempotency_exempt": "decorators",
         "idempotent": "decorators",
-        "idempotent_call": "functions",
+        "idempotent_call": "engine.functions",
         "part_of_view": "decorators",
     },
 )

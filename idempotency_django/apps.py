@@ -30,7 +30,7 @@ class IdempotencyConfig(AppConfig):
             # It cannot be imported earlier, and not where it is not installed.
             from .checks import drf  # noqa: F401, PLC0415
         if apps.is_installed("drf_spectacular"):
-            from . import openapi  # noqa: F401, PLC0415  # registers itself
+            from .contrib import openapi  # noqa: F401, PLC0415  # registers itself
         if find_spec("celery"):
             from .checks.celery import check_celery  # noqa: PLC0415
 
@@ -45,4 +45,4 @@ class IdempotencyConfig(AppConfig):
 def _may_have_consumers() -> bool:
     settings = getattr(django_settings, "IDEMPOTENCY", None)
     named = isinstance(settings, Mapping) and "CONSUMERS" in settings
-    return named or apps.is_installed("idempotency_django.messaging")
+    return named or apps.is_installed("idempotency_django.contrib.messaging")

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, overload
 
 from django.core.exceptions import ImproperlyConfigured
 
+from .contrib.ninja import offer
 from .http.unwrapping import (
     EXEMPT,
     PROTECTED,
@@ -18,7 +19,6 @@ from .http.unwrapping import (
     view_class_of,
 )
 from .http.wrapping import protect
-from .ninja import offer
 from .policy import Policy
 
 ViewT = TypeVar("ViewT", bound=Callable[..., Any])

@@ -15,9 +15,9 @@ from django.db.models import F, Q
 from django.db.models.functions import Left, Now
 from django.utils.translation import gettext_lazy as _
 
-from .codec import StoredTextField
 from .logs import escaped
-from .records import ORIGIN, Status
+from .stores.codec import StoredTextField
+from .stores.records import ORIGIN, Status
 
 if not apps.is_installed("idempotency_django"):
     raise ImproperlyConfigured(

@@ -50,6 +50,8 @@ from strawberry.types.unset import UNSET
 from .conf import conf
 from .engine import Result
 from .engine.context import ExecutionContext
+from .engine.functions import CallOutcome, arun_plan, json_payload, run_plan
+from .engine.planning import Plan
 from .errors import (
     IdempotencyError,
     KeyMissing,
@@ -57,12 +59,10 @@ from .errors import (
     ResponseNotStored,
     StoreUnavailable,
 )
-from .functions import CallOutcome, arun_plan, json_payload, run_plan
 from .http.bodies import uploaded
 from .http.messages import PLANNED, key_header, problem_of
 from .http.parts import RequestPart, refuse_fields_of_responses
 from .http.unwrapping import POLICY, PROTECTED
-from .planning import Plan
 from .policy import UNSET as UNDECLARED
 from .policy import Policy, dialect_of, keys, resolve
 from .policy.canonical import canonical, content_digest

@@ -73,9 +73,9 @@ IDEMPOTENCY: dict[str, Any] = {
 if REDIS_URL := os.environ.get("REDIS_URL"):
     CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": REDIS_URL}}
     IDEMPOTENCY["STORES"]["default"] = {
-        "BACKEND": "idempotency_django.stores.cached_database.CachedStore"
+        "BACKEND": "idempotency_django.contrib.cached.CachedStore"
         if os.environ.get("CACHED") == "1"
-        else "idempotency_django.stores.redis.RedisStore",
+        else "idempotency_django.contrib.redis.RedisStore",
         "OPTIONS": {"cache": "default"},
     }
 
@@ -109,7 +109,7 @@ INSTALLED_APPS = [
     "rest_framework",
     "rest_framework.authtoken",
     "idempotency_django",
-    "idempotency_django.messaging",
+    "idempotency_django.contrib.messaging",
     "testproject.payments",
     "testproject.invoices",
 ]

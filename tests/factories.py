@@ -12,7 +12,7 @@ from django.contrib.auth.models import Permission, User
 from django.utils import timezone
 
 from idempotency_django.models import IdempotencyKey, IdempotencyStep
-from idempotency_django.records import Status
+from idempotency_django.stores.records import Status
 
 JSON = [["Content-Type", "application/json"], ["Location", "/api/charges/17/"]]
 

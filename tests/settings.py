@@ -58,7 +58,8 @@ INSTALLED_APPS = [
     "rest_framework.authtoken",
     "drf_spectacular",
     "idempotency_django",
-    "idempotency_django.messaging",
+    "idempotency_django.contrib.forms",
+    "idempotency_django.contrib.messaging",
     "shop",
     "tests",
 ]

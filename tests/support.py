@@ -19,8 +19,8 @@ from rest_framework import serializers
 from idempotency_django.engine import Atomic
 from idempotency_django.errors import State
 from idempotency_django.models import DatabaseNow, IdempotencyKey
-from idempotency_django.records import Claim, Operation
 from idempotency_django.stores import Store
+from idempotency_django.stores.records import Claim, Operation
 from idempotency_django.testing import ANSWER, an_operation, eventually, in_threads
 from tests.models import Effect
 

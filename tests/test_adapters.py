@@ -17,11 +17,11 @@ from django.http import Http404, HttpResponse, StreamingHttpResponse
 from django.test import Client
 from django.urls import path
 
+from idempotency_django.http.views import IdempotencyStatusView
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy, keys, scopes, store_errors, store_only
-from idempotency_django.records import Record
+from idempotency_django.stores.records import Record
 from idempotency_django.testing import in_threads
-from idempotency_django.views import IdempotencyStatusView
 from tests.contract.adapters import ADAPTERS, HTTP, Adapter, Answer, Gate, Served, Work, make
 from tests.models import Effect
 from tests.support import (
@@ -305,7 +305,7 @@ class TestRefusal:
         """While the store cannot be reached: 503, and nothing is done."""
         away = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
         settings.CACHES = {"default": away}
-        backend = "idempotency_django.stores.redis.RedisStore"
+        backend = "idempotency_django.contrib.redis.RedisStore"
         settings.IDEMPOTENCY = {"STORES": {"default": {"BACKEND": backend}}}
         problem = adapter.assert_refused(serve()(new_key()), 503, "store-unavailable")
         assert problem["retry_after"] == 1

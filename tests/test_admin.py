@@ -21,18 +21,11 @@ from django.utils import timezone
 from idempotency_django.admin import IdempotencyKeyAdmin, answers, base, changelist, text
 from idempotency_django.admin.answers import Answer
 from idempotency_django.admin.changelist import AuditQuerySet
+from idempotency_django.contrib.timeline import MOST, Member, Moment, Records, member_of, trace
 from idempotency_django.models import DatabaseNow, IdempotencyKey, IdempotencyStep
-from idempotency_django.records import Claim, Operation, reference
 from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.records import Claim, Operation, reference
 from idempotency_django.testing import an_operation
-from idempotency_django.timeline import (
-    MOST,
-    Member,
-    Moment,
-    Records,
-    member_of,
-    trace,
-)
 from tests.admin_pages import ALIASES, LIST, alias, detail, forgotten, member, messages, page
 from tests.factories import IdempotencyKeyFactory, ago, copies, record, records, step
 from tests.plans import rows_read

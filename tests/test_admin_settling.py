@@ -19,8 +19,8 @@ from django.utils import timezone
 from idempotency_django.admin.base import ListAdmin
 from idempotency_django.errors import ClaimLost
 from idempotency_django.models import IdempotencyKey, IdempotencyStep
-from idempotency_django.records import Claim, Payload, Record, Status, Step
 from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.records import Claim, Payload, Record, Status, Step
 from idempotency_django.testing import ANSWER, an_operation, eventually
 from tests.admin_pages import LIST, alias, detail, forgotten, member, messages, page
 from tests.factories import StaffFactory, ago, record, step

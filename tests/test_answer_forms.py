@@ -38,7 +38,7 @@ from rest_framework.views import APIView
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.http.status import describe_operation
-from idempotency_django.records import Payload, Record, Status
+from idempotency_django.stores.records import Payload, Record, Status
 from tests.models import Effect
 from tests.support import (
     EffectSerializer,

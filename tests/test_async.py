@@ -36,8 +36,8 @@ from idempotency_django.engine.context import ExecutionContext, UnprotectedConte
 from idempotency_django.errors import StoreUnavailable
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import store_errors
-from idempotency_django.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.testing import PATIENCE, an_operation
 from tests.models import Effect
 from tests.support import assert_problem, assert_replays, effects, is_replay, new_key, post, record

@@ -12,8 +12,8 @@ from django.db import OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.records import Record, Status
 from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.records import Record, Status
 from idempotency_django.testing import an_operation, eventually
 
 ALIAS = settings.ALIASES.get("mariadb")

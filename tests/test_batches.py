@@ -13,8 +13,8 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.records import Claim, Operation, Record
 from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.records import Claim, Operation, Record
 from idempotency_django.testing import ANSWER, MOMENT, SECOND, an_operation, in_threads
 from tests.plans import nodes
 

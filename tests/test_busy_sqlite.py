@@ -17,8 +17,8 @@ from rest_framework.views import APIView
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.errors import StoreUnavailable
-from idempotency_django.functions import idempotent_call
 from idempotency_django.testing import in_threads
 from tests.models import Effect
 from tests.support import assert_problem, assert_replays, effects, new_key, post

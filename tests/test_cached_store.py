@@ -20,11 +20,11 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 
+from idempotency_django.contrib.cached import CachedStore
 from idempotency_django.decorators import idempotent
 from idempotency_django.models import DatabaseNow, IdempotencyKey
-from idempotency_django.records import Claim, Operation, Record
 from idempotency_django.stores import stores
-from idempotency_django.stores.cached_database import CachedStore
+from idempotency_django.stores.records import Claim, Operation, Record
 from idempotency_django.testing import ANSWER, an_operation
 from tests.models import Effect
 from tests.servers import Server
@@ -32,7 +32,7 @@ from tests.support import assert_replays, completed, effects, new_key, post, rec
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-STORES = {"default": {"BACKEND": "idempotency_django.stores.cached_database.CachedStore"}}
+STORES = {"default": {"BACKEND": "idempotency_django.contrib.cached.CachedStore"}}
 
 
 class Broken(LocMemCache):

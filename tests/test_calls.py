@@ -12,19 +12,19 @@ from django.db import connections
 from django.test import override_settings
 
 from idempotency_django.engine.context import ExecutionContext
+from idempotency_django.engine.functions import (
+    CallOutcome,
+    aidempotent_call,
+    aidempotent_outcome,
+    idempotent_call,
+    idempotent_outcome,
+)
 from idempotency_django.errors import (
     FingerprintMismatch,
     KeyMalformed,
     OperationHeld,
     OperationInProgress,
     ResponseNotStored,
-)
-from idempotency_django.functions import (
-    CallOutcome,
-    aidempotent_call,
-    aidempotent_outcome,
-    idempotent_call,
-    idempotent_outcome,
 )
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import Policy

@@ -14,11 +14,11 @@ from django.urls import path
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.engine.context import ExecutionContext, current_execution
-from idempotency_django.functions import aidempotent_call, idempotent_call
+from idempotency_django.engine.functions import aidempotent_call, idempotent_call
+from idempotency_django.engine.planning import plan_call
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.planning import plan_call
 from idempotency_django.policy import Policy
-from idempotency_django.records import reference, referred
+from idempotency_django.stores.records import reference, referred
 from tests.support import new_key, post
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]

@@ -13,7 +13,7 @@ from celery.app.trace import build_tracer
 from django.core.checks import CheckMessage, run_checks
 
 from idempotency_django.checks.celery import check_celery
-from idempotency_django.jobs.celery import IdempotentTask, counts_parts
+from idempotency_django.contrib.celery import IdempotentTask, counts_parts
 from idempotency_django.policy import Policy
 from tests.servers import Server
 

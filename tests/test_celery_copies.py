@@ -18,13 +18,13 @@ from kombu import Message
 from kombu.exceptions import OperationalError
 
 from idempotency_django.admin.changelist import COPIES
+from idempotency_django.contrib.celery import IdempotentTask
+from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.errors import OperationHeld, OperationInProgress, StoreUnavailable
-from idempotency_django.functions import idempotent_call
-from idempotency_django.jobs.celery import IdempotentTask
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
-from idempotency_django.records import referred
 from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.records import referred
 from tests.models import Effect
 from tests.support import effects
 

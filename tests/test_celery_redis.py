@@ -12,8 +12,8 @@ from django.test import override_settings
 from django_redis import get_redis_connection
 from kombu import Message
 
+from idempotency_django.contrib.celery import IdempotentTask
 from idempotency_django.errors import OperationHeld
-from idempotency_django.jobs.celery import IdempotentTask
 from tests.models import Effect
 from tests.servers import Server
 from tests.test_celery_copies import Post
@@ -31,7 +31,7 @@ def post(redis_server: Server) -> Iterator[Post]:
         IDEMPOTENCY={
             "STORES": {
                 "default": {
-                    "BACKEND": "idempotency_django.stores.redis.RedisStore",
+                    "BACKEND": "idempotency_django.contrib.redis.RedisStore",
                     "OPTIONS": {"cache": "default"},
                 }
             }

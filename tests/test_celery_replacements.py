@@ -10,10 +10,10 @@ import pytest
 from celery import Task, chain, states
 from kombu import Message
 
-from idempotency_django.jobs.celery import IdempotentTask
+from idempotency_django.contrib.celery import IdempotentTask
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
-from idempotency_django.records import referred
+from idempotency_django.stores.records import referred
 from tests.models import Effect
 from tests.support import effects
 from tests.test_celery_copies import LEASED, Post, book

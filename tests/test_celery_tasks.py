@@ -13,8 +13,8 @@ from celery import Celery, shared_task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from django.core.exceptions import ImproperlyConfigured
 
+from idempotency_django.contrib.celery import IdempotentTask
 from idempotency_django.errors import FingerprintMismatch, OperationInProgress, ResponseNotStored
-from idempotency_django.jobs.celery import IdempotentTask
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy, keys
 from tests.models import Effect

@@ -26,11 +26,11 @@ from idempotency_django.checks import configuration, views
 from idempotency_django.checks import drf as drf_checks
 from idempotency_django.conf import DEFAULT_STORES
 from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.http.views import IdempotencyStatusView
 from idempotency_django.policy import Policy
 from idempotency_django.stores import Store, stores
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
-from idempotency_django.views import IdempotencyStatusView
 
 OURS = "idempotency_django.middleware.IdempotencyMiddleware"
 MEMORY = "idempotency_django.stores.memory.MemoryStore"

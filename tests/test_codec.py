@@ -16,20 +16,19 @@ from django.db import connections, transaction
 from django.test import Client, override_settings
 from django_redis import get_redis_connection
 
-from idempotency_django import codec
-from idempotency_django.codec import decode, decode_step, encode, encode_step
-from idempotency_django.messaging import Consumer, Event, after_commit, publish
-from idempotency_django.messaging.dead_letters import keep, keep_raw
-from idempotency_django.messaging.inbox.processing import process_due
-from idempotency_django.messaging.models import InboxMessage, OutboxMessage
-from idempotency_django.messaging.outbox.relay import Relay
+from idempotency_django.contrib.cached import CachedStore
+from idempotency_django.contrib.messaging import Consumer, Event, after_commit, publish
+from idempotency_django.contrib.messaging.dead_letters import keep, keep_raw
+from idempotency_django.contrib.messaging.inbox.processing import process_due
+from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
+from idempotency_django.contrib.messaging.outbox.relay import Relay
+from idempotency_django.contrib.redis import RedisStore
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.records import Claim, Payload, Record, Step
-from idempotency_django.stores import Store, stores
-from idempotency_django.stores.cached_database import CachedStore
+from idempotency_django.stores import Store, codec, stores
+from idempotency_django.stores.codec import decode, decode_step, encode, encode_step
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
-from idempotency_django.stores.redis import RedisStore
+from idempotency_django.stores.records import Claim, Payload, Record, Step
 from idempotency_django.testing import an_operation
 from tests.admin_pages import detail, member, page
 from tests.outbox.conftest import Broker

@@ -17,21 +17,21 @@ from django.db import connection, connections, transaction
 from django.test import override_settings
 from django_redis import get_redis_connection
 
+from idempotency_django.contrib.messaging.consumers import Consumer, Duplicate, Failed, Handled
+from idempotency_django.contrib.messaging.events import Event
 from idempotency_django.engine.context import ExecutionContext, current_execution
+from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.errors import (
     DeadLettered,
     FingerprintMismatch,
     OperationInProgress,
     UnknownEventType,
 )
-from idempotency_django.functions import idempotent_call
-from idempotency_django.messaging.consumers import Consumer, Duplicate, Failed, Handled
-from idempotency_django.messaging.events import Event
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
-from idempotency_django.records import Claim
 from idempotency_django.stores import stores
 from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.stores.records import Claim
 from idempotency_django.testing import PATIENCE, eventually, in_threads
 from tests.admin_pages import detail, member, messages
 from tests.models import Effect
@@ -870,7 +870,7 @@ def _raise_poison() -> None:
 def redis(redis_server: Server) -> Iterator[None]:
     """Records in Valkey."""
     cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": redis_server.url}
-    store = {"BACKEND": "idempotency_django.stores.redis.RedisStore"}
+    store = {"BACKEND": "idempotency_django.contrib.redis.RedisStore"}
     with override_settings(CACHES={"default": cache}, IDEMPOTENCY={"STORES": {"default": store}}):
         get_redis_connection("default").flushall()
         yield

@@ -25,11 +25,11 @@ from idempotency_django.errors import OperationInProgress, StoreUnavailable
 from idempotency_django.http.atomic_requests import RequestTransactions
 from idempotency_django.models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet
 from idempotency_django.policy import Policy, SlidingTTL
-from idempotency_django.records import Claim, Record, Status, Step
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.database import store as database
 from idempotency_django.stores.database.dialects import DIALECTS
 from idempotency_django.stores.database.dialects.postgresql import lock_number
+from idempotency_django.stores.records import Claim, Record, Status, Step
 from idempotency_django.testing import ANSWER, an_operation, in_threads
 from tests.models import Effect
 from tests.settings import ALIASES

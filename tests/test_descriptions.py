@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 from django.db.models import Model
 
-from idempotency_django.messaging.consumers import Consumer
-from idempotency_django.messaging.models import (
+from idempotency_django.contrib.messaging.consumers import Consumer
+from idempotency_django.contrib.messaging.models import (
     InboxMessage,
     OutboxMessage,
     OutboxStream,

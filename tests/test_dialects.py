@@ -12,10 +12,10 @@ from django.db import OperationalError, connections, transaction
 from django.test import override_settings
 
 from idempotency_django.errors import OperationInProgress, StoreUnavailable
-from idempotency_django.records import Claim, Operation, Record, Status
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.stores.records import Claim, Operation, Record, Status
 from idempotency_django.testing import ANSWER, an_operation, eventually, in_threads
 
 pytestmark = [pytest.mark.django_db(transaction=True, databases="__all__"), pytest.mark.driver]

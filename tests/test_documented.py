@@ -9,8 +9,8 @@ from django.conf import settings
 from django.db import connection, transaction
 
 from idempotency_django.errors import OperationInProgress
-from idempotency_django.records import Claim, Operation, Record, Status
 from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.records import Claim, Operation, Record, Status
 from idempotency_django.testing import ANSWER, an_operation, in_threads
 from tests.models import Effect
 

@@ -29,7 +29,7 @@ from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import PAYMENT, Policy, scopes, store_errors
 from idempotency_django.policy.invocation import Invocation
-from idempotency_django.records import Record
+from idempotency_django.stores.records import Record
 from tests.models import Effect
 from tests.support import (
     EffectSerializer,

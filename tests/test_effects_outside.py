@@ -651,7 +651,7 @@ class TestNoFalseAlarm:
             "django.contrib.sessions.backends.file",
             "django.core.files.uploadhandler",
             "django.db.backends.sqlite3.base",
-            "idempotency_django.stores.redis",
+            "idempotency_django.contrib.redis",
             "importlib.metadata",
             "platform",
             "uuid",

@@ -33,10 +33,10 @@ from idempotency_django.engine import (
 from idempotency_django.engine.outcomes import BACKOFF
 from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.testing import PATIENCE, an_operation, in_threads
 from tests.conftest import SIGNALS
 from tests.models import Effect

@@ -39,10 +39,10 @@ from idempotency_django.engine.leases import Lease
 from idempotency_django.engine.steps import LONGEST_NAME
 from idempotency_django.errors import ClaimLost, StepFailed, StepsChanged, StoreUnavailable
 from idempotency_django.models import IdempotencyKey, IdempotencyStep
-from idempotency_django.records import Claim, Operation, Payload, Record, Status, Step
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status, Step
 from idempotency_django.testing import PATIENCE, SECOND, an_operation, eventually
 from tests.models import Effect
 from tests.settings import ALIASES

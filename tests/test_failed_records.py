@@ -13,8 +13,8 @@ from django.views.decorators.csrf import csrf_exempt
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.engine import InProgress, Mismatched, decide
-from idempotency_django.records import Claim, Operation, Record, Status
 from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.stores.records import Claim, Operation, Record, Status
 from idempotency_django.testing import StoreContract, an_operation
 from tests.support import new_key, post
 

@@ -14,10 +14,10 @@ from django.core.cache import caches
 from django.db import OperationalError, ProgrammingError, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
+from idempotency_django.contrib.cached import CachedStore
 from idempotency_django.errors import StoreUnavailable
-from idempotency_django.records import Record
-from idempotency_django.stores.cached_database import CachedStore
 from idempotency_django.stores.database.dialects.statements import templates
+from idempotency_django.stores.records import Record
 from idempotency_django.testing import ANSWER
 from tests.support import completed
 

@@ -16,13 +16,13 @@ from rest_framework.views import APIView
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.engine.functions import aidempotent_call, idempotent_call
 from idempotency_django.errors import (
     FingerprintMismatch,
     IdempotencyError,
     OperationInProgress,
     StoreUnavailable,
 )
-from idempotency_django.functions import aidempotent_call, idempotent_call
 from idempotency_django.policy import Policy
 from tests.models import Effect
 from tests.support import assert_replays, effects, new_key, post, record

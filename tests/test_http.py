@@ -47,7 +47,7 @@ from idempotency_django.policy import DEFAULTS, Policy, keys
 from idempotency_django.policy.canonical import digest
 from idempotency_django.policy.dialects import IETF
 from idempotency_django.policy.invocation import Form
-from idempotency_django.records import Payload
+from idempotency_django.stores.records import Payload
 from tests.properties import VISIBLE_ASCII
 
 factory = RequestFactory()

@@ -19,14 +19,14 @@ from django.db import OperationalError, connection, connections, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
+from idempotency_django.contrib.messaging import dead_letters
+from idempotency_django.contrib.messaging.consumers import Consumer
+from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging.inbox.processing import process_due
+from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
+from idempotency_django.contrib.messaging.outbox import publish
+from idempotency_django.contrib.messaging.outbox.relay import Relay
 from idempotency_django.errors import DeadLettered
-from idempotency_django.messaging import dead_letters
-from idempotency_django.messaging.consumers import Consumer
-from idempotency_django.messaging.events import Event
-from idempotency_django.messaging.inbox.processing import process_due
-from idempotency_django.messaging.models import InboxMessage, OutboxMessage
-from idempotency_django.messaging.outbox import publish
-from idempotency_django.messaging.outbox.relay import Relay
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.stores import health
 from tests.factories import ago, records
@@ -295,7 +295,7 @@ def test_table(using: str) -> None:
 
 def test_bounded(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """More messages than anybody wants to count are not counted."""
-    monkeypatch.setattr("idempotency_django.messaging.health.MAX_COUNTED", 10)
+    monkeypatch.setattr("idempotency_django.contrib.messaging.health.MAX_COUNTED", 10)
     monkeypatch.setattr(health, "MAX_COUNTED", 10)
     monkeypatch.setattr("idempotency_django.management.commands.idempotency_status.MAX_COUNTED", 10)
     outbox(using, 25)

@@ -19,9 +19,9 @@ from dramatiq.brokers.stub import StubBroker
 from redis import Redis
 from rq import Queue, Retry, SimpleWorker
 
+from idempotency_django.contrib.jobs import idempotent_job
 from idempotency_django.engine.context import current_execution
 from idempotency_django.errors import FingerprintMismatch, OperationInProgress
-from idempotency_django.jobs import idempotent_job
 from idempotency_django.policy import Policy, keys
 from idempotency_django.testing import PATIENCE, eventually, in_threads
 from tests.e2e import databases

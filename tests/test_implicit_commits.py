@@ -19,12 +19,12 @@ from django.urls import path
 from django.utils.module_loading import import_string
 
 from idempotency_django.admin.changelist import in_state
+from idempotency_django.contrib.timeline import HELD, INTERRUPTED, state_of
 from idempotency_django.decorators import idempotent
 from idempotency_django.models import GRACE, DatabaseNow, IdempotencyKey
-from idempotency_django.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.testing import ANSWER, an_operation, in_threads
-from idempotency_django.timeline import HELD, INTERRUPTED, state_of
 from tests.factories import ago
 from tests.factories import record as a_record
 from tests.models import Effect

@@ -10,10 +10,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 import idempotency_django
-from idempotency_django import messaging
-from idempotency_django.messaging.brokers import BROKERS
-from idempotency_django.messaging.brokers.base import Publisher
-from idempotency_django.messaging.outbox.topics import Topic
+from idempotency_django.contrib import messaging
+from idempotency_django.contrib.messaging.brokers import BROKERS
+from idempotency_django.contrib.messaging.brokers.base import Publisher
+from idempotency_django.contrib.messaging.outbox.topics import Topic
 
 PACKAGES = (idempotency_django, messaging)
 OFFERED = [(package, name) for package in PACKAGES for name in package.__all__]
@@ -38,7 +38,7 @@ def test_no_settings() -> None:
     """Policies, decorators and consumers are imported without Django's settings."""
     program = (
         "from idempotency_django import Policy, idempotent, idempotency_exempt\n"
-        "from idempotency_django.messaging import Consumer, Event\n"
+        "from idempotency_django.contrib.messaging import Consumer, Event\n"
         "from django.conf import settings\n"
         "assert not settings.configured\n"
     )

@@ -17,13 +17,13 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from idempotency_django.contrib.messaging.consumers import Consumer, Duplicate
+from idempotency_django.contrib.messaging.events import Event
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.engine.observing import ObservedExecution
 from idempotency_django.errors import ResponseExpired
-from idempotency_django.functions import idempotent_call
-from idempotency_django.messaging.consumers import Consumer, Duplicate
-from idempotency_django.messaging.events import Event
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import DEFAULTS, Policy, SlidingTTL
 from idempotency_django.stores import stores

@@ -21,9 +21,9 @@ from idempotency_django import engine
 from idempotency_django.engine import Executed, Outcome, Result, leases
 from idempotency_django.engine.leases import Lease, kept_alive
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.records import Claim, Operation, Payload
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.stores.records import Claim, Operation, Payload
 from idempotency_django.testing import PATIENCE, an_operation, eventually
 from tests.models import Effect
 from tests.settings import ALIASES

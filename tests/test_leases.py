@@ -42,7 +42,6 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from idempotency_django import engine, signals
-from idempotency_django.codec import encode
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine import (
@@ -61,10 +60,11 @@ from idempotency_django.engine.leases import Lease
 from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy, store_errors
-from idempotency_django.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.stores import Store, stores
+from idempotency_django.stores.codec import encode
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.testing import PATIENCE, an_operation, eventually, in_threads
 from tests.models import Effect
 from tests.soak import sizes

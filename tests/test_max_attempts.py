@@ -13,10 +13,10 @@ from django.db import transaction
 from idempotency_django import engine
 from idempotency_django.engine import Executed, Held, Mismatched, Outcome, Result
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.records import Claim, Operation, Payload, Status
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.stores.records import Claim, Operation, Payload, Status
 from idempotency_django.testing import an_operation
 from tests.models import Effect
 from tests.support import effects

@@ -12,9 +12,9 @@ from django.db import connections, transaction
 from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 
-from idempotency_django.messaging.inbox import processing as claiming
-from idempotency_django.messaging.models import InboxMessage, OutboxMessage
-from idempotency_django.messaging.outbox.relay import Batch
+from idempotency_django.contrib.messaging.inbox import processing as claiming
+from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
+from idempotency_django.contrib.messaging.outbox.relay import Batch
 from idempotency_django.models import DatabaseNow
 from tests.plans import rows_read
 

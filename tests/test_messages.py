@@ -20,8 +20,8 @@ from idempotency_django import signals
 from idempotency_django.decorators import idempotent
 from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.records import Claim, Record, Status
 from idempotency_django.stores import stores
+from idempotency_django.stores.records import Claim, Record, Status
 from idempotency_django.testing import ANSWER, an_operation, eventually, in_threads
 from tests.models import Effect
 from tests.support import assert_problem, assert_replays, effects, new_key, post, record

@@ -1,4 +1,4 @@
-"""The app ``idempotency_django.messaging`` in a project that is not ready for it."""
+"""The app ``idempotency_django.contrib.messaging`` in a project that is not ready for it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connections
 from django.test import override_settings
 
-from idempotency_django.messaging.models import OutboxMessage
-from idempotency_django.messaging.tables import check_tables, refuse_unmigrated
+from idempotency_django.contrib.messaging.models import OutboxMessage
+from idempotency_django.contrib.messaging.tables import check_tables, refuse_unmigrated
 from tests.outside import ROOT
 
 ALONE = """
 SECRET_KEY = "x"
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
-INSTALLED_APPS = ["idempotency_django.messaging"]
+INSTALLED_APPS = ["idempotency_django.contrib.messaging"]
 """
 
 
@@ -98,6 +98,7 @@ def test_consumers_without_the_app() -> None:
         "from django.conf import settings\n"
         "settings.configure(INSTALLED_APPS=['idempotency_django'])\n"
         "django.setup()\n"
-        "from idempotency_django.messaging.brokers import http, kafka, local, rabbitmq, sqs\n"
+        "from idempotency_django.contrib.messaging.brokers import http, kafka, local\n"
+        "from idempotency_django.contrib.messaging.brokers import rabbitmq, sqs\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, timeout=60)

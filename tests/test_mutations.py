@@ -21,9 +21,9 @@ from strawberry.extensions import FieldExtension
 from strawberry.schema.config import StrawberryConfig
 
 from idempotency_django.checks.inventory import Endpoint, endpoints
+from idempotency_django.contrib.messaging import publish
 from idempotency_django.decorators import idempotency_exempt
 from idempotency_django.discovery import discovery
-from idempotency_django.messaging import publish
 from idempotency_django.policy import PAYMENT, Policy
 from idempotency_django.strawberry import IdempotencyExtension
 from tests import ways

@@ -29,30 +29,30 @@ from rest_framework.views import APIView
 
 from idempotency_django import engine
 from idempotency_django.checks.configuration import check_settings
+from idempotency_django.contrib.celery import IdempotentTask
+from idempotency_django.contrib.jobs import idempotent_job
+from idempotency_django.contrib.messaging.consumers import Consumer
+from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging.inbox.processing import process_due
+from idempotency_django.contrib.messaging.inbox.receivers import WebhookReceiver
+from idempotency_django.contrib.messaging.models import InboxMessage
+from idempotency_django.contrib.messaging.seen import InProcessBloom
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine import Result
 from idempotency_django.engine.context import ExecutionContext, current_execution
+from idempotency_django.engine.functions import aidempotent_call, idempotent_call
 from idempotency_django.engine.observing import ObservedExecution
 from idempotency_django.errors import (
     FingerprintMismatch,
     OperationInProgress,
     StoreUnavailable,
 )
-from idempotency_django.functions import aidempotent_call, idempotent_call
-from idempotency_django.jobs.celery import IdempotentTask
-from idempotency_django.jobs.functions import idempotent_job
-from idempotency_django.messaging.consumers import Consumer
-from idempotency_django.messaging.events import Event
-from idempotency_django.messaging.inbox.processing import process_due
-from idempotency_django.messaging.inbox.receivers import WebhookReceiver
-from idempotency_django.messaging.models import InboxMessage
-from idempotency_django.messaging.seen import InProcessBloom
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy, store_errors
-from idempotency_django.records import Claim, Operation, Payload, Record
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.stores.records import Claim, Operation, Payload, Record
 from idempotency_django.testing import an_operation
 from tests.models import Effect
 from tests.support import LONG_AGO, Within, effects, new_key, post

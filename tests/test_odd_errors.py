@@ -18,7 +18,7 @@ from rest_framework.views import APIView
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.functions import aidempotent_call, idempotent_call
+from idempotency_django.engine.functions import aidempotent_call, idempotent_call
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy, store_errors
 from tests.models import Effect

@@ -20,7 +20,7 @@ from rest_framework.views import APIView
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine.context import ExecutionContext
-from idempotency_django.functions import idempotent_call
+from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.models import IdempotencyKey
 from tests.models import Effect
 from tests.support import assert_replays, effects, new_key, post, record

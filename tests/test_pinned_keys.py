@@ -14,8 +14,8 @@ from django.urls import path
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.records import Claim, Operation, Record, Status
 from idempotency_django.stores import Store
+from idempotency_django.stores.records import Claim, Operation, Record, Status
 from idempotency_django.testing import an_operation, eventually
 from tests.support import assert_problem, is_replay, new_key, record
 

@@ -30,8 +30,8 @@ from rest_framework.views import APIView
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.engine.functions import aidempotent_call, idempotent_call
 from idempotency_django.errors import FingerprintMismatch, ResponseNotStored
-from idempotency_django.functions import aidempotent_call, idempotent_call
 from idempotency_django.policy import Policy, fingerprints, keys
 from idempotency_django.policy.canonical import canonical
 from idempotency_django.policy.invocation import Parsed

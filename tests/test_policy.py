@@ -15,8 +15,8 @@ from django.test import override_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
+from idempotency_django.engine.planning import lease_of
 from idempotency_django.errors import KeyMalformed, KeyMissing
-from idempotency_django.planning import lease_of
 from idempotency_django.policy import (
     API,
     DEFAULTS,
@@ -36,9 +36,9 @@ from idempotency_django.policy.dialects import IETF, STRIPE
 from idempotency_django.policy.fingerprints import fields, whole_request
 from idempotency_django.policy.invocation import Parsed
 from idempotency_django.policy.seals import sealed
-from idempotency_django.records import Claim
 from idempotency_django.stores import stores
 from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.stores.records import Claim
 from tests.properties import ANY_TEXT, a_call
 
 NAMES = [*FIELDS]

@@ -17,10 +17,10 @@ from django.test.utils import CaptureQueriesContext, override_settings
 
 from idempotency_django import engine
 from idempotency_django.models import IdempotencyKey, IdempotencyKeyQuerySet, IdempotencyStep
-from idempotency_django.records import Claim, Operation, Status
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.purging import purge
+from idempotency_django.stores.records import Claim, Operation, Status
 from idempotency_django.testing import ANSWER, PATIENCE, an_operation, in_threads
 from tests.factories import ago, copies, record, records
 from tests.models import Effect

@@ -21,9 +21,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, RedisError
 from redis.retry import Retry
 
+from idempotency_django.contrib.redis import RedisStore
 from idempotency_django.errors import StoreUnavailable
-from idempotency_django.records import Claim, Operation, Payload, Record, Status
-from idempotency_django.stores.redis import RedisStore
+from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.testing import ANSWER, an_operation, eventually, in_threads
 from tests.redis_servers import (
     Cluster,

@@ -35,13 +35,13 @@ from rest_framework.views import APIView, exception_handler
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotencyStatusView, IdempotentViewMixin
-from idempotency_django.functions import idempotent_call
+from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.http.messages import known_since, since_of
 from idempotency_django.http.replays import check_object, has_object
 from idempotency_django.http.status import location
 from idempotency_django.policy import Policy
-from idempotency_django.records import Operation, Record, Status
 from idempotency_django.stores import stores
+from idempotency_django.stores.records import Operation, Record, Status
 from tests.models import Effect, Member
 from tests.support import (
     EffectSerializer,
@@ -727,7 +727,7 @@ def test_recalled(way: str, settings: Any, alice: Caller, thing: Effect, sent: l
     """An answer that a cache remembers is refused likewise."""
     settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
     settings.IDEMPOTENCY = {
-        "STORES": {"default": {"BACKEND": "idempotency_django.stores.cached_database.CachedStore"}}
+        "STORES": {"default": {"BACKEND": "idempotency_django.contrib.cached.CachedStore"}}
     }
     key, url = new_key(), f"/Permitted/{way}/{thing.pk}/"
     first = alice.send(url, key)

@@ -38,8 +38,8 @@ from rest_framework.test import APIClient, APIRequestFactory
 from rest_framework.views import APIView
 
 from idempotency_django import idempotency_exempt, idempotent
+from idempotency_django.contrib.celery import IdempotentTask
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.jobs.celery import IdempotentTask
 from idempotency_django.policy.dialects import DIALECTS
 from idempotency_django.testing import replaying
 from idempotency_django.testing.plugin import IGNORE

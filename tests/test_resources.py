@@ -31,7 +31,7 @@ from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.http.resources import owner_of, pk_of, resource_of, with_resource
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import Policy, scopes, store_errors
-from idempotency_django.records import Payload
+from idempotency_django.stores.records import Payload
 from tests.models import Effect, Member
 from tests.support import LONG_AGO, assert_problem, is_replay, new_key, post
 from tests.ways import MIDDLEWARE
@@ -202,7 +202,7 @@ def store(request: pytest.FixtureRequest, settings: Any) -> str:
     options = {
         "database": {"BACKEND": "idempotency_django.stores.database.DatabaseStore"},
         "memory": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"},
-        "redis": {"BACKEND": "idempotency_django.stores.redis.RedisStore"},
+        "redis": {"BACKEND": "idempotency_django.contrib.redis.RedisStore"},
     }
     if request.param == "redis":
         server = request.getfixturevalue("redis_server")

@@ -17,10 +17,14 @@ from celery import Celery
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, computed_field
 from pydantic.alias_generators import to_camel
 
+from idempotency_django.contrib.celery import IdempotentTask
+from idempotency_django.contrib.jobs import idempotent_job
+from idempotency_django.engine.functions import (
+    aidempotent_call,
+    idempotent_call,
+    idempotent_outcome,
+)
 from idempotency_django.errors import ResponseNotStored
-from idempotency_django.functions import aidempotent_call, idempotent_call, idempotent_outcome
-from idempotency_django.jobs import idempotent_job
-from idempotency_django.jobs.celery import IdempotentTask
 from idempotency_django.policy import Policy
 from tests.models import Effect
 from tests.support import effects

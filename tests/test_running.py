@@ -9,9 +9,9 @@ from django.conf import settings
 from django.db import DatabaseError, OperationalError, connections, transaction
 
 from idempotency_django.errors import StoreUnavailable
-from idempotency_django.records import Claim
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.stores.records import Claim
 from idempotency_django.testing import ANSWER, an_operation
 
 ALIASES = list(settings.ALIASES.values())

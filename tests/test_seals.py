@@ -17,13 +17,13 @@ from django.urls import path
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.engine.context import ExecutionContext
+from idempotency_django.engine.functions import aidempotent_call, idempotent_call
 from idempotency_django.errors import FingerprintMismatch
-from idempotency_django.functions import aidempotent_call, idempotent_call
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy, seals
 from idempotency_django.policy.canonical import canonical, content_digest, digest, framed
-from idempotency_django.records import Claim, Status
 from idempotency_django.stores import stores
+from idempotency_django.stores.records import Claim, Status
 from idempotency_django.testing.contract import an_operation
 from tests.factories import ago
 from tests.models import Effect

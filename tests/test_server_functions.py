@@ -16,9 +16,9 @@ from django.test.utils import CaptureQueriesContext
 
 from idempotency_django.errors import StoreUnavailable
 from idempotency_django.models import IdempotencyKey, IdempotencyStep
-from idempotency_django.records import Claim, Record, Status
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.database.dialects import postgresql
+from idempotency_django.stores.records import Claim, Record, Status
 from idempotency_django.testing import ANSWER, an_operation, in_threads
 
 pytestmark = [

@@ -56,14 +56,14 @@ from rest_framework.views import APIView
 
 from idempotency_django import Policy, idempotent
 from idempotency_django.checks.inventory import endpoints
+from idempotency_django.contrib.redis import RedisStore
 from idempotency_django.drf import IdempotentViewMixin, idempotent_items
+from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.errors import StoreUnavailable
-from idempotency_django.functions import idempotent_call
 from idempotency_django.http import bodies, shadow
 from idempotency_django.models import IdempotencyKey, IdempotencyObservation
 from idempotency_django.policy import keys, scopes
 from idempotency_django.stores.database import DatabaseStore
-from idempotency_django.stores.redis import RedisStore
 from idempotency_django.testing import in_threads
 from tests import ways
 from tests.models import Effect
@@ -74,7 +74,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__
 
 OBSERVE = {"POLICY": {"mode": "observe"}}
 MIDDLEWARE = ways.MIDDLEWARE
-REDIS = "idempotency_django.stores.redis.RedisStore"
+REDIS = "idempotency_django.contrib.redis.RedisStore"
 
 paused: dict[str, Callable[[], object]] = {}
 """What a view waits for, by its reference."""

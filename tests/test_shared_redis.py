@@ -12,10 +12,10 @@ from django.test import override_settings
 from django_redis import get_redis_connection
 from redis.crc import key_slot
 
-from idempotency_django.records import Claim, Operation, Payload, Record
+from idempotency_django.contrib.cached import CachedStore
+from idempotency_django.contrib.redis import RedisStore
 from idempotency_django.stores.base import Store
-from idempotency_django.stores.cached_database import CachedStore
-from idempotency_django.stores.redis import RedisStore
+from idempotency_django.stores.records import Claim, Operation, Payload, Record
 from idempotency_django.testing import ANSWER, an_operation
 from tests.redis_servers import client
 from tests.servers import Server

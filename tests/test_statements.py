@@ -14,9 +14,9 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from idempotency_django.models import IdempotencyKey, IdempotencyKeyQuerySet
-from idempotency_django.records import Record
 from idempotency_django.stores.database import DatabaseStore, dialects
 from idempotency_django.stores.database.dialects.statements import statements, templates
+from idempotency_django.stores.records import Record
 from idempotency_django.testing import an_operation
 from tests.factories import IdempotencyKeyFactory, ago, record
 from tests.plans import rows_read

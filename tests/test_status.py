@@ -33,15 +33,15 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from idempotency_django import drf, views
+from idempotency_django import drf
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.http import status
+from idempotency_django.http import status, views
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.policy.seals import decrypt_token, encrypt_token
-from idempotency_django.records import Payload, Record, Status
 from idempotency_django.stores import stores
+from idempotency_django.stores.records import Payload, Record, Status
 from idempotency_django.testing import eventually
 from tests.models import Effect
 from tests.support import (

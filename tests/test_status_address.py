@@ -12,8 +12,8 @@ import pytest
 
 from idempotency_django.http import status
 from idempotency_django.policy import seals as opaque
-from idempotency_django.records import Claim, Operation
 from idempotency_django.stores import stores
+from idempotency_django.stores.records import Claim, Operation
 
 pytestmark = pytest.mark.urls("tests.test_status")
 

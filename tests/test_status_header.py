@@ -32,8 +32,8 @@ from idempotency_django.errors import StoreUnavailable, all_errors
 from idempotency_django.http.marking import executed, refused, replayed
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import Policy, SlidingTTL, keys
-from idempotency_django.records import Payload, Record, Status
 from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.records import Payload, Record, Status
 from idempotency_django.testing import an_operation
 from tests.models import Effect
 from tests.support import assert_problem, effects, new_key, post

@@ -16,10 +16,10 @@ from idempotency_django.engine import Executed, Outcome, Result
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.errors import StepFailed, StepsChanged, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.records import Operation, Payload
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.stores.records import Operation, Payload
 from idempotency_django.testing import PATIENCE, SECOND, an_operation
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")

@@ -12,8 +12,8 @@ from django.db import connections
 from idempotency_django import engine
 from idempotency_django.engine import Executed, Result
 from idempotency_django.engine.context import ExecutionContext
-from idempotency_django.records import Operation, Payload
 from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.records import Operation, Payload
 from idempotency_django.testing import PATIENCE, SECOND, an_operation
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")

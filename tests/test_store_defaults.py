@@ -10,8 +10,8 @@ from django.core.exceptions import ImproperlyConfigured
 
 from idempotency_django.errors import OperationInProgress
 from idempotency_django.policy.invocation import Invocation
-from idempotency_django.records import Claim, Operation, Record, Status
 from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.stores.records import Claim, Operation, Record, Status
 from idempotency_django.testing import ANSWER, an_operation
 
 LEASE = timedelta(seconds=30)

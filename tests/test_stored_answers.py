@@ -24,7 +24,7 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.http.messages import payload_of, response_of
 from idempotency_django.policy import DEFAULTS, Policy
-from idempotency_django.records import REASON
+from idempotency_django.stores.records import REASON
 from tests.models import Effect
 from tests.support import assert_problem, assert_replays, effects, is_replay, new_key, record
 

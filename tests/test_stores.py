@@ -17,7 +17,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from idempotency_django.checks import check_stores
 from idempotency_django.decorators import idempotent
-from idempotency_django.functions import idempotent_call
+from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.policy import Policy
 from idempotency_django.stores import purging, stores
 from idempotency_django.stores.memory import MemoryStore
@@ -26,8 +26,8 @@ from tests.models import Effect
 from tests.support import assert_replays, effects, new_key, post
 
 DATABASE = "idempotency_django.stores.database.DatabaseStore"
-CACHED = "idempotency_django.stores.cached_database.CachedStore"
-REDIS = "idempotency_django.stores.redis.RedisStore"
+CACHED = "idempotency_django.contrib.cached.CachedStore"
+REDIS = "idempotency_django.contrib.redis.RedisStore"
 MEMORY = "idempotency_django.stores.memory.MemoryStore"
 
 

@@ -17,9 +17,9 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from idempotency_django import aidempotent_call, idempotent, idempotent_call
+from idempotency_django.contrib.jobs import idempotent_job
 from idempotency_django.drf import idempotent_items
-from idempotency_django.functions import idempotent_outcome
-from idempotency_django.jobs import idempotent_job
+from idempotency_django.engine.functions import idempotent_outcome
 from idempotency_django.models import IdempotencyKey, IdempotencyObservation
 from tests.models import Effect
 from tests.support import effects, is_replay, new_key, post

@@ -19,9 +19,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from ..models import IdempotencyKey
-from ..records import Status, reference
-from ..timeline import (
+from ..contrib.timeline import (
     CONFIDENTIAL,
     HELD,
     INTERRUPTED,
@@ -31,6 +29,8 @@ from ..timeline import (
     administered,
     state_of,
 )
+from ..models import IdempotencyKey
+from ..stores.records import Status, reference
 from .actions import ACTIONS
 from .answers import Answer, derived_keys_page
 from .base import ListAdmin

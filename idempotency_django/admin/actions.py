@@ -22,11 +22,11 @@ from django.utils.http import parse_header_parameters
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..codec import encode
+from ..contrib.timeline import HELD, INTERRUPTED, STATES, Moment, state_of
 from ..models import NO_OWNER, DatabaseNow, IdempotencyKey, IdempotencyStep
-from ..records import Payload, Status
 from ..stores import stores
-from ..timeline import HELD, INTERRUPTED, STATES, Moment, state_of
+from ..stores.codec import encode
+from ..stores.records import Payload, Status
 from .base import Action
 
 __all__ = ["ACTIONS"]

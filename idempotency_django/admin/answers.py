@@ -15,11 +15,11 @@ from django.template.response import TemplateResponse
 from django.utils.http import parse_header_parameters
 from django.utils.translation import gettext as _
 
-from ..codec import decode
 from ..engine.steps import LONGEST_NAME
 from ..http.resources import resource_of
 from ..models import IdempotencyStep
 from ..policy.seals import derived_keys
+from ..stores.codec import decode
 from .text import indented, shortened
 
 TEMPLATE: Final = "admin/idempotency_django/idempotencykey/derived_keys.html"

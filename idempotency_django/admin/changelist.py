@@ -15,9 +15,9 @@ from django.db.models.functions import Coalesce, Collate
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
+from ..contrib.timeline import HELD, INTERRUPTED, STATES, local
 from ..models import GRACE, DatabaseNow, IdempotencyKeyQuerySet
-from ..records import Status
-from ..timeline import HELD, INTERRUPTED, STATES, local
+from ..stores.records import Status
 from .base import COUNTED
 
 SAMPLED: Final = 1_000

@@ -14,7 +14,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from ..timeline import (
+from ..contrib.timeline import (
     DEEPEST,
     MISSING,
     MOST,

@@ -12,7 +12,7 @@ from celery import current_app
 from django.core.checks import CheckMessage, Warning  # noqa: A004  # Django's name
 from django.utils.module_loading import autodiscover_modules
 
-from ..jobs.celery import IdempotentTask, counts_parts
+from ..contrib.celery import IdempotentTask, counts_parts
 from ..policy import Policy
 from .configuration import check_policy, each_once, tried
 

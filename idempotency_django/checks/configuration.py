@@ -14,10 +14,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from ..conf import MIDDLEWARE, NAMES, conf, default_store, did_you_mean
+from ..engine.planning import lease_of
 from ..http.messages import known_since, replayed_header
 from ..http.status import status_url
 from ..middleware import skipped_middleware
-from ..planning import lease_of
 from ..policy import UNSET, Policy, project_dialect
 from ..policy.identity import header_of
 from ..stores import stores

@@ -276,7 +276,7 @@ def _without_transaction(endpoint: Endpoint) -> Iterator[CheckMessage]:
 def _is_outbox(value: Any) -> bool:
     """Whether it is the package of the outbox, or a function in it."""
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
-    return str(name).startswith("idempotency_django.messaging.outbox")
+    return str(name).startswith("idempotency_django.contrib.messaging.outbox")
 
 
 def _is_atomic(function: Any) -> bool:

@@ -21,8 +21,8 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from ..backoff import Backoff, retry_after
-from ..current import EXECUTION
-from ..records import name_based_key
+from ..engine.current import EXECUTION
+from ..stores.records import name_based_key
 
 Journal = Callable[[str, str, str, int], Any]
 """Gets the key, the method, the URL and the number of the attempt."""

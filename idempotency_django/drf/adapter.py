@@ -39,7 +39,7 @@ from ..policy import Policy, dialect_of, project_dialect, resolve
 from ..policy.dialects import Dialect
 from ..policy.fingerprints import is_json, media_type_of
 from ..policy.invocation import Body, Form, Hashed, Invocation, Parsed
-from ..records import Payload, Record
+from ..stores.records import Payload, Record
 
 
 class IdempotencyAPIException(APIException):

@@ -19,13 +19,13 @@ from rest_framework.views import APIView
 from ..conf import conf
 from ..engine import Result
 from ..engine.context import ExecutionContext
+from ..engine.functions import json_payload, run_plan
+from ..engine.planning import Plan
 from ..engine.steps import no_json
 from ..errors import IdempotencyError, KeyMalformed, KeyMissing
-from ..functions import json_payload, run_plan
 from ..http.messages import HAS_UNFINISHED, error_body, operation_name, status_of
 from ..http.parts import RequestPart, refuse_fields_of_responses
 from ..logs import escaped
-from ..planning import Plan
 from ..policy import NEVER_STORED, Policy, dialect_of, resolve
 from ..stores.atomic_blocks import atomic_request_databases
 

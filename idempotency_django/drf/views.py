@@ -28,7 +28,7 @@ from ..http.status import describe_operation, record_of
 from ..http.unwrapping import checked, is_async, name_of
 from ..http.wrapping import log_unreached, register_framework, replace_handler
 from ..policy import PROJECT_POLICY, UNSAFE_METHODS, Policy, dialect_of, keys, resolve
-from ..records import Record
+from ..stores.records import Record
 from .adapter import IdempotencyAPIException, serve_view
 from .forms import key_in_form, with_keys
 
@@ -173,7 +173,7 @@ class IdempotentViewMixin:  # see below
 
 
 class IdempotencyStatusView(APIView):
-    """The same as :class:`idempotency_django.views.IdempotencyStatusView`, for REST framework.
+    """The same as :class:`idempotency_django.http.views.IdempotencyStatusView`, for REST framework.
 
     It authenticates callers as the project's other views do. If the views that answer 202 have
     other ``authentication_classes``, override them here.

@@ -13,8 +13,8 @@ from typing import Final
 
 from asgiref.sync import sync_to_async
 
-from ..records import Operation, Record
 from ..stores import Store
+from ..stores.records import Operation, Record
 from .context import ExecutionContext
 from .leased import Awaiting, Blocking, LeasedRun
 from .observing import Observation, observe

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from .. import signals
 from ..conf import conf
 from ..errors import ROLLED_BACK_MESSAGE, UNCONFIRMED_MESSAGE, ClaimLost, StoreUnavailable
-from ..records import Claim, Operation, Payload, Record
 from ..stores import Store
+from ..stores.records import Claim, Operation, Payload, Record
 from . import run
 from .context import CURRENT, ExecutionContext
 from .observing import Observation, observe

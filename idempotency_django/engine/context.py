@@ -19,9 +19,9 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import models, transaction
 
-from ..current import EXECUTION
-from ..records import NAMESPACE, Claim, Operation, Step, derived_key, reference
 from ..stores import Store
+from ..stores.records import NAMESPACE, Claim, Operation, Step, derived_key, reference
+from .current import EXECUTION
 from .leases import Lease, validate_thread
 from .steps import (
     Steps,

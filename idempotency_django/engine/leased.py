@@ -22,8 +22,8 @@ from django.dispatch import Signal
 
 from .. import signals
 from ..errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUnavailable
-from ..records import Claim, Operation, Payload, Record, Status
 from ..stores import Store
+from ..stores.records import Claim, Operation, Payload, Record, Status
 from .context import CURRENT, ExecutionContext, UnprotectedContext
 from .leases import Lease, handlers_thread, kept_alive
 from .outcomes import (

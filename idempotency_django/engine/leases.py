@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary, finalize
 from django.core.exceptions import ImproperlyConfigured
 
 from ..errors import ClaimLost, OperationInProgress
-from ..records import Claim
 from ..stores import Store
+from ..stores.records import Claim
 
 
 def handlers_thread() -> int | None:

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from ..conf import conf
 from ..errors import OperationInProgress
-from ..records import Operation
+from ..stores.records import Operation
 from .context import ExecutionContext
 from .outcomes import Executed, Expired, Held, InProgress, Mismatched, Outcome, Replayed
 

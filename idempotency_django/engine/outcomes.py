@@ -25,8 +25,8 @@ from ..errors import (
     ResponseExpired,
     StoreUnavailable,
 )
-from ..records import Claim, Operation, Payload, Record, Status
 from ..stores import Store
+from ..stores.records import Claim, Operation, Payload, Record, Status
 from .steps import named
 
 logger = logging.getLogger("idempotency_django")

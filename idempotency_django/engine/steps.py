@@ -13,8 +13,8 @@ from typing import Any, Final
 from django.core.exceptions import ImproperlyConfigured
 
 from ..errors import ClaimLost, StepFailed, StepsChanged, StoreUnavailable
-from ..records import Claim, Step
 from ..stores import Store
+from ..stores.records import Claim, Step
 
 LONGEST_NAME: Final = 100  # characters of a step's name
 LONGEST_ERROR: Final = 4096  # characters of an error's text, and of each of its attributes

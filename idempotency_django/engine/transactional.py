@@ -23,9 +23,9 @@ from ..errors import (
     OperationInProgress,
     StoreUnavailable,
 )
-from ..records import Claim, Operation, Payload, Record
 from ..stores import Store
 from ..stores.atomic_blocks import IN_NINJA
+from ..stores.records import Claim, Operation, Payload, Record
 from .context import CURRENT, ExecutionContext
 from .outcomes import (
     UNCERTAIN_ERRORS,

@@ -37,7 +37,7 @@ from ..errors import (
     ResponseNotStored,
 )
 from ..policy import Policy
-from ..records import Operation, Record
+from ..stores.records import Operation, Record
 
 IGNORED: Final = "ignored"
 IN_PROGRESS: Final = "in-progress"

@@ -35,7 +35,7 @@ from ..policy.canonical import digest
 from ..policy.dialects import Dialect
 from ..policy.identity import header_of
 from ..policy.invocation import Body, Invocation
-from ..records import REASON, UNFINISHED, Operation, Payload, Record
+from ..stores.records import REASON, UNFINISHED, Operation, Payload, Record
 from .bodies import body_of
 from .marking import mark, refused
 from .replays import (

@@ -12,11 +12,11 @@ from django.http import HttpRequest
 
 from ..conf import conf
 from ..engine.context import ExecutionContext
+from ..engine.planning import Plan, plan, plan_unprotected
 from ..errors import IdempotencyError, KeyMissing
-from ..planning import Plan, plan, plan_unprotected
 from ..policy import UNSET, Policy, dialect_of, keys
 from ..policy.invocation import Invocation, Parsed
-from ..records import Record
+from ..stores.records import Record
 from .messages import invocation_of, meta_name, refuse_result
 
 _OF_RESPONSES: Final = ("on_replay", "rebuild", "replay_status")

@@ -26,7 +26,7 @@ from django.views.generic.edit import BaseCreateView
 
 from ..errors import AnswerNotAcceptable
 from ..policy.fingerprints import media_type_of
-from ..records import Payload, Record
+from ..stores.records import Payload, Record
 
 _ANY_FORM: Final = (":accept", "*/*")
 """A mark among the stored headers of a response that did not depend on ``Accept``."""

@@ -14,7 +14,7 @@ from django.apps import apps
 from django.urls import NoReverseMatch
 
 from ..policy.canonical import digest
-from ..records import RESOURCE, Payload
+from ..stores.records import RESOURCE, Payload
 
 
 def owner_of(caller: str, host: str) -> str:

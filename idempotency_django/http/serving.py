@@ -32,6 +32,8 @@ from ..engine import (
     refusal,
 )
 from ..engine.context import ExecutionContext, NoKeyContext, UnprotectedContext
+from ..engine.planning import Plan, plan_unprotected
+from ..engine.planning import plan as planned
 from ..errors import (
     IdempotencyError,
     KeyUnsupported,
@@ -39,13 +41,11 @@ from ..errors import (
     ResponseNotStored,
     StoreUnavailable,
 )
-from ..planning import Plan, plan_unprotected
-from ..planning import plan as planned
 from ..policy import UNSAFE_METHODS, Policy, dialect_of, keys, project_dialect
 from ..policy.identity import header_of
-from ..records import Operation, Record
 from ..stores import stores
 from ..stores.atomic_blocks import atomic_request_databases, refuse_other_transactions
+from ..stores.records import Operation, Record
 from .atomic_requests import RequestTransactions
 from .marking import IGNORED, IN_PROGRESS, NOT_STORED, executed, mark, replayed
 from .messages import (

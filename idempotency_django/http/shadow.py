@@ -31,13 +31,13 @@ from django.utils.module_loading import import_string
 
 from ..engine.effects import Observed, observed_effects
 from ..engine.outcomes import UNCERTAIN_ERRORS, savepoints
+from ..engine.planning import Plan
+from ..engine.planning import plan as planned
 from ..errors import IdempotencyError, KeyMissing, OperationInProgress, StoreUnavailable
-from ..planning import Plan
-from ..planning import plan as planned
 from ..policy import Policy, fingerprints
-from ..records import Claim, Operation, Payload, Record, Status
 from ..stores import Store, stores
 from ..stores.atomic_blocks import is_open
+from ..stores.records import Claim, Operation, Payload, Record, Status
 from .atomic_requests import RequestTransactions
 from .messages import Adapter, reason_not_to_store
 from .routes import readable

@@ -18,8 +18,8 @@ from django.urls import NoReverseMatch, reverse
 
 from ..conf import conf
 from ..policy.seals import decrypt_token, encrypt_token
-from ..records import Operation, Payload, Record, Status
 from ..stores import Store, stores
+from ..stores.records import Operation, Payload, Record, Status
 
 SALT: Final = "idempotency_django.http.status"
 UNKNOWN: Final = "unknown"

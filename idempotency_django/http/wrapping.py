@@ -33,7 +33,7 @@ from ..errors import IdempotencyError
 from ..logs import escaped
 from ..policy import PROJECT_POLICY, UNSAFE_METHODS, Policy, dialect_of, resolve
 from ..policy.dialects import Dialect
-from ..records import Record
+from ..stores.records import Record
 from .atomic_requests import (
     ExcludedDatabases,
     RequestTransactions,

@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from ..conf import conf, default_store, did_you_mean, until_settings_change
-from ..records import Record
+from ..stores.records import Record
 from . import keys, scopes
 from .dialects import DIALECTS, IETF, Dialect
 from .fingerprints import FingerprintFunction, whole_request

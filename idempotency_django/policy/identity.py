@@ -12,7 +12,7 @@ from django.utils.http import parse_http_date
 
 from ..conf import conf, until_settings_change
 from ..errors import KeyMalformed, KeyMissing, KeyTooOld
-from ..records import Operation
+from ..stores.records import Operation
 from . import Policy, SlidingTTL, dialect_of, keys, scopes
 from .canonical import content_digest, framed
 from .dialects import Dialect

@@ -24,7 +24,7 @@ from typing import Final
 from django.conf import settings
 from django.utils.crypto import salted_hmac
 
-from ..records import derived_key
+from ..stores.records import derived_key
 from .canonical import LENGTH
 
 _SALT: Final = "idempotency_django.fingerprint"

@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from ..errors import OperationInProgress
-from ..records import Claim, Operation, Payload, Record, Status, Step
+from .records import Claim, Operation, Payload, Record, Status, Step
 
 
 def no_transactional_mode(reason: str) -> ImproperlyConfigured:
@@ -38,7 +38,7 @@ class Store(ABC):
     All other methods have a default, which is right for a store without transactions, recovery
     points, batches or a cache. Any method may raise
     :exc:`~idempotency_django.errors.StoreUnavailable` when the store cannot be reached. Responses
-    and recovery points are written and read by :mod:`idempotency_django.codec`.
+    and recovery points are written and read by :mod:`idempotency_django.stores.codec`.
 
     Args:
         alias: the store's name in ``IDEMPOTENCY["STORES"]``.

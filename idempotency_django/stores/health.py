@@ -14,8 +14,8 @@ from typing import Any, Final
 from django.db.models import QuerySet
 
 from ..models import DatabaseNow, IdempotencyKey
-from ..records import Status
 from . import stores
+from .records import Status
 
 MAX_COUNTED: Final = 10_000
 """The most rows that a finding counts."""

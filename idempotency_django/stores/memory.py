@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 from django.conf import settings
 from django.core.checks import CheckMessage, Warning  # noqa: A004  # Django's name
 
-from ..codec import StoredPayload, decode, decode_step, dump_text, encode, encode_step
-from ..records import Claim, Operation, Payload, Record, Status, Step, new_token
 from .atomic_blocks import forbid_transactions
 from .base import Store
+from .codec import StoredPayload, decode, decode_step, dump_text, encode, encode_step
+from .records import Claim, Operation, Payload, Record, Status, Step, new_token
 
 
 @dataclass

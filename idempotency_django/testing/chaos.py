@@ -39,10 +39,10 @@ from django.db import OperationalError, connections
 from django.db.backends.utils import CursorWrapper
 from django.db.models import Count, QuerySet
 
-from ..messaging.databases import database
+from ..contrib.messaging.databases import database
 from ..models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet
-from ..records import Status
 from ..stores import stores
+from ..stores.records import Status
 
 __all__ = ["Report", "Service", "Trial", "chaos", "crash_point"]
 
@@ -313,7 +313,7 @@ def _records() -> Iterator[IdempotencyKeyQuerySet]:
 
 def _messaging() -> Iterator[tuple[QuerySet[Any], set[str]]]:
     """The tables of messaging and their columns, where its app is installed."""
-    if apps.is_installed("idempotency_django.messaging"):
+    if apps.is_installed("idempotency_django.contrib.messaging"):
         for model in apps.get_app_config("idempotency_messaging").get_models():
             columns = {field.name for field in model._meta.fields}
             yield QuerySet(model, using=database()), columns

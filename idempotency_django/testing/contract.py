@@ -19,8 +19,8 @@ from django.db import connections
 
 from ..errors import ClaimLost
 from ..policy import DEFAULTS
-from ..records import Claim, Operation, Payload, Record, Status, Step
 from ..stores import Store
+from ..stores.records import Claim, Operation, Payload, Record, Status, Step
 
 T = TypeVar("T")
 

@@ -10,11 +10,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from idempotency_django.contrib.messaging.consumers import Consumer
+from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging.outbox import publish
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine.context import ExecutionContext
-from idempotency_django.messaging.consumers import Consumer
-from idempotency_django.messaging.events import Event
-from idempotency_django.messaging.outbox import publish
 from idempotency_django.policy import Policy
 
 from .effects import make, understood

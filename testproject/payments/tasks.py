@@ -7,7 +7,7 @@ from typing import Any
 
 from celery import shared_task
 
-from idempotency_django.jobs.celery import IdempotentTask
+from idempotency_django.contrib.celery import IdempotentTask
 from idempotency_django.policy import Policy
 
 from .models import Effect, Kind

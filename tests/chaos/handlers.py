@@ -9,7 +9,7 @@ from django.contrib.auth.models import Group
 from django.db import router, transaction
 
 from idempotency_django.engine.context import ExecutionContext
-from idempotency_django.functions import idempotent_call
+from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.policy import Policy
 from idempotency_django.testing.chaos import Service, crash_point
 from tests.models import Effect

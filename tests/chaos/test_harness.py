@@ -17,8 +17,8 @@ from django.db import connection, transaction
 from django.http import HttpResponse
 from django.utils import timezone
 
-from idempotency_django.functions import idempotent_call
-from idempotency_django.messaging.models import InboxMessage
+from idempotency_django.contrib.messaging.models import InboxMessage
+from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.testing.chaos import (

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from idempotency_django.contrib.messaging.consumers import Consumer
+from idempotency_django.contrib.messaging.events import Event
 from idempotency_django.engine.context import ExecutionContext
-from idempotency_django.messaging.consumers import Consumer
-from idempotency_django.messaging.events import Event
 from idempotency_django.policy import Policy
 from idempotency_django.testing.chaos import Report, Service, chaos
 from tests.models import Effect

@@ -10,8 +10,8 @@ from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
 
+from idempotency_django.contrib.celery import IdempotentTask
 from idempotency_django.decorators import idempotent
-from idempotency_django.jobs.celery import IdempotentTask
 from idempotency_django.policy import Policy
 from idempotency_django.testing.chaos import Report, Service, chaos
 from tests.chaos.handlers import effects

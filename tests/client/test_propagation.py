@@ -13,9 +13,9 @@ from idempotency_django import engine
 from idempotency_django.client import OutcomeUnknown
 from idempotency_django.engine import Result
 from idempotency_django.engine.context import ExecutionContext, UnprotectedContext
-from idempotency_django.functions import idempotent_call
-from idempotency_django.records import Operation, Payload
+from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.records import Operation, Payload
 from idempotency_django.testing import an_operation
 
 from .drivers import AsyncHttpx, Httpx, Requests

@@ -24,7 +24,7 @@ from rest_framework.views import APIView
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.records import Status
+from idempotency_django.stores.records import Status
 from tests.concurrency.models import Owner, Ticket
 from tests.support import assert_replays
 

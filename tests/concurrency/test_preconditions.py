@@ -30,14 +30,14 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from idempotency_django.concurrency.preconditions import preconditions
-from idempotency_django.concurrency.transitions import transition
+from idempotency_django.contrib.concurrency.drf import PreconditionMixin
+from idempotency_django.contrib.concurrency.preconditions import preconditions
+from idempotency_django.contrib.concurrency.transitions import transition
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.drf.preconditions import PreconditionMixin
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
-from idempotency_django.records import Status
+from idempotency_django.stores.records import Status
 from idempotency_django.testing.contract import in_threads
 from tests.concurrency.models import Base, Country, Owner, Ticket
 from tests.support import assert_problem, assert_replays, is_replay

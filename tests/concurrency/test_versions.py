@@ -15,8 +15,8 @@ from django.db.models import F
 from django.db.models.signals import post_save
 from django.test.utils import CaptureQueriesContext, isolate_apps
 
-from idempotency_django.concurrency.natural import ensure
-from idempotency_django.concurrency.versions import (
+from idempotency_django.contrib.concurrency.natural import ensure
+from idempotency_django.contrib.concurrency.versions import (
     Versioned,
     VersionField,
     compare_and_swap,

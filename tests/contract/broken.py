@@ -7,9 +7,9 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
-from idempotency_django.codec import encode
-from idempotency_django.records import Claim, Operation, Payload, Record, Status, Step
+from idempotency_django.stores.codec import encode
 from idempotency_django.stores.memory import MemoryStore, _Entry
+from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status, Step
 
 
 class _Broken(MemoryStore):

@@ -12,14 +12,14 @@ from django.core.cache.backends.locmem import LocMemCache
 from django.db.models import F
 from django_redis import get_redis_connection
 
+from idempotency_django.contrib import cached as cached_store
+from idempotency_django.contrib.cached import CachedStore
+from idempotency_django.contrib.redis import RedisStore
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores import Store
-from idempotency_django.stores import cached_database as cached_store
-from idempotency_django.stores.cached_database import CachedStore
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.database import store as database_store
 from idempotency_django.stores.memory import MemoryStore
-from idempotency_django.stores.redis import RedisStore
 from tests.contract.machine import SCOPES, UNIT
 
 _TIMES = ("created_at", "completed_at", "lease_expires_at", "expires_at", "purge_at")

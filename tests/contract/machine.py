@@ -26,8 +26,8 @@ from hypothesis.stateful import (
 )
 
 from idempotency_django.errors import ClaimLost
-from idempotency_django.records import Claim, Operation, Payload, Record, Status, Step
 from idempotency_django.stores import Store
+from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status, Step
 from idempotency_django.testing import an_operation
 
 STEPS = 12

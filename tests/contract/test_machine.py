@@ -10,11 +10,11 @@ from django.conf import settings as django_settings
 from django.db import connections
 from django_redis import get_redis_connection
 
+from idempotency_django.contrib.cached import CachedStore
+from idempotency_django.contrib.redis import RedisStore
 from idempotency_django.stores import Store
-from idempotency_django.stores.cached_database import CachedStore
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
-from idempotency_django.stores.redis import RedisStore
 from tests.contract import clocks
 from tests.contract.broken import BROKEN
 from tests.contract.machine import Subject, explore

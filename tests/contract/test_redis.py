@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import pytest
 from django_redis import get_redis_connection
 
-from idempotency_django.records import Operation, Record
-from idempotency_django.stores.redis import RedisStore
+from idempotency_django.contrib.redis import RedisStore
+from idempotency_django.stores.records import Operation, Record
 from idempotency_django.testing import ANSWER, StoreContract, an_operation
 from tests.contract import clocks
 from tests.servers import Server

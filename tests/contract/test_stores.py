@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.conf import settings
 
-from idempotency_django.stores.cached_database import CachedStore
+from idempotency_django.contrib.cached import CachedStore
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.testing import StoreContract

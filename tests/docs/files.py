@@ -32,7 +32,7 @@ from django.urls import clear_url_caches
 from sybil.document import Document
 from sybil.parsers.myst import CodeBlockParser
 
-from idempotency_django.messaging.inbox.receivers import _RECEIVERS
+from idempotency_django.contrib.messaging.inbox.receivers import _RECEIVERS
 
 ROOT = Path(__file__).parents[2]
 PROJECT = ROOT / "docs" / "project"

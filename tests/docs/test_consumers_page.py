@@ -14,8 +14,8 @@ import kombu
 import pytest
 from shop.models import Charge
 
+from idempotency_django.contrib.messaging.events import Event
 from idempotency_django.errors import OperationInProgress
-from idempotency_django.messaging.events import Event
 from idempotency_django.models import IdempotencyKey
 from tests.docs.examples import ROOT
 from tests.servers import Server

@@ -9,19 +9,19 @@ from datetime import timedelta
 from typing import Any
 
 from idempotency_django.conf import Settings
-from idempotency_django.messaging import consumers
-from idempotency_django.messaging.brokers import celery, http, kafka, rabbitmq, sqs
-from idempotency_django.messaging.brokers.loop import ConsumerOptions
-from idempotency_django.messaging.inbox import processing
-from idempotency_django.messaging.inbox.receivers import WebhookReceiver
-from idempotency_django.messaging.inbox.verifiers import TOLERANCE
-from idempotency_django.messaging.models import MessageState
-from idempotency_django.messaging.outbox import publishing, relay
-from idempotency_django.messaging.outbox.topics import Topic
+from idempotency_django.contrib.cached import CachedStore
+from idempotency_django.contrib.messaging import consumers
+from idempotency_django.contrib.messaging.brokers import celery, http, kafka, rabbitmq, sqs
+from idempotency_django.contrib.messaging.brokers.loop import ConsumerOptions
+from idempotency_django.contrib.messaging.inbox import processing
+from idempotency_django.contrib.messaging.inbox.receivers import WebhookReceiver
+from idempotency_django.contrib.messaging.inbox.verifiers import TOLERANCE
+from idempotency_django.contrib.messaging.models import MessageState
+from idempotency_django.contrib.messaging.outbox import publishing, relay
+from idempotency_django.contrib.messaging.outbox.topics import Topic
+from idempotency_django.contrib.timeline import STATES
 from idempotency_django.policy import DEFAULTS
 from idempotency_django.policy.identity import LONGEST_WAIT
-from idempotency_django.stores.cached_database import CachedStore
-from idempotency_django.timeline import STATES
 from tests.docs.examples import ROOT
 
 GLOSSARY = (ROOT / "docs" / "reference" / "glossary.md").read_text()

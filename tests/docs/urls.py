@@ -12,10 +12,10 @@ from rest_framework.routers import SimpleRouter
 from shop.models import Order
 from shop.serializers import OrderSerializer
 
-from idempotency_django.concurrency.transitions import transition
+from idempotency_django.contrib.concurrency.drf import PreconditionMixin
+from idempotency_django.contrib.concurrency.transitions import transition
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.drf.preconditions import PreconditionMixin
 
 
 class OrderViewSet(PreconditionMixin, IdempotentViewMixin, viewsets.ModelViewSet[Order]):

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from idempotency_django.messaging.inbox.verifiers import StandardWebhooks, Stripe, Verifier
+from idempotency_django.contrib.messaging.inbox.verifiers import StandardWebhooks, Stripe, Verifier
 from idempotency_django.testing import eventually
 from testproject import settings
 from testproject.server import ROOT
@@ -90,13 +90,13 @@ def test_fails_and_recovers(api: Api, server: Server, deliver: Any) -> None:
     """A message whose handler fails stays in the inbox, and an operator retries it."""
     order = Order()
     deliver("standard", order, body_of("standard", order, amount="much"))
-    inbox = "from idempotency_django.messaging.models import InboxMessage as M\n"
+    inbox = "from idempotency_django.contrib.messaging.models import InboxMessage as M\n"
     mine = f"m = M.objects.get(message_id='msg_{order.key}')\n"
     eventually(lambda: _says(server, f"{inbox}{mine}print(bool(m.error))") == "True")
     assert api.effects(order) == 0
     body = body_of("standard", order)
     fixed = f"m.body = {body!r}; m.save(update_fields=['body'])\n"  # nobody sends it again
-    settle = "from idempotency_django.messaging import settling\n"
+    settle = "from idempotency_django.contrib.messaging import settling\n"
     now = "m.refresh_from_db(); m.state == 'pending' and settling.retry(m, by='ann')"
     server.shell(f"{inbox}{settle}{mine}{fixed}{now}")
     eventually(lambda: api.effects(order) == 1)

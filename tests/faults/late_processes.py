@@ -18,11 +18,11 @@ import pytest
 from django.conf import settings
 from redis import Redis
 
+from idempotency_django.contrib.redis import RedisStore
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy.seals import derived_keys
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
-from idempotency_django.stores.redis import RedisStore
 from idempotency_django.testing import PATIENCE, eventually
 from tests.models import Effect
 from tests.outside import environment, running

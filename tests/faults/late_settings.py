@@ -31,13 +31,13 @@ _stores = {
         "OPTIONS": {"using": _given.get("using", "default"), **_given.get("options", {})},
     },
     "cached": {
-        "BACKEND": "idempotency_django.stores.cached_database.CachedStore",
+        "BACKEND": "idempotency_django.contrib.cached.CachedStore",
         "OPTIONS": {
             name: timedelta(seconds=value) if isinstance(value, int) else value
             for name, value in _given.get("options", {}).items()
         },
     },
-    "redis": {"BACKEND": "idempotency_django.stores.redis.RedisStore"},
+    "redis": {"BACKEND": "idempotency_django.contrib.redis.RedisStore"},
 }
 IDEMPOTENCY = {
     "STORES": {"default": _stores[_given.get("store", "database")]},

@@ -27,7 +27,7 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.errors import ClaimLost
 from idempotency_django.models import DatabaseNow, IdempotencyKey
-from idempotency_django.records import Payload
+from idempotency_django.stores.records import Payload
 from tests.models import Effect
 
 LATE = Payload(201, (), b"late")

@@ -15,7 +15,7 @@ from redis import Redis
 
 from idempotency_django.engine.leases import RENEWALS
 from idempotency_django.models import DatabaseNow, IdempotencyKey
-from idempotency_django.records import Record, Status
+from idempotency_django.stores.records import Record, Status
 from idempotency_django.testing import eventually
 from tests.faults.late_processes import PLACES, SCOPE, Place, Worker, place, started
 from tests.support import new_key

@@ -15,7 +15,7 @@ from django.db import connections
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.engine.leases import Lease
 from idempotency_django.errors import ClaimLost
-from idempotency_django.records import Claim, Operation, Payload, Record, Status
+from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.testing import ANSWER, an_operation, eventually, in_threads
 from tests.faults.late_processes import DATABASES, PLACES, SCOPE, Place, Worker, place, started
 from tests.models import Effect

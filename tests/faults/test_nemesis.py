@@ -34,8 +34,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(0)]
 SEED = int(os.environ.get("NEMESIS_SEED", "1"))
 
 DATABASE = "idempotency_django.stores.database.DatabaseStore"
-CACHED = "idempotency_django.stores.cached_database.CachedStore"
-REDIS = "idempotency_django.stores.redis.RedisStore"
+CACHED = "idempotency_django.contrib.cached.CachedStore"
+REDIS = "idempotency_django.contrib.redis.RedisStore"
 
 CHARGE, TRANSFER = ("charge",), ("credit", "debit")
 IN_DATABASE = (

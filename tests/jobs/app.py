@@ -17,7 +17,7 @@ django.setup()
 from celery import Celery, current_task, signals  # noqa: E402
 from django.conf import settings  # noqa: E402
 
-from idempotency_django.jobs.celery import IdempotentTask  # noqa: E402
+from idempotency_django.contrib.celery import IdempotentTask  # noqa: E402
 from idempotency_django.policy import Policy  # noqa: E402
 from tests.faults.bank.models import Effect  # noqa: E402
 from tests.faults.boundaries import Strike, boundaries  # noqa: E402

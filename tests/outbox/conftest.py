@@ -10,8 +10,8 @@ from django.conf import settings
 from django.db import transaction
 from django.test import override_settings
 
-from idempotency_django.messaging.brokers.base import Outgoing, Publisher
-from idempotency_django.messaging.outbox import publish
+from idempotency_django.contrib.messaging.brokers.base import Outgoing, Publisher
+from idempotency_django.contrib.messaging.outbox import publish
 
 
 class Broker(Publisher):

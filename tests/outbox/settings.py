@@ -7,7 +7,7 @@ import os
 from tests.consuming.settings import *  # noqa: F403
 
 os.environ.setdefault("LEASE_SECONDS", "30")
-INSTALLED_APPS = ["idempotency_django", "idempotency_django.messaging", "tests"]
+INSTALLED_APPS = ["idempotency_django", "idempotency_django.contrib.messaging", "tests"]
 IDEMPOTENCY = {
     "OUTBOX": {
         "orders": {"BACKEND": "tests.outbox.log.LogPublisher", "MAX_ATTEMPTS": None},

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from idempotency_django.functions import idempotent_call
-from idempotency_django.messaging.models import OutboxMessage
-from idempotency_django.messaging.outbox import publish
-from idempotency_django.messaging.outbox.publishing import uuid7
+from idempotency_django.contrib.messaging.models import OutboxMessage
+from idempotency_django.contrib.messaging.outbox import publish
+from idempotency_django.contrib.messaging.outbox.publishing import uuid7
+from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.policy import Policy
 
 pytestmark = [

@@ -14,14 +14,20 @@ from django.conf import settings
 from django.db import IntegrityError, OperationalError, connections, transaction
 from django.test import override_settings
 
+from idempotency_django.contrib.messaging.consumers import Consumer
+from idempotency_django.contrib.messaging.models import OutboxMessage
+from idempotency_django.contrib.messaging.outbox import (
+    CONTENT,
+    Message,
+    apublish,
+    publish,
+    publish_many,
+)
+from idempotency_django.contrib.messaging.outbox import relay as relay_module
+from idempotency_django.contrib.messaging.outbox.publishing import existing, insert
+from idempotency_django.contrib.messaging.outbox.relay import Relay, run_relay
+from idempotency_django.contrib.messaging.settling import retry
 from idempotency_django.errors import OperationInProgress, StoreUnavailable
-from idempotency_django.messaging.consumers import Consumer
-from idempotency_django.messaging.models import OutboxMessage
-from idempotency_django.messaging.outbox import CONTENT, Message, apublish, publish, publish_many
-from idempotency_django.messaging.outbox import relay as relay_module
-from idempotency_django.messaging.outbox.publishing import existing, insert
-from idempotency_django.messaging.outbox.relay import Relay, run_relay
-from idempotency_django.messaging.settling import retry
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.testing import eventually, in_threads
 
@@ -59,7 +65,7 @@ def local(using: str) -> Iterator[str]:
     fails.clear()
     exits.clear()
     orders = {
-        "BACKEND": "idempotency_django.messaging.brokers.local.LocalPublisher",
+        "BACKEND": "idempotency_django.contrib.messaging.brokers.local.LocalPublisher",
         "OPTIONS": {"consumers": [f"{__name__}.first", f"{__name__}.second"]},
     }
     store = {

@@ -12,12 +12,12 @@ from django.db import transaction
 from django.test import override_settings
 from redis import Redis
 
-from idempotency_django.functions import idempotent_call
-from idempotency_django.jobs.celery import IdempotentTask
-from idempotency_django.messaging.consumers import Consumer
-from idempotency_django.messaging.models import OutboxMessage
-from idempotency_django.messaging.outbox import after_commit, publish
-from idempotency_django.messaging.outbox.relay import Relay
+from idempotency_django.contrib.celery import IdempotentTask
+from idempotency_django.contrib.messaging.consumers import Consumer
+from idempotency_django.contrib.messaging.models import OutboxMessage
+from idempotency_django.contrib.messaging.outbox import after_commit, publish
+from idempotency_django.contrib.messaging.outbox.relay import Relay
+from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.testing import eventually
@@ -28,8 +28,8 @@ pytestmark = [pytest.mark.django_db(transaction=True, databases="__all__"), pyte
 MODES = ("transactional", "leased")
 DATABASE = "idempotency_django.stores.database.DatabaseStore"
 MEMORY = "idempotency_django.stores.memory.MemoryStore"
-REDIS = "idempotency_django.stores.redis.RedisStore"
-CACHED = "idempotency_django.stores.cached_database.CachedStore"
+REDIS = "idempotency_django.contrib.redis.RedisStore"
+CACHED = "idempotency_django.contrib.cached.CachedStore"
 
 consumer = Consumer("booking")
 app = Celery("again", broker="memory://", set_as_current=False, fixups=[])
@@ -64,7 +64,7 @@ def configured(alias: str, backend: str = DATABASE, **options: Any) -> Any:
     """Settings whose records are in a store, and whose messages are in this database."""
     store = {"BACKEND": backend, "OPTIONS": options}
     records = {"BACKEND": DATABASE, "OPTIONS": {"using": alias}}
-    local = "idempotency_django.messaging.brokers.local.LocalPublisher"
+    local = "idempotency_django.contrib.messaging.brokers.local.LocalPublisher"
     return override_settings(
         IDEMPOTENCY={
             "MESSAGING_DATABASE": alias,

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from django.db import DatabaseError, connections
 
-from idempotency_django.messaging.outbox import waking
-from idempotency_django.messaging.outbox.waking import NotificationListener, wake_relays
+from idempotency_django.contrib.messaging.outbox import waking
+from idempotency_django.contrib.messaging.outbox.waking import NotificationListener, wake_relays
 
 pytestmark = [pytest.mark.django_db(transaction=True, databases="__all__"), pytest.mark.driver]
 

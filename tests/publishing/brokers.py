@@ -16,14 +16,14 @@ import boto3
 import kombu
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
-from idempotency_django.messaging.brokers.base import Publisher
-from idempotency_django.messaging.events import Event
-from idempotency_django.messaging.outbox.topics import Topic
+from idempotency_django.contrib.messaging.brokers.base import Publisher
+from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging.outbox.topics import Topic
 from tests.kafka import bootstrap, make_topic
 from tests.servers import Server
 from tests.sqs import client_options, make_queue
 
-PUBLISHERS = "idempotency_django.messaging.brokers"
+PUBLISHERS = "idempotency_django.contrib.messaging.brokers"
 PATIENCE = 30  # seconds
 
 

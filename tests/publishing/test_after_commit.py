@@ -16,15 +16,15 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.test import override_settings
 
+from idempotency_django.contrib.messaging.models import OutboxMessage
+from idempotency_django.contrib.messaging.outbox import after_commit, publish
+from idempotency_django.contrib.messaging.outbox.calls import SCOPE
+from idempotency_django.contrib.messaging.outbox.relay import Relay
 from idempotency_django.engine.context import current_execution
-from idempotency_django.functions import idempotent_call
-from idempotency_django.messaging.models import OutboxMessage
-from idempotency_django.messaging.outbox import after_commit, publish
-from idempotency_django.messaging.outbox.calls import SCOPE
-from idempotency_django.messaging.outbox.relay import Relay
+from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
-from idempotency_django.records import reference
+from idempotency_django.stores.records import reference
 from tests.models import Effect
 from tests.support import LONG_AGO
 

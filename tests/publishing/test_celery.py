@@ -17,15 +17,15 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.test import override_settings
 
+from idempotency_django.contrib import jobs as enqueueing
+from idempotency_django.contrib.celery import CAUSED_BY, IdempotentTask
+from idempotency_django.contrib.messaging.brokers.base import Away
+from idempotency_django.contrib.messaging.brokers.celery import CeleryPublisher
+from idempotency_django.contrib.messaging.models import OutboxMessage
+from idempotency_django.contrib.messaging.outbox import publish
+from idempotency_django.contrib.messaging.outbox.relay import Relay
+from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.errors import FingerprintMismatch
-from idempotency_django.functions import idempotent_call
-from idempotency_django.jobs import functions as enqueueing
-from idempotency_django.jobs.celery import CAUSED_BY, IdempotentTask
-from idempotency_django.messaging.brokers.base import Away
-from idempotency_django.messaging.brokers.celery import CeleryPublisher
-from idempotency_django.messaging.models import OutboxMessage
-from idempotency_django.messaging.outbox import publish
-from idempotency_django.messaging.outbox.relay import Relay
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from tests.models import Effect

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from idempotency_django.messaging.events import Event
-from idempotency_django.messaging.models import OutboxMessage
+from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging.models import OutboxMessage
 from tests.docs.examples import ROOT
 
 PAGE = ROOT / "docs" / "messages" / "outbox.md"

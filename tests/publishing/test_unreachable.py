@@ -17,11 +17,16 @@ import pytest
 from amqp import spec
 from django.core.exceptions import ImproperlyConfigured
 
-from idempotency_django.messaging.brokers.base import Away, DeadlineReached, GroupedBatch, Refused
-from idempotency_django.messaging.brokers.kafka import KafkaPublisher
-from idempotency_django.messaging.brokers.rabbitmq import KombuPublisher
-from idempotency_django.messaging.brokers.sqs import SqsPublisher
-from idempotency_django.messaging.outbox.topics import Topic
+from idempotency_django.contrib.messaging.brokers.base import (
+    Away,
+    DeadlineReached,
+    GroupedBatch,
+    Refused,
+)
+from idempotency_django.contrib.messaging.brokers.kafka import KafkaPublisher
+from idempotency_django.contrib.messaging.brokers.rabbitmq import KombuPublisher
+from idempotency_django.contrib.messaging.brokers.sqs import SqsPublisher
+from idempotency_django.contrib.messaging.outbox.topics import Topic
 from tests.faults.wires import wire_to
 from tests.kafka import bootstrap, kafka, make_topic
 from tests.servers import Server, free_port
@@ -389,7 +394,7 @@ def test_publisher_that_forgets_a_message() -> None:
         ),
         ("celery.CeleryPublisher", {}),
         ("local.LocalPublisher", {"consumers": []}),
-        ("idempotency_django.messaging.outbox.calls.CallPublisher", {}),
+        ("idempotency_django.contrib.messaging.outbox.calls.CallPublisher", {}),
     ],
 )
 def test_no_time_left(backend: str, options: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ INSTALLED_APPS = [
     "rest_framework",
     "rest_framework.authtoken",
     "idempotency_django",
-    "idempotency_django.messaging",
+    "idempotency_django.contrib.messaging",
     "shop",
 ]
 MIDDLEWARE = [

@@ -12,11 +12,11 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import transaction
 
-from idempotency_django.messaging import dead_letters, running
-from idempotency_django.messaging.events import Event
-from idempotency_django.messaging.models import InboxMessage, OutboxMessage
-from idempotency_django.messaging.outbox import publish
-from idempotency_django.messaging.running import PartEnded, run_messaging
+from idempotency_django.contrib.messaging import dead_letters, running
+from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
+from idempotency_django.contrib.messaging.outbox import publish
+from idempotency_django.contrib.messaging.running import PartEnded, run_messaging
 from idempotency_django.models import DatabaseNow
 from idempotency_django.testing import eventually
 from tests.models import Effect
@@ -115,7 +115,7 @@ def test_command(monkeypatch: pytest.MonkeyPatch) -> None:
         given.update(options)
         raise PartEnded("The relay has ended.")
 
-    command = "idempotency_django.messaging.management.commands.run_messaging"
+    command = "idempotency_django.contrib.messaging.management.commands.run_messaging"
     monkeypatch.setattr(f"{command}.run_messaging", run)
     with pytest.raises(CommandError, match="The relay has ended"):
         call_command("run_messaging", "--listen", "--poll", "2")

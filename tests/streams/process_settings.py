@@ -13,4 +13,4 @@ DATABASES = {"default": json.loads(os.environ["TEST_DATABASE"])}
 SECRET_KEY = "tests"
 USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-INSTALLED_APPS = ["idempotency_django", "idempotency_django.messaging", "tests"]
+INSTALLED_APPS = ["idempotency_django", "idempotency_django.contrib.messaging", "tests"]

@@ -12,9 +12,15 @@ from django.db import transaction
 from django.http import HttpResponse
 from django.test import Client, override_settings
 
+from idempotency_django.contrib.messaging.models import StreamPosition
+from idempotency_django.contrib.messaging.streams import (
+    Accepted,
+    Duplicate,
+    Stream,
+    accept,
+    claim_stream,
+)
 from idempotency_django.errors import StreamFenced
-from idempotency_django.messaging.models import StreamPosition
-from idempotency_django.messaging.streams import Accepted, Duplicate, Stream, accept, claim_stream
 from tests.admin_pages import member
 from tests.factories import StaffFactory
 from tests.settings import ALIASES

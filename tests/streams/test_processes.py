@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from idempotency_django.messaging.models import StreamPosition
+from idempotency_django.contrib.messaging.models import StreamPosition
 from idempotency_django.testing import PATIENCE
 from tests.outside import ROOT, environment
 from tests.settings import ALIASES

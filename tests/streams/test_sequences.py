@@ -13,8 +13,8 @@ from django.test.utils import CaptureQueriesContext
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from idempotency_django.messaging.models import StreamPosition
-from idempotency_django.messaging.streams import (
+from idempotency_django.contrib.messaging.models import StreamPosition
+from idempotency_django.contrib.messaging.streams import (
     Acceptance,
     Accepted,
     Duplicate,

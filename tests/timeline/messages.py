@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 from uuid import uuid4
 
-from idempotency_django.messaging.models import InboxMessage, OutboxMessage
-from idempotency_django.records import reference
+from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
+from idempotency_django.stores.records import reference
 from tests.factories import ago
 
 

@@ -19,24 +19,15 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import path
 from django.utils import timezone
 
-from idempotency_django import timeline as timelines
-from idempotency_django.decorators import idempotent
-from idempotency_django.engine.context import ExecutionContext
-from idempotency_django.errors import DeadLettered, UnknownEventType
-from idempotency_django.functions import idempotent_call
-from idempotency_django.jobs.celery import IdempotentTask
-from idempotency_django.messaging.consumers import Consumer
-from idempotency_django.messaging.dead_letters import keep
-from idempotency_django.messaging.events import Event
-from idempotency_django.messaging.models import InboxMessage, OutboxMessage
-from idempotency_django.messaging.outbox import after_commit, publish
-from idempotency_django.messaging.outbox.relay import Relay
-from idempotency_django.models import IdempotencyKey, IdempotencyStep
-from idempotency_django.policy import Policy
-from idempotency_django.records import reference
-from idempotency_django.stores import stores
-from idempotency_django.testing import an_operation
-from idempotency_django.timeline import (
+from idempotency_django.contrib import timeline as timelines
+from idempotency_django.contrib.celery import IdempotentTask
+from idempotency_django.contrib.messaging.consumers import Consumer
+from idempotency_django.contrib.messaging.dead_letters import keep
+from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
+from idempotency_django.contrib.messaging.outbox import after_commit, publish
+from idempotency_django.contrib.messaging.outbox.relay import Relay
+from idempotency_django.contrib.timeline import (
     DEEPEST,
     MOST,
     Confidential,
@@ -50,6 +41,15 @@ from idempotency_django.timeline import (
     register,
     trace,
 )
+from idempotency_django.decorators import idempotent
+from idempotency_django.engine.context import ExecutionContext
+from idempotency_django.engine.functions import idempotent_call
+from idempotency_django.errors import DeadLettered, UnknownEventType
+from idempotency_django.models import IdempotencyKey, IdempotencyStep
+from idempotency_django.policy import Policy
+from idempotency_django.stores import stores
+from idempotency_django.stores.records import reference
+from idempotency_django.testing import an_operation
 from tests.factories import ago, copies, record, step
 from tests.models import Effect
 from tests.plans import rows_read
@@ -84,7 +84,7 @@ def book(event: Event, execution: ExecutionContext) -> None:
 
 OUTBOX = {
     "orders": {
-        "BACKEND": "idempotency_django.messaging.brokers.local.LocalPublisher",
+        "BACKEND": "idempotency_django.contrib.messaging.brokers.local.LocalPublisher",
         "OPTIONS": {"consumers": [f"{__name__}.billing"]},
     }
 }
@@ -167,7 +167,7 @@ def send_receipt(number: int) -> None:
 
 CELERY = {
     "celery": {
-        "BACKEND": "idempotency_django.messaging.brokers.celery.CeleryPublisher",
+        "BACKEND": "idempotency_django.contrib.messaging.brokers.celery.CeleryPublisher",
         "OPTIONS": {"app": f"{__name__}.celery"},
     }
 }
@@ -542,7 +542,7 @@ def test_cause_of_a_stranger() -> None:
 STORES = {"default": {"BACKEND": "idempotency_django.stores.database.DatabaseStore"}}
 REDIS = {
     "redis": {
-        "BACKEND": "idempotency_django.stores.redis.RedisStore",
+        "BACKEND": "idempotency_django.contrib.redis.RedisStore",
         "OPTIONS": {"cache": "redis"},
     }
 }

@@ -17,7 +17,7 @@ from django.db import OperationalError, connections
 from django.test import override_settings
 
 from idempotency_django.policy import keys
-from idempotency_django.records import reference
+from idempotency_django.stores.records import reference
 from tests.factories import ago, copies, record, step
 from tests.outside import ROOT, environment
 from tests.timeline.messages import named, published
@@ -187,7 +187,7 @@ ROOT_URLCONF = "without_messaging"
 urlpatterns = []
 INSTALLED_APPS = [
     app for app in INSTALLED_APPS
-    if app not in ("idempotency_django.messaging", "django.contrib.admin", "tests")
+    if app not in ("idempotency_django.contrib.messaging", "django.contrib.admin", "tests")
 ]
 """
 

@@ -16,11 +16,11 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import path, reverse
 
 from idempotency_django.admin import IdempotencyKeyAdmin
-from idempotency_django.messaging.admin import InboxMessageAdmin, OutboxMessageAdmin
-from idempotency_django.messaging.models import InboxMessage, OutboxMessage
+from idempotency_django.contrib.messaging.admin import InboxMessageAdmin, OutboxMessageAdmin
+from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.records import reference
 from idempotency_django.stores import stores
+from idempotency_django.stores.records import reference
 from idempotency_django.testing import an_operation
 from tests.factories import StaffFactory, ago, copies, record, step
 from tests.timeline.messages import named, published, received

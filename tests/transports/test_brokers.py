@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
+from idempotency_django.contrib.messaging import dead_letters
+from idempotency_django.contrib.messaging.consumers import Consumer
+from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging.models import InboxMessage
 from idempotency_django.errors import StoreUnavailable
-from idempotency_django.messaging import dead_letters
-from idempotency_django.messaging.consumers import Consumer
-from idempotency_django.messaging.events import Event
-from idempotency_django.messaging.models import InboxMessage
 from tests.models import Effect
 from tests.support import effect_counts
 

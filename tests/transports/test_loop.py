@@ -15,17 +15,17 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DataError, OperationalError, connection, connections
 
+from idempotency_django.contrib.messaging import dead_letters
+from idempotency_django.contrib.messaging.brokers import loop as running
+from idempotency_django.contrib.messaging.consumers import Consumer
+from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging.models import InboxMessage
 from idempotency_django.errors import (
     FingerprintMismatch,
     OperationInProgress,
     StoreUnavailable,
     UnknownEventType,
 )
-from idempotency_django.messaging import dead_letters
-from idempotency_django.messaging.brokers import loop as running
-from idempotency_django.messaging.consumers import Consumer
-from idempotency_django.messaging.events import Event
-from idempotency_django.messaging.models import InboxMessage
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from tests.models import Effect

@@ -10,20 +10,20 @@ import pytest
 from django.db import transaction
 from django.test import override_settings
 
-from idempotency_django.messaging.consumers import Consumer
-from idempotency_django.messaging.databases import with_zone
-from idempotency_django.messaging.events import Event
-from idempotency_django.messaging.models import OutboxMessage
-from idempotency_django.messaging.outbox import publish
-from idempotency_django.messaging.outbox.relay import Relay
+from idempotency_django.contrib.messaging.consumers import Consumer
+from idempotency_django.contrib.messaging.databases import with_zone
+from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging.models import OutboxMessage
+from idempotency_django.contrib.messaging.outbox import publish
+from idempotency_django.contrib.messaging.outbox.relay import Relay
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.records import reference
+from idempotency_django.stores.records import reference
 
 from .brokers import SQS, Broker, Kafka, RabbitMQ
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-PUBLISHERS = "idempotency_django.messaging.brokers"
+PUBLISHERS = "idempotency_django.contrib.messaging.brokers"
 DATA: dict[str, Any] = {
     "json": {"order": 17, "of": "Zoë", "at": [1.5, None, True]},
     "text": "Grüße, 世界",

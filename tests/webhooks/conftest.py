@@ -8,7 +8,7 @@ import pytest
 from django.conf import settings
 from django.test import override_settings
 
-from idempotency_django.messaging.models import InboxMessage
+from idempotency_django.contrib.messaging.models import InboxMessage
 from tests.models import Effect
 from tests.support import LONG_AGO
 from tests.webhooks import receivers

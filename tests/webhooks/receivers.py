@@ -11,9 +11,14 @@ from typing import Any
 from django.test import Client
 from django.urls import path
 
-from idempotency_django.messaging.events import Event
-from idempotency_django.messaging.inbox.receivers import WebhookReceiver
-from idempotency_django.messaging.inbox.verifiers import GitHub, Hmac, StandardWebhooks, Stripe
+from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging.inbox.receivers import WebhookReceiver
+from idempotency_django.contrib.messaging.inbox.verifiers import (
+    GitHub,
+    Hmac,
+    StandardWebhooks,
+    Stripe,
+)
 from tests.models import Effect
 
 SECRETS = [f"whsec_{base64.b64encode(bytes([n]) * 24).decode()}" for n in range(3)]

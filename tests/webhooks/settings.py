@@ -16,6 +16,6 @@ USE_TZ = True
 ALLOWED_HOSTS = ["*"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 ROOT_URLCONF = "tests.webhooks.striking"
-INSTALLED_APPS = ["idempotency_django", "idempotency_django.messaging", "tests"]
+INSTALLED_APPS = ["idempotency_django", "idempotency_django.contrib.messaging", "tests"]
 IDEMPOTENCY = {"POLICY": {"lease": timedelta(seconds=1)}}
 LOGGING = {"version": 1, "disable_existing_loggers": False, "root": {"level": "CRITICAL"}}

@@ -14,17 +14,11 @@ from django.db import connections, transaction
 from django.test import override_settings
 from django.utils import timezone
 
-from idempotency_django.errors import (
-    DeadLettered,
-    FingerprintMismatch,
-    StoreUnavailable,
-    UnknownEventType,
-)
-from idempotency_django.messaging import dead_letters
-from idempotency_django.messaging.consumers import Consumer, Duplicate, Handler
-from idempotency_django.messaging.events import Event
-from idempotency_django.messaging.inbox import processing
-from idempotency_django.messaging.inbox.processing import (
+from idempotency_django.contrib.messaging import dead_letters
+from idempotency_django.contrib.messaging.consumers import Consumer, Duplicate, Handler
+from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging.inbox import processing
+from idempotency_django.contrib.messaging.inbox.processing import (
     INBOX,
     claim,
     mark,
@@ -32,8 +26,14 @@ from idempotency_django.messaging.inbox.processing import (
     process_due,
     run_inbox,
 )
-from idempotency_django.messaging.models import InboxMessage
-from idempotency_django.messaging.settling import NotSettled, accept, discard, repeat, retry
+from idempotency_django.contrib.messaging.models import InboxMessage
+from idempotency_django.contrib.messaging.settling import NotSettled, accept, discard, repeat, retry
+from idempotency_django.errors import (
+    DeadLettered,
+    FingerprintMismatch,
+    StoreUnavailable,
+    UnknownEventType,
+)
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from tests.models import Effect
 

@@ -17,12 +17,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from idempotency_django.checks import inventory
-from idempotency_django.messaging import settling
-from idempotency_django.messaging.inbox import receivers as inserting
-from idempotency_django.messaging.inbox.checks import check_receivers
-from idempotency_django.messaging.inbox.processing import process_due
-from idempotency_django.messaging.inbox.receivers import _RECEIVERS, WebhookReceiver, receiver_of
-from idempotency_django.messaging.inbox.verifiers import GitHub, StandardWebhooks, Stripe
+from idempotency_django.contrib.messaging import settling
+from idempotency_django.contrib.messaging.inbox import receivers as inserting
+from idempotency_django.contrib.messaging.inbox.checks import check_receivers
+from idempotency_django.contrib.messaging.inbox.processing import process_due
+from idempotency_django.contrib.messaging.inbox.receivers import (
+    _RECEIVERS,
+    WebhookReceiver,
+    receiver_of,
+)
+from idempotency_django.contrib.messaging.inbox.verifiers import GitHub, StandardWebhooks, Stripe
 from idempotency_django.policy import Policy
 from idempotency_django.testing import in_threads
 
@@ -384,7 +388,7 @@ def test_nudge(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_celery(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Celery task processes the inbox; the nudge sends it once, without retrying."""
-    from idempotency_django.messaging import tasks
+    from idempotency_django.contrib.messaging import tasks
 
     sent: list[Any] = []
     monkeypatch.setattr(tasks.process_inbox, "apply_async", lambda **how: sent.append(how))
@@ -570,8 +574,10 @@ class TestDeclaring:
 
     def test_hints(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """One text in place of a list of secrets, and a typo of an attribute, are named as such."""
-        monkeypatch.setattr("idempotency_django.messaging.inbox.receivers._RECEIVERS", {})
-        monkeypatch.setattr("idempotency_django.messaging.inbox.checks.receivers", lambda: found)
+        monkeypatch.setattr("idempotency_django.contrib.messaging.inbox.receivers._RECEIVERS", {})
+        monkeypatch.setattr(
+            "idempotency_django.contrib.messaging.inbox.checks.receivers", lambda: found
+        )
         found: Any = {}
         wrong = {
             "verifier": Stripe(lambda: SECRETS[0]),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from django.conf import settings
 
-from idempotency_django.messaging.models import InboxMessage
+from idempotency_django.contrib.messaging.models import InboxMessage
 from idempotency_django.testing import eventually
 from tests.soak import sizes
 from tests.support import effect_counts

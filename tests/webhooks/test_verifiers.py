@@ -21,8 +21,7 @@ from django.utils.datastructures import CaseInsensitiveMapping
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idempotency_django.errors import DeliveryMalformed, SignatureRefused
-from idempotency_django.messaging.inbox.verifiers import (
+from idempotency_django.contrib.messaging.inbox.verifiers import (
     Contents,
     GitHub,
     Hmac,
@@ -30,6 +29,7 @@ from idempotency_django.messaging.inbox.verifiers import (
     Stripe,
     Verifier,
 )
+from idempotency_django.errors import DeliveryMalformed, SignatureRefused
 
 from .receivers import SECRETS
 

@@ -15,7 +15,8 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "rest_framework",
     "idempotency_django",
-    "idempotency_django.messaging",
+    "idempotency_django.contrib.forms",
+    "idempotency_django.contrib.messaging",
     "shop",
 ]
 

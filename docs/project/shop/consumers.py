@@ -1,4 +1,4 @@
-from idempotency_django.messaging import Consumer
+from idempotency_django.contrib.messaging import Consumer
 
 from shop.models import Charge
 

@@ -1,5 +1,5 @@
 from django.db import transaction
-from idempotency_django.messaging import publish
+from idempotency_django.contrib.messaging import publish
 
 from shop.models import Order
 

@@ -12,9 +12,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
-from ...arguments import duration
 from ...errors import StoreUnavailable
 from ...stores.health import MAX_COUNTED, Finding, Limits, findings
+from ..arguments import duration
 
 _MAX_AGE: Final = "15m"
 _PURGE_AGE: Final = "3d"

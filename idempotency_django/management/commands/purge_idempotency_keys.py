@@ -13,11 +13,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
-from ...arguments import duration, number
 from ...errors import StoreUnavailable
-from ...stopping import stop_on_signals
 from ...stores import Store, stores
 from ...stores.purging import BATCH_SIZE, Purgeable, purge, registered
+from ..arguments import duration, number
+from ..stopping import stop_on_signals
 
 _KEYS: Final = "idempotency keys"
 _ERASE_LINE: Final = "\r\x1b[K"

@@ -10,16 +10,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
-from ...timeline import (
-    DEEPEST,
-    MISSING,
-    MOST,
-    Confidential,
-    Timeline,
-    find,
-    local,
-    trace,
-)
+from ...contrib.timeline import DEEPEST, MISSING, MOST, Confidential, Timeline, find, local, trace
 
 
 class Command(BaseCommand):

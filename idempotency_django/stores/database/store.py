@@ -18,7 +18,6 @@ from django.db import connections, transaction
 from django.db.models import BooleanField, ExpressionWrapper, F, Q, QuerySet
 from django.db.models.functions import Coalesce
 
-from ...codec import decode, encode, encode_step
 from ...errors import ClaimLost, OperationInProgress, StoreUnavailable
 from ...models import (
     NO_OWNER,
@@ -29,9 +28,10 @@ from ...models import (
     lease_is_over,
     unlocked,
 )
-from ...records import Claim, Operation, Payload, Record, Status, Step, new_token
 from ..atomic_blocks import unpooled_connection
 from ..base import Store, in_progress
+from ..codec import decode, encode, encode_step
+from ..records import Claim, Operation, Payload, Record, Status, Step, new_token
 from .checks import check_database, check_migrated, check_writable, lacks_functions
 from .dialects import DIALECTS, Dialect, plain
 from .transactions import (

@@ -20,9 +20,9 @@ from django.db import Error as DatabaseFault
 from django.db import connections
 from django.db.models import QuerySet
 
-from ....codec import StoredPayload
 from ....models import GRACE, IdempotencyKey
-from ....records import Claim, Operation, Step
+from ...codec import StoredPayload
+from ...records import Claim, Operation, Step
 from .pipelining import Pipeline
 from .statements import Parameters, statements
 

@@ -13,7 +13,7 @@ from django.db import IntegrityError, OperationalError, connections, transaction
 from django.db.models import QuerySet
 
 from ....models import IdempotencyKey
-from ....records import Claim, Operation
+from ...records import Claim, Operation
 from .base import Dialect, lock_digest, values_of
 
 _STRINGS: Final = (

@@ -14,7 +14,7 @@ from django.db import Error as DatabaseFault
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ....errors import ClaimLost
-from ....records import Claim
+from ...records import Claim
 from .statements import Parameters
 
 LOST: Final = "idempotency_django: the claim has another owner"

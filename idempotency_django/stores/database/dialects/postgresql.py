@@ -13,9 +13,9 @@ from typing import Any, Final
 from django.db import connections, models
 from django.db.models import BooleanField, Func, QuerySet, Value
 
-from ....codec import StoredPayload
 from ....models import GRACE, IdempotencyKey
-from ....records import Claim, Operation
+from ...codec import StoredPayload
+from ...records import Claim, Operation
 from .base import Dialect, Row, counts_in_place, lock_digest, values_of
 from .pipelining import Deferred, Pipeline, or_lost
 from .statements import Parameters

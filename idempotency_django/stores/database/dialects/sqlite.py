@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from django.db import connections
 
-from ....records import Claim, Operation
+from ...records import Claim, Operation
 from .base import Dialect, values_of
 
 

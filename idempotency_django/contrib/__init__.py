@@ -1,0 +1,1 @@
+"""Integrations around the core. Each is optional, and imports the core's public packages only."""

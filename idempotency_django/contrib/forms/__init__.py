@@ -1,0 +1,1 @@
+"""HTML forms with a key: ``{% load idempotency %}`` and ``{% idempotency_key %}``."""

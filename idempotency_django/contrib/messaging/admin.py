@@ -1,0 +1,427 @@
+"""The tables of messaging in the admin."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from django import forms
+from django.contrib import admin
+from django.db.models import Count, Exists, OuterRef, QuerySet, Subquery
+from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ...admin.base import Action, ListAdmin
+from ...admin.text import cut, indented, preformatted, two_lines
+from ..timeline import Moment
+from . import settling
+from . import streams as positions
+from .databases import database
+from .inbox.handling import CONSUMER, known_sources
+from .models import InboxMessage, MessageState, OutboxMessage, OutboxStream, StreamPosition
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessageAction(Action):
+    """One way to settle messages.
+
+    Attributes:
+        fits: whether a message is in a state that it can be done in.
+        settle: does it to a message, ``by`` an operator; raises ``NotSettled``.
+    """
+
+    name: str
+    title: Any
+    button: Any
+    fits: Callable[[Any], bool]
+    effects: Sequence[Any]
+    log: Any
+    done: Any
+    settle: Callable[..., None]
+
+    def refusal(self, row: Any, given: Mapping[str, Any]) -> str:
+        if self.fits(row):
+            return ""
+        text = _("Its state is “%(state)s”, so this action does not apply.")
+        return text % {"state": row.get_state_display()}
+
+    def apply(self, rows: Sequence[Any], given: Mapping[str, Any], by: str) -> Mapping[Any, str]:
+        refusals = {}
+        for row in rows:
+            try:
+                self.settle(row, by=by)
+            except settling.NotSettled as error:
+                refusals[row.pk] = str(error)
+        return refusals
+
+
+INBOX: Final = (
+    MessageAction(
+        name="retry",
+        title=gettext_lazy("Retry messages"),
+        button=gettext_lazy("Retry"),
+        fits=settling.can_retry,
+        effects=(
+            gettext_lazy("A process of the inbox handles the message again soon."),
+            gettext_lazy(
+                "This is the next attempt at the same operation. Stored steps don't run again, "
+                "and derived keys for other services stay the same."
+            ),
+            gettext_lazy("If it fails again, it becomes a dead letter again."),
+        ),
+        log=gettext_lazy("Retried."),
+        done=gettext_lazy("handled again soon"),
+        settle=settling.retry,
+    ),
+    MessageAction(
+        name="discard",
+        title=gettext_lazy("Discard dead letters"),
+        button=gettext_lazy("Discard"),
+        fits=settling.can_discard,
+        effects=(
+            gettext_lazy("The message is not handled, and its group continues without it."),
+            gettext_lazy("You can reprocess it until it is purged."),
+        ),
+        log=gettext_lazy("Discarded; its group continues without it."),
+        done=gettext_lazy("discarded"),
+        settle=settling.discard,
+    ),
+    MessageAction(
+        name="reprocess",
+        title=gettext_lazy("Reprocess messages"),
+        button=gettext_lazy("Reprocess"),
+        fits=settling.can_repeat,
+        effects=(
+            gettext_lazy(
+                "The handler runs again from the beginning, although it has succeeded before."
+            ),
+            gettext_lazy(
+                "Its earlier writes to the database stay, and it writes them a second time."
+            ),
+            gettext_lazy("Its derived keys stay the same, so other services recognise the calls."),
+        ),
+        log=gettext_lazy("Reprocessed."),
+        done=gettext_lazy("handled again soon"),
+        settle=settling.repeat,
+    ),
+    MessageAction(
+        name="accept",
+        title=gettext_lazy("Accept messages"),
+        button=gettext_lazy("Accept"),
+        fits=settling.can_accept,
+        effects=(
+            gettext_lazy(
+                "An earlier message had the same id with another body, or the same body with "
+                "another id that the signature does not cover. Ask the sender whether both are "
+                "genuine."
+            ),
+            gettext_lazy("An accepted message is handled like any other."),
+        ),
+        log=gettext_lazy("Accepted."),
+        done=gettext_lazy("handled again soon"),
+        settle=settling.accept,
+    ),
+)
+
+OUTBOX: Final = (
+    MessageAction(
+        name="retry",
+        title=gettext_lazy("Retry dead letters"),
+        button=gettext_lazy("Retry"),
+        fits=settling.can_retry,
+        effects=(
+            gettext_lazy("The message is sent with the same id. Its earlier attempts still count."),
+            gettext_lazy(
+                "Its group continues after it. If the broker refuses it again, it becomes a dead "
+                "letter again."
+            ),
+        ),
+        log=gettext_lazy("Retried; it is sent with the same id."),
+        done=gettext_lazy("sent soon"),
+        settle=settling.retry,
+    ),
+    MessageAction(
+        name="discard",
+        title=gettext_lazy("Discard dead letters"),
+        button=gettext_lazy("Discard"),
+        fits=settling.can_discard,
+        effects=(
+            gettext_lazy("The message is never sent, and its group continues without it."),
+            gettext_lazy(
+                "You can send it again until it is purged. It then comes after later messages."
+            ),
+        ),
+        log=gettext_lazy("Discarded; its group continues without it."),
+        done=gettext_lazy("discarded"),
+        settle=settling.discard,
+    ),
+    MessageAction(
+        name="resend",
+        title=gettext_lazy("Send again with new ids"),
+        button=gettext_lazy("Send again"),
+        fits=settling.can_repeat,
+        effects=(
+            gettext_lazy("A copy is sent with a new id, so consumers handle it again."),
+            gettext_lazy("In its group, the copy comes after messages that were published since."),
+        ),
+        log=gettext_lazy("Sent again with a new id."),
+        done=gettext_lazy("sent again soon"),
+        settle=settling.repeat,
+    ),
+)
+
+
+class MessagingAdmin(ListAdmin):
+    """Lists the rows of a table of messaging, from the database that they are written to."""
+
+    def stored(self) -> QuerySet[Any]:
+        rows: QuerySet[Any] = self.model._base_manager.using(database())
+        return rows
+
+
+class MessageAdmin(MessagingAdmin):
+    """Lists and shows messages, and settles them.
+
+    Attributes:
+        place: the column that says where a message belongs.
+        since: the column that says when it came.
+        identity: what its page shows of what it is.
+        content: the column with its content.
+    """
+
+    place: ClassVar[str]
+    since: ClassVar[str]
+    identity: ClassVar[Sequence[str]]
+    content: ClassVar[str]
+    list_display = ("short_id", "state_shown", "type_and_place", "attempts_shown", "came")
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        sections: list[Any] = [
+            (None, {"fields": self.identity}),
+            (_("State"), {"fields": ["state_shown", "attempts_shown"]}),
+        ]
+        if self.has_secret_permission(request):
+            shown = ["error_shown", "headers_shown", "content_shown"]
+            sections.append((_("Content"), {"fields": shown}))
+        return sections
+
+    @admin.display(description=gettext_lazy("message id"))
+    def short_id(self, message: Any) -> SafeString:
+        return cut(message.message_id, 40)
+
+    @admin.display(description=gettext_lazy("state"))
+    def state_shown(self, message: Any) -> SafeString:
+        css = "idempotency-held" if message.state == MessageState.DEAD else ""
+        return format_html('<span class="{}">{}</span>', css, message.get_state_display())
+
+    @admin.display(description=gettext_lazy("type, and source or topic"))
+    def type_and_place(self, message: Any) -> SafeString:
+        place = getattr(message, self.place)
+        return two_lines(message.type, f"{place}, {message.group}" if message.group else place)
+
+    @admin.display(description=gettext_lazy("attempts"))
+    def attempts_shown(self, message: Any) -> str:
+        """The attempts in the table; the attempts before a consumer dead-lettered it are in its
+        record.
+        """
+        of_consumer = getattr(message, self.place).startswith(CONSUMER)
+        return "–" if of_consumer and not message.attempts else str(message.attempts)
+
+    @admin.display(description=gettext_lazy("came"))
+    def came(self, message: Any) -> SafeString:
+        return Moment(getattr(message, self.since), message.now).html
+
+    @admin.display(description=gettext_lazy("error"))
+    def error_shown(self, message: Any) -> SafeString:
+        return preformatted(message.error)
+
+    @admin.display(description=gettext_lazy("headers"))
+    def headers_shown(self, message: Any) -> SafeString:
+        headers = json.loads(message.headers)
+        pairs = headers.items() if isinstance(headers, dict) else headers
+        return preformatted("\n".join(f"{name}: {value}" for name, value in pairs))
+
+    @admin.display(description=gettext_lazy("content"))
+    def content_shown(self, message: Any) -> SafeString:
+        content = getattr(message, self.content)
+        if not isinstance(content, str):
+            content = bytes(content).decode(errors="backslashreplace")
+        return preformatted(indented(content))
+
+
+class SourceFilter(admin.SimpleListFilter):
+    """By source: the receivers', and those of consumers that have dead letters."""
+
+    title = gettext_lazy("source")
+    parameter_name = "source"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(source, source) for source in known_sources()]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset.filter(source=self.value()) if self.value() else queryset
+
+
+@admin.register(InboxMessage)
+class InboxMessageAdmin(MessageAdmin):
+    """Lists and shows what was received, and the dead letters of consumers."""
+
+    operations = INBOX
+    settle_permission = "idempotency_messaging.settle_message"
+    secret = ("headers", "body", "error")
+    hidden = ("digest", "unique_digest")
+    view_permission = "idempotency_messaging.view_body"
+    place = "source"
+    since = "received_at"
+    identity = ("message_id", "source", "type", "group")
+    content = "body"
+    list_filter = ("state", SourceFilter)
+    search_fields = ("message_id",)
+    search_help_text = gettext_lazy("Finds messages whose id begins with this text.")
+    ordering = ("-received_at",)
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        if search_term:  # together with the sources, an index is used
+            queryset = queryset.filter(
+                source__in=known_sources(), message_id__startswith=search_term
+            )
+        return queryset, False
+
+
+@admin.register(OutboxMessage)
+class OutboxMessageAdmin(MessageAdmin):
+    """Lists and shows messages, retries and discards dead letters, and sends again."""
+
+    operations = OUTBOX
+    settle_permission = "idempotency_messaging.settle_outbox"
+    secret = ("payload", "headers", "error")
+    # What caused it is in the timeline, for those who may see that.
+    hidden = ("token", "dedup", "caused_by")
+    view_permission = "idempotency_messaging.view_outbox_payload"
+    place = "topic"
+    since = "created_at"
+    identity = ("message_id", "topic", "type", "group", "sequence")
+    content = "payload"
+    list_filter = ("state", "topic")
+    search_fields = ("message_id__exact", "group__exact", "caused_by__exact")
+    ordering = ("-pk",)
+
+
+@admin.register(OutboxStream)
+class OutboxStreamAdmin(MessagingAdmin):
+    """Lists groups, and the backlog of their relays."""
+
+    list_display = ("stream", "last_sequence", "waiting", "state")
+    search_fields = ("stream__startswith",)
+
+    def stored(self) -> QuerySet[Any]:
+        messages = OutboxMessage.objects.filter(stream=OuterRef("stream")).order_by()
+        unsent = messages.filter(state__in=[MessageState.PENDING, MessageState.DEAD])
+        annotated: QuerySet[Any] = (
+            super()
+            .stored()
+            .annotate(
+                has_dead=Exists(messages.filter(state=MessageState.DEAD)),
+                unsent=Subquery(
+                    unsent.values("stream").annotate(count=Count("pk")).values("count")
+                ),
+            )
+        )
+        return annotated
+
+    @admin.display(description=gettext_lazy("not sent yet"))
+    def waiting(self, stream: Any) -> int:
+        """The number of its messages that are not sent."""
+        return stream.unsent or 0
+
+    @admin.display(description=gettext_lazy("state"))
+    def state(self, stream: Any) -> SafeString:
+        """Whether it waits for an operator."""
+        if stream.has_dead:
+            return format_html('<span class="idempotency-held">{}</span>', _("dead"))
+        return format_html("{}", _("free"))
+
+
+class ResetForm(forms.Form):
+    """The new position of a stream, and why."""
+
+    position = forms.IntegerField(
+        label=gettext_lazy("Position"),
+        min_value=-1,
+        max_value=positions.LARGEST,
+        help_text=gettext_lazy("The last offset that counts as processed; -1: none."),
+    )
+    reason = forms.CharField(label=gettext_lazy("Reason"), max_length=200)
+    # The stream as the operator has seen it: another one must not be changed by an old page.
+    epoch = forms.IntegerField(widget=forms.HiddenInput)
+    before = forms.IntegerField(widget=forms.HiddenInput)
+
+
+class Reset(Action):
+    """Set the position of a stream. Its owner is fenced; a peer's epoch is its own."""
+
+    name = "reset"
+    title = button = gettext_lazy("Reset the position")
+    for_many = False
+    form = ResetForm
+    log = gettext_lazy("Reset from %(before)d to %(position)d: %(reason)s")
+    done = gettext_lazy("reset; its process must claim it again")
+
+    def initial(self, row: Any) -> dict[str, Any]:
+        return {"position": row.position, "epoch": row.epoch, "before": row.position}
+
+    def refusal(self, row: Any, given: Mapping[str, Any]) -> str:
+        seen = (given.get("epoch", row.epoch), given.get("before", row.position))
+        if seen == (row.epoch, row.position):
+            return ""
+        return _(
+            "The position has changed since you opened this page. Open the page again and check "
+            "the new position."
+        )
+
+    def consequences(self, rows: Sequence[Any]) -> Sequence[str]:
+        return [
+            _(
+                "Lower: messages after the new position are executed again when they are "
+                "delivered again. Their effects happen twice, unless you have undone them."
+            ),
+            _("Higher: the messages in between are never executed."),
+            _("The peer's next message must have the number after the new position.")
+            if rows[0].stream.startswith(positions.PEER)
+            else _(
+                "The process that owns the stream is fenced: it commits nothing until it claims "
+                "the stream again. The broker's own offset does not change."
+            ),
+        ]
+
+    def apply(self, rows: Sequence[Any], given: Mapping[str, Any], by: str) -> Mapping[Any, str]:
+        [row] = rows
+        values = {"position": given["position"]}
+        if not row.stream.startswith(positions.PEER):
+            values["epoch"] = row.epoch + 1
+        positions.change(database(), row.stream, **values)
+        return {}
+
+
+@admin.register(StreamPosition)
+class StreamPositionAdmin(MessagingAdmin):
+    """Lists and shows the streams and peers, whose positions an operator can reset."""
+
+    operations = (Reset(),)
+    settle_permission = "idempotency_messaging.reset_streamposition"
+    list_display = ("stream", "epoch", "position", "updated")
+    fields = readonly_fields = list_display
+    search_fields = ("stream__startswith",)
+    search_help_text = gettext_lazy("Finds streams whose names begin with this text.")
+    ordering = ("stream",)
+
+    @admin.display(description=gettext_lazy("updated"))
+    def updated(self, row: Any) -> SafeString:
+        return Moment(row.updated_at, row.now).html

@@ -1,0 +1,44 @@
+"""The app: add ``"idempotency_django.contrib.messaging"`` to ``INSTALLED_APPS`` for its tables.
+
+Consumers do without it. Streams, the webhook inbox and the outbox need its tables.
+"""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.core.checks import Tags, register
+from django.utils.translation import gettext_lazy as _
+
+from ..jobs import register as register_way
+
+
+class MessagingConfig(AppConfig):
+    """The tables of streams, webhook inbox and outbox."""
+
+    name = "idempotency_django.contrib.messaging"
+    label = "idempotency_messaging"
+    verbose_name = _("Idempotent messaging")
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        # What needs the models can only be imported now.
+        from ...stores import purging  # noqa: PLC0415
+        from . import (  # noqa: PLC0415
+            health,
+            tables,
+            timeline,  # noqa: F401  # registers the sources of messages
+        )
+        from .inbox import checks as inbox_checks  # noqa: PLC0415
+        from .inbox.processing import INBOX  # noqa: PLC0415
+        from .outbox import calls as enqueueing  # noqa: PLC0415
+        from .outbox import checks, publishing  # noqa: PLC0415
+        from .outbox.relay import OUTBOX  # noqa: PLC0415
+
+        register(inbox_checks.check_receivers, Tags.security)
+        register(checks.check_outbox, Tags.compatibility)
+        register(tables.check_tables, Tags.database)
+        purging.register("inbox messages", INBOX.purge, INBOX.purgeable)
+        purging.register("outbox messages", OUTBOX.purge, OUTBOX.purgeable)
+        purging.register("outbox groups", publishing.purge_streams, publishing.purgeable_streams)
+        health.register_health()
+        register_way(enqueueing.enqueue)

@@ -1,0 +1,294 @@
+"""Publishers send the messages of a topic to a broker, and say what has become of each."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import chain
+from typing import Any
+
+from django.core.checks import CheckMessage
+
+from ....errors import OperationInProgress, StoreUnavailable
+from ....stores.records import reference
+from ..consumers import ending
+from ..databases import reason
+from ..events import Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """A message of the outbox, as a publisher gets it.
+
+    Attributes:
+        message_id: names the message, the same each time that it is sent.
+        topic: where it goes.
+        group: messages of one topic and group are sent in their order; empty: in any order.
+        sequence: its number within the group, from 1 and without gaps; 0 if there is no group.
+        type: what happened, such as ``"order.paid"``.
+        data: what JSON can say, or bytes.
+        headers: texts for the broker, beside the data.
+        created_at: when it was written.
+        caused_by: the reference of the record whose handler wrote it; empty: there is none.
+    """
+
+    message_id: str
+    topic: str
+    group: str = ""
+    sequence: int = 0
+    type: str
+    data: Any
+    headers: Mapping[str, str] = field(default_factory=dict)
+    created_at: datetime
+    caused_by: str = ""
+
+    @property
+    def reference(self) -> str:
+        """The reference to the message in the ``caused_by`` of its consumers' records."""
+        return reference(self.message_id, f"outbox:{self.topic}")
+
+    def event(self, source: str) -> Event:
+        """The message in the envelope of CloudEvents.
+
+        Args:
+            source: the event's source; see :attr:`Publisher.source`.
+        """
+        extensions: dict[str, str | int | bool] = {"causedby": self.reference}
+        if self.group:
+            extensions["sequence"] = self.sequence
+        return Event(
+            id=self.message_id,
+            source=source,
+            type=self.type,
+            data=self.data,
+            subject=self.group or None,
+            time=self.created_at,
+            extensions=extensions,
+        )
+
+
+class Away(Exception):
+    """The result of a message that could not be sent because of an outage, for example of the
+    broker.
+
+    That is no message's fault, so no attempt is counted. The relay lets the topic wait, longer each
+    time, and closes the publisher: its next call creates a new client.
+    """
+
+
+class Refused(Exception):
+    """The result of a refused message: it counts as an attempt.
+
+    Args:
+        why: what is wrong with it.
+        delay: when to send it again; the relay waits longer if it would anyway.
+        final: whether no further attempt could deliver it.
+    """
+
+    def __init__(self, why: str, *, delay: timedelta = timedelta(0), final: bool = False) -> None:
+        super().__init__(why)
+        self.delay = delay
+        self.final = final
+
+
+class Deferred(Exception):
+    """The result of a message that has to wait; others are sent, and no attempt is counted.
+
+    Args:
+        why: what is in the way.
+        delay: when to send it again.
+    """
+
+    def __init__(self, why: str, *, delay: timedelta = timedelta(0)) -> None:
+        super().__init__(why)
+        self.delay = delay
+
+
+class DeadlineReached(Deferred):
+    """The answer for a message that was not begun in time: the next relay may have it at once."""
+
+    def __init__(self) -> None:
+        super().__init__("The batch ran out of time")
+
+
+class Publisher:
+    """Hands messages of one topic to a broker. A relay makes one for each topic, and keeps it.
+
+    A subclass has either :meth:`send`, or a :meth:`publish` that sends several at a time.
+
+    Args:
+        topic: the topic, which the entry ``"*"`` of ``IDEMPOTENCY["OUTBOX"]`` does not name.
+        options: the ``OPTIONS`` of the topic's entry.
+    """
+
+    source: str
+    """The source of the topic's events, ``SOURCE`` or a slash and the topic. The relay sets it."""
+
+    deadline: float = math.inf
+    """The deadline (``time.monotonic()``) for starting another message. The relay sets it, as it
+    can record sent messages only before the end of its lease.
+    """
+
+    def __init__(self, topic: str, **options: Any) -> None:
+        self.topic = topic
+        self.source = f"/{topic}"
+
+    def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
+        """Send the messages, and wait until the broker has confirmed them.
+
+        Messages of one group come in their order, and must reach the broker in it. After the first
+        one of a group that fails, no later one of the group is sent; :class:`GroupedBatch` keeps
+        account of that. By default, :meth:`send` gets one message after the other.
+
+        Returns:
+            For each message, in their order, ``None`` if the broker has confirmed it,
+            :exc:`Refused` (or any other exception but these) if it is refused, :exc:`Deferred` if
+            it has to wait, and :exc:`Away` during an outage of the broker.
+
+        Raises:
+            Exception: any error counts as :exc:`Away` for all messages: only what is
+                answered for a message counts as its attempt. What the broker has confirmed before
+                is sent again.
+        """
+        batch = GroupedBatch(messages, self.deadline)
+        for place, message in enumerate(messages):
+            if batch.is_ready(place):
+                try:
+                    error = self.send(message)
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as raised:  # noqa: BLE001  # what was sent before is known
+                    error = away(raised)
+                batch.answer(place, error)
+        return batch.answers
+
+    def send(self, message: Outgoing) -> Exception | None:
+        """Send one message, and wait until the broker has confirmed it.
+
+        Returns:
+            What :meth:`publish` answers for it. After :exc:`Away`, no other is sent.
+
+        Raises:
+            Exception: any error counts as :exc:`Away`.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close the connection, after an outage or at the end of the relay; ``publish()`` may be
+        called again.
+        """
+
+    def check(self) -> list[CheckMessage]:
+        """The messages of ``manage.py check`` about the options. It must not connect to the
+        broker.
+        """
+        return []
+
+
+def away(error: BaseException) -> Away:
+    """The outage that an error of the client means; ``error`` is its cause."""
+    if isinstance(error, Away):
+        return error
+    if not isinstance(error, Exception):
+        error = RuntimeError(
+            f"It raised {ending(error)}, which would end the relay. Raise a subclass of Exception "
+            "instead."
+        )
+    found = Away(reason(error))
+    found.__cause__ = error
+    return found
+
+
+def answer_of(handle: Callable[[], object]) -> Exception | None:
+    """Handle a message in the relay's own process; what to answer for it.
+
+    Raises:
+        StoreUnavailable: whether it was handled before is unknown.
+        ImportError: the handler, or what it needs, cannot be imported.
+    """
+    try:
+        handle()
+    except OperationInProgress as error:
+        return Deferred(str(error), delay=timedelta(seconds=error.remaining or 0))
+    except (StoreUnavailable, ImportError):
+        raise
+    except Exception as error:  # noqa: BLE001  # it is the message's
+        return error
+    return None
+
+
+class GroupedBatch:
+    """The messages of one call of :meth:`Publisher.publish`, and what has become of each.
+
+    Only the first unconfirmed message of a group may be under way. A message without a group
+    waits for no other.
+
+    Args:
+        messages: what to send.
+        deadline: by ``time.monotonic()``, when to begin no further message.
+    """
+
+    def __init__(self, messages: Sequence[Outgoing], deadline: float) -> None:
+        self.messages = messages
+        self._deadline = deadline
+        self._answers: list[Exception | None] = [None] * len(messages)
+        self._waiting: dict[str | int, deque[int]] = {}
+        self._end: Exception | None = None  # why nothing more is sent
+        for place, message in enumerate(messages):
+            self._waiting.setdefault(message.group or place, deque()).append(place)
+
+    @property
+    def answers(self) -> list[Exception | None]:
+        """The list that :meth:`Publisher.publish` returns. Unsent messages are not at fault."""
+        for place in chain.from_iterable(self._waiting.values()):
+            self._answers[place] = self._end or Away(
+                "The publisher did not report whether the message was sent."
+            )
+        return self._answers
+
+    @property
+    def ready(self) -> list[int]:
+        """The places of the messages that may be sent now, the first of each group."""
+        return [waiting[0] for waiting in self._waiting.values() if self._is_open()]
+
+    def is_ready(self, place: int) -> bool:
+        """Whether the message at the place may be sent now."""
+        return self._waiting.get(self._group(place), [None])[0] == place and self._is_open()
+
+    def answer(self, place: int, error: Exception | None) -> int | None:
+        """Note what has become of the first message of a group.
+
+        Args:
+            place: the message's.
+            error: what is wrong with it, or :exc:`Away`; ``None``: the broker has confirmed it.
+
+        Returns:
+            The place of the group's next message, if there is one, and this one was confirmed.
+        """
+        waiting = self._waiting.pop(self._group(place))
+        if error is None:
+            waiting.popleft()
+            if waiting:  # after the other groups, which take turns
+                self._waiting[self._group(place)] = waiting
+            return waiting[0] if waiting else None
+        for each in waiting:
+            self._answers[each] = error
+        if isinstance(error, Away):
+            self.give_up(error)
+        return None
+
+    def give_up(self, error: Exception) -> None:
+        """Send nothing more, because of an outage of the broker."""
+        self._end = away(error)
+
+    def _is_open(self) -> bool:
+        if self._end is None and time.monotonic() >= self._deadline:
+            self._end = DeadlineReached()
+        return self._end is None
+
+    def _group(self, place: int) -> str | int:
+        return self.messages[place].group or place

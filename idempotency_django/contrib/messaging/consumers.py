@@ -1,0 +1,774 @@
+"""Consumers: one effect for each event, however often its transport delivers it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from asyncio import CancelledError
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Final, Self, TypeVar, assert_never
+
+from asgiref.sync import iscoroutinefunction, sync_to_async
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+from ... import engine
+from ...conf import conf
+from ...engine.batch import Item, run_many
+from ...engine.context import ExecutionContext
+from ...engine.functions import answer_of
+from ...engine.planning import Plan, lease_of, plan_call
+from ...engine.transactional import Atomic
+from ...errors import (
+    DeadLettered,
+    FingerprintMismatch,
+    IdempotencyError,
+    OperationInProgress,
+    StoreUnavailable,
+    UnknownEventType,
+)
+from ...policy import UNSET, Policy, keys, scopes
+from ...policy.canonical import canonical, content_digest
+from ...policy.identity import named_fingerprints
+from ...stores import Store, stores
+from ...stores.atomic_blocks import is_open
+from ...stores.records import reference
+from .events import Event
+from .seen import SeenFilter
+
+LIFETIME: Final = timedelta(days=30)
+"""How long a consumer remembers an event by default."""
+
+METHOD: Final = "EVENT"
+"""The value in place of the HTTP method in the audit."""
+
+_REJECTED: Final = (DeadLettered, FingerprintMismatch, UnknownEventType)
+_NO_FAILURES: Final = (OperationInProgress, StoreUnavailable)
+"""Errors that are not about the event: if it was the last attempt, the next delivery reports
+that.
+"""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """The handler ran in this call, and what it did is committed. Acknowledge the message.
+
+    Attributes:
+        result: what the handler returned, as it reads back from JSON.
+    """
+
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """The message was handled before. Acknowledge it.
+
+    Attributes:
+        result: what the handler returned at that time; ``None`` if it was not kept.
+        kept: whether it was kept: it is not if it was too large, or if the policy has
+            ``max_response_bytes=0``.
+    """
+
+    result: Any
+    kept: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The message was not handled, and nothing that its handler did in the database is committed.
+
+    Attributes:
+        error: why; what :meth:`Consumer.handle` would have raised.
+    """
+
+    error: Exception
+
+    @property
+    def rejected(self) -> bool:
+        """Whether to move the message to a dead-letter queue: another delivery ends the same way.
+
+        ``False``: deliver it again.
+        """
+        return isinstance(self.error, _REJECTED)
+
+    @property
+    def delay(self) -> float | None:
+        """Seconds after which to deliver it again, if another consumer's lease is in the way."""
+        return self.error.remaining if isinstance(self.error, OperationInProgress) else None
+
+
+Outcome = Handled | Duplicate | Failed
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """A function that is registered for events of some types.
+
+    Attributes:
+        function: the function.
+        takes_execution: whether it takes the execution as well as the event.
+        steps: whether it has steps, so that it runs in the leased mode.
+    """
+
+    function: Callable[..., Any]
+    takes_execution: bool = True
+    steps: bool = False
+
+    def __call__(self, event: Event, execution: ExecutionContext) -> Any:
+        return self.function(event, execution) if self.takes_execution else self.function(event)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether it is a coroutine function."""
+        return iscoroutinefunction(self.function)
+
+    def policy(self, policy: Policy) -> Policy:
+        """The policy of an event for this handler: the given one, leased if it has steps."""
+        return policy.replace(mode="leased") if self.steps else policy
+
+
+def registering(
+    handlers: dict[str, Handler],
+    types: Sequence[str],
+    owner: str,
+    *,
+    steps: bool,
+    asynchronous: bool = True,
+) -> Callable[[_Function], _Function]:
+    """The decorator that registers a function for events of these types.
+
+    Args:
+        handlers: where to.
+        types: the types.
+        owner: whose handlers these are, for errors.
+        steps: whether the function has steps.
+        asynchronous: whether it may be a coroutine function.
+
+    Raises:
+        ValueError: no type is given, or one of them has a handler already.
+        TypeError: a type is not a text.
+        ImproperlyConfigured: the function cannot be called with an event, or must not be async.
+    """
+    if not types:
+        raise ValueError(f'on() of {owner} needs a type of events: on("order.paid").')
+    for each in types:
+        if not isinstance(each, str):
+            raise TypeError(
+                f"on() of {owner} takes types of events, not {each!r}. Pass the type in "
+                'parentheses: on("order.paid").'
+            )
+        if each in handlers:
+            raise ValueError(
+                f"{owner[0].upper()}{owner[1:]} already has a handler for {each!r}. Let one "
+                "handler call both functions."
+            )
+
+    def register(function: _Function) -> _Function:
+        handler = Handler(function, _takes_execution(function, owner), steps)
+        if handler.is_async and not asynchronous:
+            raise ImproperlyConfigured(
+                f"The handler {function} of {owner} is async. Make it a plain function, which may "
+                "use async_to_sync()."
+            )
+        handlers.update(dict.fromkeys(types, handler))
+        return function
+
+    return register
+
+
+def _takes_execution(function: Callable[..., Any], owner: str) -> bool:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a callable that does not tell its signature
+        return True
+    try:
+        signature.bind("event", "execution")
+    except TypeError:
+        try:
+            signature.bind("event")
+        except TypeError as error:
+            raise ImproperlyConfigured(
+                f"The handler {getattr(function, '__qualname__', function)} of {owner} cannot be "
+                f"called with an event, or with an event and its execution: {error}. Declare it as "
+                "def handler(event) or def handler(event, execution)."
+            ) from None
+        return False
+    return True
+
+
+@contextmanager
+def without_exits(*, awaited: bool = False) -> Iterator[None]:
+    """Make what would end the process a failure of the message: the process is for others, too.
+
+    That is ``sys.exit()`` and any other exception that is no error, such as gevent's ``Timeout``.
+    Ctrl-C is not the handler's.
+
+    Args:
+        awaited: whether the handler is a coroutine, which others may cancel or close.
+    """
+    passing = (CancelledError, GeneratorExit) if awaited else ()
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, *passing):
+        raise
+    except BaseException as error:
+        raise RuntimeError(
+            f"The handler raised {ending(error)}, which would end the process. Raise a subclass "
+            "of Exception instead."
+        ) from error
+
+
+def ending(error: BaseException) -> str:
+    """The exception that has ended a handler, in words."""
+    return f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else repr(error)
+
+
+class _ClaimCommittedFirst(Atomic):
+    """For a claim that is committed first: the handler and its answer are one transaction still.
+
+    In the transactional mode, an attempt that ends with its process leaves nothing that could be
+    counted. This one leaves its claim.
+    """
+
+    @contextmanager
+    def around_handler(self, store: Store) -> Iterator[bool]:
+        with store.transaction():
+            yield True
+
+
+@dataclass(frozen=True, slots=True)
+class EventExecution:
+    """One event to handle once.
+
+    Attributes:
+        plan: the operation, and where its record lives.
+        event: what the handler gets.
+        handler: the handler for events of this type.
+        seen: the consumer's filter of seen events.
+    """
+
+    plan: Plan
+    event: Event
+    handler: Handler
+    seen: SeenFilter | None = None
+
+    def run(self, *, claim_first: bool = False) -> Handled | Duplicate:
+        """Handle it now.
+
+        Args:
+            claim_first: commit the claim first, even in the transactional mode.
+
+        Raises:
+            Exception: it is not handled, and was not before.
+        """
+        if known := self._known_duplicate():
+            return known
+        plan, operation, atomic = self.plan, self.plan.operation, Atomic()
+        if claim_first and operation.lease is None:
+            operation, atomic = replace(operation, lease=plan.policy.lease), _ClaimCommittedFirst()
+        try:
+            ended = engine.run(plan.store, operation, self.execute, engine.reraise, atomic=atomic)
+        except Exception as error:
+            if dead := self._dead_lettered(error):
+                raise dead from error
+            raise
+        return self._remembered(self.to_outcome(ended))
+
+    async def arun(self) -> Handled | Duplicate:
+        """:meth:`run` for an async handler."""
+        if known := await sync_to_async(self._known_duplicate)():
+            return known
+        plan = self.plan
+        try:
+            ended = await engine.arun(plan.store, plan.operation, self._aexecute, engine.reraise)
+        except Exception as error:
+            if dead := await sync_to_async(self._dead_lettered)(error):
+                raise dead from error
+            raise
+        return await sync_to_async(self._remembered)(self.to_outcome(ended))
+
+    @property
+    def name(self) -> str:
+        """Its name in a filter: different for each consumer, source and id."""
+        return reference(self.plan.operation.key, self.plan.operation.scope)
+
+    def execute(self, execution: ExecutionContext) -> engine.Result:
+        """Call the handler, within an execution of the operation."""
+        with without_exits():
+            return answer_of(self.plan, self.handler(self.event, self._given(execution)))
+
+    async def _aexecute(self, execution: ExecutionContext) -> engine.Result:
+        with without_exits(awaited=True):
+            result = await self.handler(self.event, self._given(execution))
+            return answer_of(self.plan, result)
+
+    def _given(self, execution: ExecutionContext) -> ExecutionContext:
+        if self.plan.operation.lease is None:  # also where the claim is committed first
+            execution.refuse_steps()
+        return execution
+
+    def to_outcome(self, ended: engine.Outcome) -> Handled | Duplicate:
+        """The consumer's outcome for an outcome of the engine.
+
+        Raises:
+            IdempotencyError: the message is not to be acknowledged.
+        """
+        match ended:
+            case engine.Executed(result):
+                return Handled(result)
+            case engine.Replayed(record):
+                payload = record.payload
+                if payload is None or payload.body is None:
+                    return Duplicate(None, kept=False)
+                return Duplicate(payload.result)
+            case engine.Expired():
+                return Duplicate(None, kept=False)
+            case engine.Held():
+                error: IdempotencyError = self._dead_letter_error("An earlier attempt at it")
+            case engine.InProgress() | engine.Mismatched():
+                what = f"The event {self.event.id!r} of {self.event.source!r}"
+                error = engine.refusal(ended, f"{what} for {self.plan.operation.name}")
+            case _:
+                assert_never(ended)
+        error.foreign = True  # a request that made the call is another operation
+        raise error
+
+    def of_batch(self, ended: engine.Outcome | Exception) -> Outcome:
+        """The outcome of an event that was handled in a batch."""
+        if isinstance(ended, Exception):
+            return Failed(self._dead_lettered(ended) or ended)
+        try:
+            return self.to_outcome(ended)
+        except IdempotencyError as error:
+            return Failed(error)
+
+    def _dead_lettered(self, error: Exception) -> DeadLettered | None:
+        """The error of an event whose last attempt has failed with this one, if it was the last."""
+        if isinstance(error, IdempotencyError):
+            error.foreign = True
+        store, operation = self.plan.store, self.plan.operation
+        if operation.max_attempts is None or isinstance(error, _NO_FAILURES):
+            return None
+        try:
+            record = store.get(operation.key, operation.scope)
+        except IdempotencyError:
+            return None  # the next delivery finds out
+        if record is None or not record.held:
+            return None
+        dead = self._dead_letter_error(f"Attempt {record.attempt} at it")
+        dead.__cause__, dead.foreign = error, True
+        return dead
+
+    def _dead_letter_error(self, what: str) -> DeadLettered:
+        return DeadLettered(
+            f"The event {self.event.id!r} of {self.event.source!r} is dead-lettered by "
+            f"{self.plan.operation.name}. {what} was the last automatic one. Fix the cause. If "
+            "the inbox in the admin has the message, retry it there. Otherwise keep it, for "
+            "example in a dead-letter queue, release its record in the admin, and deliver it "
+            "again."
+        )
+
+    def _known_duplicate(self) -> Duplicate | None:
+        return known_duplicates([self])[0]
+
+    def _remembered(self, outcome: Handled | Duplicate) -> Handled | Duplicate:
+        """The outcome, which is committed: now the filter may know of it."""
+        if self.seen is not None:
+            self.seen.remember([self.name])
+        return outcome
+
+
+def known_duplicates(executions: Sequence[EventExecution]) -> list[Duplicate | None]:
+    """The answer of the store for each event that a filter may have seen, if it was handled before.
+
+    It only reads, and claims nothing. ``None``: claim it, which is exact.
+
+    Args:
+        executions: of one consumer.
+    """
+    known: list[Duplicate | None] = [None] * len(executions)
+    seen, store = executions[0].seen, executions[0].plan.store
+    if seen is None:
+        return known
+    maybe = seen.may_contain([each.name for each in executions])
+    # If a duplicate extends the record's lifetime, a claim in the store is needed.
+    candidates = [
+        (place, each, each.plan.operation)
+        for place, each in enumerate(executions)
+        if maybe[place] and not each.plan.operation.extend_on_replay
+    ]
+    try:
+        records = store.get_many([(x.key, x.scope) for _, _, x in candidates]) if candidates else []
+    except IdempotencyError:
+        return known  # the claim raises the store's error
+    for (place, execution, operation), record in zip(candidates, records, strict=True):
+        if record is None or record.expired:
+            continue
+        if replayed := engine.replay(record, operation):
+            outcome = execution.to_outcome(replayed)
+            known[place] = outcome if isinstance(outcome, Duplicate) else None
+    return known
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOf:
+    """The store, scope and key of the record of an event or message.
+
+    Attributes:
+        store: its store.
+        key: its key.
+        scope: its scope.
+        fingerprints: those that it may have; with another one, it is another event's.
+    """
+
+    store: Store
+    key: str
+    scope: str
+    fingerprints: Sequence[str]
+
+    @classmethod
+    def named(cls, store: Store, key: str, scope: str, content: str) -> Self:
+        """The record of the operation that is planned with these arguments."""
+        return cls(store, key, scopes.fit(scope), [*named_fingerprints(key, scope, content)])
+
+
+class Consumer:
+    """Handles each event once; a redelivered event gets the first result. ::
+
+        billing = Consumer("billing")
+
+        @billing.on("order.paid")
+        def book(event):
+            return {"entry": Entry.objects.create(order_id=event.data["id"]).pk}
+
+        outcome = billing.handle(Event.from_json(message.body))
+
+    What a handler writes to the store's database is committed together with the fact that the event
+    was handled, before :meth:`handle` returns: acknowledge the message then. Two consumers of one
+    event each handle it, because the consumer's name is part of what is recorded.
+
+    Args:
+        name: letters, digits and ``_.-``, such as ``"billing"``. Under another name, it would
+            handle every event again.
+        ttl: how long an event is remembered, which must be longer than its transport can deliver it
+            again; ``None``: forever. By default the policy's ``ttl``, or 30 days.
+        max_attempts: how many attempts at an event may fail before it is dead-lettered; ``None``:
+            all.
+        policy: the policy, for example ``Policy(mode="leased")`` where handlers have effects
+            outside the database; by default the project's.
+        store: the alias of the store; by default the policy's.
+        federated: whether the events come from several senders who do not trust one another. Then
+            every call says who sent the event, and no sender gets the results of another.
+        seen: a filter that is asked before an event is claimed, so that a duplicate costs one read;
+            for streams with many of them.
+
+    Raises:
+        ValueError: the name or ``max_attempts`` cannot be used.
+        ImproperlyConfigured: the policy asks for what a consumer does not have.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        ttl: timedelta | None = UNSET,
+        max_attempts: int | None = 5,
+        policy: Policy | None = None,
+        store: str | None = None,
+        federated: bool = False,
+        seen: SeenFilter | None = None,
+    ) -> None:
+        if not _NAME.fullmatch(name):
+            raise ValueError(
+                f"{name!r} is not a valid name of a consumer. Use 1 to 100 letters, digits, '_', "
+                "'.' and '-', such as 'billing'."
+            )
+        if max_attempts is not None and max_attempts < 1:
+            raise ValueError(
+                f"The consumer {name!r} has max_attempts={max_attempts}. Allow 1 attempt or more, "
+                "or None for any number."
+            )
+        if policy is not None and policy.check_replay not in (UNSET, None):
+            raise ImproperlyConfigured(
+                f"The policy of the consumer {name!r} has check_replay=, which checks the caller "
+                "of an HTTP request. A message has none: check its sender before calling the "
+                "consumer."
+            )
+        # An event can wait for the store, which a request cannot: it is delivered again.
+        policy = (policy or Policy()).over(Policy(ttl=LIFETIME, on_store_error="refuse"))
+        if ttl is not UNSET:
+            policy = policy.replace(ttl=ttl)
+        self.name = name
+        self.max_attempts = max_attempts
+        self.federated = federated
+        self.seen = seen
+        self._policy = policy if store is None else policy.replace(store=store)
+        self._handlers: dict[str, Handler] = {}
+
+    def __repr__(self) -> str:
+        return f"<Consumer {self.name!r} of {', '.join(self._handlers) or 'nothing yet'}>"
+
+    def on(self, *types: str, steps: bool = False) -> Callable[[_Function], _Function]:
+        """Register the decorated function for events of these types.
+
+        It is called with the :class:`~.events.Event` and, if it takes a second argument, the
+        :class:`~idempotency_django.engine.context.ExecutionContext` of the attempt. It returns what
+        JSON can say. If it raises, what it wrote is rolled back.
+
+        Args:
+            types: the types of events.
+            steps: whether it calls ``execution.step()``. It then runs in the leased mode, in which
+                a later attempt goes on after the last step.
+
+        Raises:
+            ValueError: no type is given, or one of them has a handler already.
+            TypeError: a type is not a text.
+            ImproperlyConfigured: the function cannot be called with an event.
+        """
+        return registering(self._handlers, types, f"the consumer {self.name!r}", steps=steps)
+
+    def handles(self, type: str) -> bool:  # noqa: A002  # CloudEvents' name for it
+        """Whether there is a handler for events of this type."""
+        return type in self._handlers
+
+    def handle(
+        self, event: Event, *, sender: str = "", redelivered: bool = False
+    ) -> Handled | Duplicate:
+        """Handle the event, unless it was handled before.
+
+        Args:
+            event: the event.
+            sender: who sent it, as the transport has authenticated them; for a federated consumer.
+            redelivered: whether the transport says that it delivered the message before. Then the
+                claim is committed first, for one more transaction, so that an attempt that ends
+                with its process counts as well.
+
+        Returns:
+            :class:`Handled` or :class:`Duplicate`, with the result.
+
+        Raises:
+            UnknownEventType: the consumer has no handler for it. Nothing is recorded, so that a
+                later version of the program can handle it.
+            DeadLettered: attempt number ``max_attempts`` has failed, now or before; or it was
+                interrupted, and the policy has ``on_interrupted="hold"``.
+            FingerprintMismatch: another event with this source and id was handled before.
+            OperationInProgress: another process handles it; ``remaining`` are the seconds that
+                their lease still runs.
+            StoreUnavailable: nothing is committed, or it is unknown. Deliver again.
+            ImproperlyConfigured: a transaction is open around the call, so that nothing would be
+                committed when it returns.
+            Exception: an error of the handler, whose writes are rolled back.
+        """
+        execution = self._execution(event, sender)
+        self._validate_no_transaction(execution)
+        return execution.run(claim_first=redelivered)
+
+    async def ahandle(
+        self, event: Event, *, sender: str = "", redelivered: bool = False
+    ) -> Handled | Duplicate:
+        """:meth:`handle` in an event loop, for async handlers and others.
+
+        No transaction can span a coroutine function: an async handler runs in the leased mode.
+        """
+        if not self._handler(event).is_async:
+            return await sync_to_async(self.handle)(event, sender=sender, redelivered=redelivered)
+        return await self._execution(event, sender, asynchronous=True).arun()
+
+    def handle_many(
+        self, events: Sequence[Event], *, sender: str = "", redelivered: bool = False
+    ) -> list[Outcome]:
+        """Handle events in their order, in one transaction if none of them fails.
+
+        If one fails, all are rolled back, and each is handled alone: no failure undoes a
+        neighbour. A store without transactions, and the leased mode, handle one after the other.
+
+        Args:
+            events: the events, of which some may be the same.
+            sender: who sent all of them; for a federated consumer.
+            redelivered: as for :meth:`handle`. Each event is then handled alone.
+
+        Returns:
+            The outcomes in the order of the events. Each is :class:`Handled`,
+            :class:`Duplicate`, or :class:`Failed` with the error that
+            :meth:`handle` would have raised.
+
+        Raises:
+            ImproperlyConfigured: as for :meth:`handle`.
+        """
+        outcomes: dict[int, Outcome] = {}
+        executions: dict[int, EventExecution] = {}
+        for place, event in enumerate(events):
+            try:
+                executions[place] = self._execution(event, sender)
+            except (UnknownEventType, TypeError) as error:
+                outcomes[place] = Failed(error)
+        for execution in [*executions.values()][:1]:  # they have one store
+            self._validate_no_transaction(execution)
+        if redelivered:
+            for place, execution in executions.items():
+                try:
+                    outcomes[place] = execution.run(claim_first=True)
+                except Exception as error:  # noqa: BLE001  # it is this event's, whatever it is
+                    outcomes[place] = Failed(error)
+        elif executions:
+            outcomes |= self._handle_together(executions)
+        return [outcomes[place] for place in range(len(events))]
+
+    def _handle_together(self, executions: dict[int, EventExecution]) -> dict[int, Outcome]:
+        known = zip(executions, known_duplicates([*executions.values()]), strict=True)
+        outcomes: dict[int, Outcome] = {place: each for place, each in known if each is not None}
+        rest = {place: each for place, each in executions.items() if place not in outcomes}
+        items = [Item(each.plan.operation, each.execute) for each in rest.values()]
+        [store] = {each.plan.store for each in executions.values()}
+        for (place, execution), ended in zip(rest.items(), run_many(store, items), strict=True):
+            outcomes[place] = execution.of_batch(ended)
+        if self.seen is not None:
+            handled = [at for at in rest if not isinstance(outcomes[at], Failed)]
+            self.seen.remember([rest[at].name for at in handled])
+        return outcomes
+
+    def validate(self) -> None:
+        """Refuse to begin, where :meth:`handle` could not handle events of each of its types.
+
+        Raises:
+            ImproperlyConfigured: a handler is async, or a policy needs what its store or mode
+                cannot promise.
+        """
+        policy = self._policy.resolved()
+        store = stores[policy.store]
+        lease_of(policy, store)
+        for kind, handler in self._handlers.items():
+            self._validate_sync(kind, handler)
+            lease_of(handler.policy(policy), store)
+            if handler.steps and not store.supports_steps:
+                raise ImproperlyConfigured(
+                    f"The handler of {kind!r} in the consumer {self.name!r} has steps, which the "
+                    f"store {store.alias!r} ({type(store).__name__}) does not support. Use "
+                    "idempotency_django.stores.database.DatabaseStore, or remove steps=True."
+                )
+
+    def record_of(self, event: Event, *, sender: str = "") -> RecordOf:
+        """The store, scope and key of the event's record; ``ValueError``: the sender is missing."""
+        store = stores[self._policy.resolved().store]
+        scope = self._scope(event.source, sender)
+        return RecordOf.named(store, keys.fit(event.id), scope, _content(event))
+
+    def _execution(
+        self, event: Event, sender: str, *, asynchronous: bool = False
+    ) -> EventExecution:
+        handler = self._handler(event)
+        if not asynchronous:
+            self._validate_sync(event.type, handler)
+        plan = plan_call(
+            handler.policy(self._policy.resolved()),
+            key=keys.fit(event.id),
+            scope=self._scope(event.source, sender),
+            name=f"{self.name} {event.type}",
+            content=_content(event),
+            method=METHOD,
+            asynchronous=asynchronous,
+            max_attempts=self.max_attempts,
+            caused_by="" if self.federated else event.caused_by,
+        )
+        if sender:  # for the handler, and for the audit
+            plan = replace(plan, operation=replace(plan.operation, principal=sender))
+        return EventExecution(plan, event, handler, self.seen)
+
+    def _scope(self, source: str, sender: str) -> str:
+        """The scope of an event: the consumer's name, the event's source, and who sent it."""
+        if self.federated and not sender:
+            raise ValueError(
+                f"The consumer {self.name!r} is federated, so each call needs the authenticated "
+                "sender of the event. Pass sender=."
+            )
+        if sender and not self.federated:
+            raise ValueError(
+                f"The consumer {self.name!r} is not federated, but sender= was passed. Make it a "
+                "Consumer(…, federated=True), or remove sender=."
+            )
+        scope = f"consumer:{self.name}:{source}"
+        return scopes.join(scope, f"sender:{sender}") if sender else scopes.join(scope)
+
+    def _validate_no_transaction(self, execution: EventExecution) -> None:
+        using = execution.plan.store.using
+        if using is not None and is_open(using):
+            raise ImproperlyConfigured(
+                f"The consumer {self.name!r} was called within a transaction on the database "
+                f"{using!r}. The message is acknowledged when the call returns, so its effects "
+                "must be committed by then. Call it outside of transaction.atomic(), and mark a "
+                "view that calls it with transaction.non_atomic_requests and @idempotency_exempt."
+            )
+
+    def _validate_sync(self, kind: str, handler: Handler) -> None:
+        if handler.is_async:
+            raise ImproperlyConfigured(
+                f"The handler of {kind!r} in the consumer {self.name!r} is async. Call ahandle(), "
+                "or make it a plain function."
+            )
+
+    def _handler(self, event: Event) -> Handler:
+        if not isinstance(event, Event):
+            raise TypeError(
+                f"The consumer {self.name!r} got a {type(event).__name__} instead of an Event. "
+                "Create an Event, for example with Event.from_json()."
+            )
+        handler = self._handlers.get(event.type)
+        if handler is None:
+            known = ", ".join(sorted(self._handlers)) or "none"
+            raise UnknownEventType(
+                f"The consumer {self.name!r} has no handler for events of the type "
+                f"{event.type!r}; it handles {known}. Nothing was executed or recorded. Register "
+                "a handler with Consumer.on(), and deliver the event again."
+            )
+        return handler
+
+
+def _content(event: Event) -> str:
+    """The digest of what tells two events apart that have one source and id."""
+    return content_digest(canonical((event.type, event.subject, event.data)))
+
+
+def consumers() -> dict[str, Consumer]:
+    """The consumers that ``IDEMPOTENCY["CONSUMERS"]`` lists, by name.
+
+    Raises:
+        ImproperlyConfigured: a path leads to no consumer, or two have one name.
+    """
+    listed: dict[str, Consumer] = {}
+    for path in conf.consumers:
+        consumer = consumer_at(path)
+        if listed.setdefault(consumer.name, consumer) is not consumer:
+            raise ImproperlyConfigured(
+                f"IDEMPOTENCY['CONSUMERS'] lists two consumers called {consumer.name!r}. Rename "
+                "one of them."
+            )
+    return listed
+
+
+def consumer_at(path: str) -> Consumer:
+    """The consumer at a path such as ``"shop.consumers.billing"``, or ``"shop.consumers:billing"``.
+
+    Raises:
+        ImproperlyConfigured: the path leads to no consumer.
+    """
+    try:
+        consumer = import_string(path.replace(":", "."))
+    except ImportError as error:
+        raise ImproperlyConfigured(
+            f"There is no consumer at {path!r}: {error}. Use the path of the module and the "
+            "consumer in it, such as 'shop.consumers.billing'."
+        ) from error
+    if not isinstance(consumer, Consumer):
+        raise ImproperlyConfigured(
+            f"{path!r} is a {type(consumer).__name__}, not a Consumer. Use the path of the module "
+            "and the consumer in it, such as 'shop.consumers.billing'."
+        )
+    return consumer

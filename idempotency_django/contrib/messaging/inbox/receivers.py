@@ -1,0 +1,426 @@
+"""The views that webhooks are delivered to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any, ClassVar, Final, TypeVar
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import Error as DatabaseFault
+from django.db import connections
+from django.db.models import AutoField
+from django.db.models.constants import OnConflict
+from django.db.models.sql import InsertQuery
+from django.http import HttpRequest, HttpResponse, UnreadablePostError
+from django.http.request import RawPostDataException
+from django.urls import get_resolver
+from django.utils.crypto import salted_hmac
+from django.views import View
+
+from ....conf import conf
+from ....errors import DeliveryMalformed, DeliveryTooLarge, IdempotencyError, StoreUnavailable
+from ....http.atomic_requests import take_over_transactions
+from ....http.messages import problem_response
+from ....http.unwrapping import EXEMPT, INBOX
+from ....models import DatabaseNow
+from ....policy import Policy, keys, scopes
+from ....policy.canonical import content_digest
+from ....policy.identity import named_fingerprints
+from ....stores.atomic_blocks import is_open
+from ..consumers import Handler, registering
+from ..databases import database
+from ..events import Event
+from ..models import InboxMessage, MessageState
+from .verifiers import Contents, Verifier
+
+
+def read_body(request: HttpRequest, at_most: int) -> bytes:
+    """The body.
+
+    Raises:
+        DeliveryTooLarge: it has more bytes than that.
+        DeliveryMalformed: it did not arrive.
+    """
+    length = request.META.get("CONTENT_LENGTH") or ""
+    if length.isdecimal() and int(length[:20]) > at_most:
+        raise DeliveryTooLarge
+    try:
+        # Not request.body, which has a limit of its own, unless a middleware has read it.
+        body = request.body if hasattr(request, "_body") else request.read(at_most + 1)
+    except (UnreadablePostError, RawPostDataException) as error:
+        raise DeliveryMalformed("The body of the delivery could not be read.") from error
+    if len(body) > at_most:
+        raise DeliveryTooLarge
+    if not body and _came_in_chunks(request):
+        raise DeliveryMalformed(
+            "The delivery has no Content-Length (Transfer-Encoding: chunked), and Django cannot "
+            "read such a body from a WSGI server. Put a buffering proxy in front of the server, "
+            "or use ASGI. Nothing was stored."
+        )
+    return bytes(body)
+
+
+def _came_in_chunks(request: HttpRequest) -> bool:
+    """Whether the request has a body that Django takes for an empty one, for want of a length."""
+    encoding = request.META.get("HTTP_TRANSFER_ENCODING", "")
+    no_length = not request.META.get("CONTENT_LENGTH")
+    return no_length and "chunked" in encoding.lower() and "wsgi.input" in request.META
+
+
+def kept_headers(request: HttpRequest) -> list[tuple[str, str]]:
+    """The headers, without credentials."""
+    secret = {"cookie", *(name.lower() for name in conf.credential_headers)}
+    return [(name, value) for name, value in request.headers.items() if name.lower() not in secret]
+
+
+T = TypeVar("T")
+
+logger = logging.getLogger("idempotency_django")
+
+RETRY_AFTER = 30
+"""Seconds after which a sender may try again when the database cannot be reached."""
+
+_COLUMNS = [
+    field for field in InboxMessage._meta.concrete_fields if not isinstance(field, AutoField)
+]
+
+
+def insert(message: InboxMessage) -> bool:
+    """Commit the message; ``False``: a message with its source and id, or its unique digest,
+    exists.
+
+    Raises:
+        StoreUnavailable: it is not known to be committed.
+        ImproperlyConfigured: a transaction is open, with which it would be committed later.
+    """
+    message.fingerprint = _fingerprint(message)
+    return _done(_inserted, message)
+
+
+def known_digest(message: InboxMessage) -> str | None:
+    """The digest of the existing message with this source and id; ``None``: no such message exists.
+
+    Raises:
+        StoreUnavailable: the database cannot be reached.
+        ImproperlyConfigured: a transaction is open.
+    """
+    return _done(_known, message)
+
+
+def _done(statement: Callable[[InboxMessage, str], T], message: InboxMessage) -> T:
+    """The result of the statement, retried on a second connection if the first one is lost."""
+    using = database()
+    try:
+        _refuse_transaction(using)
+        try:
+            return statement(message, using)
+        except DatabaseFault:
+            if not _is_lost(using):
+                raise
+            connections[using].close()  # the next one may work, and a second INSERT does no harm
+            return statement(message, using)
+    except DatabaseFault as error:
+        logger.exception("A message of %s could not be stored.", message.source)
+        raise StoreUnavailable(
+            "The database cannot be reached, so the delivery was not stored. Deliver it again "
+            "later.",
+            retry_after=RETRY_AFTER,
+        ) from error
+
+
+def _inserted(message: InboxMessage, using: str) -> bool:
+    query = InsertQuery(InboxMessage, on_conflict=OnConflict.IGNORE)
+    query.insert_values(_COLUMNS, [message])
+    [(statement, parameters)] = query.get_compiler(using=using).as_sql()
+    with connections[using].cursor() as cursor:
+        cursor.execute(statement, parameters)
+        return bool(cursor.rowcount)
+
+
+def _known(message: InboxMessage, using: str) -> str | None:
+    rows = InboxMessage.objects.using(using)
+    same = rows.filter(source=message.source, message_id=message.message_id)
+    return same.values_list("digest", flat=True).first()
+
+
+def _is_lost(using: str) -> bool:
+    """Whether there was a connection that is no longer usable."""
+    connection = connections[using]
+    if connection.connection is None or connection.in_atomic_block:
+        return False
+    return not connection.is_usable()
+
+
+def _refuse_transaction(using: str) -> None:
+    connection = connections[using]
+    if is_open(using) or not (connection.in_atomic_block or connection.get_autocommit()):
+        raise ImproperlyConfigured(
+            f"A webhook was received within a transaction on the database {using!r}, so the "
+            "sender would get its response before the commit. Do not put transaction.atomic() "
+            "around the view of a webhook, and do not set AUTOCOMMIT to False."
+        )
+
+
+ANY: Final = "*"
+"""The type of the handler for all types without a handler of their own."""
+
+_SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_RECEIVERS: Final[dict[str, list[type[WebhookReceiver]]]] = {}
+
+
+class WebhookReceiver(View):
+    """A view that stores each verified delivery and responds; a process handles it once, later. ::
+
+        class StripeHook(WebhookReceiver):
+            source = "stripe"
+            verifier = Stripe(lambda: settings.STRIPE_SECRETS)
+
+        @StripeHook.on("invoice.paid")
+        def paid(event, execution):
+            Invoice.objects.filter(number=event.data["data"]["object"]["id"]).update(paid=True)
+
+        urlpatterns = [path("webhooks/stripe/", StripeHook.as_view())]
+
+    A delivery is answered with 200 when it is committed, or was before. ``manage.py
+    process_inbox`` calls the handlers.
+
+    Attributes:
+        source: who sends: letters, digits and ``_.-``. Under another name, all would be new.
+        verifier: tells the sender's deliveries from others.
+        ttl: how long a handled message is remembered, which must be longer than the sender may
+            deliver it again; ``None``: forever.
+        max_attempts: how many attempts at a message may fail before it is dead-lettered; ``None``:
+            all.
+        policy: the policy of the handlers; by default the project's.
+        max_body_bytes: a larger body is refused. ``DATA_UPLOAD_MAX_MEMORY_SIZE`` does not apply.
+        dead_letters_block_group: whether a dead letter holds up the later ones of its group.
+    """
+
+    source: ClassVar[str] = ""
+    verifier: ClassVar[Verifier]
+    ttl: ClassVar[timedelta | None] = timedelta(days=7)
+    max_attempts: ClassVar[int | None] = 10
+    policy: ClassVar[Policy | None] = None
+    max_body_bytes: ClassVar[int] = 5 * 1024 * 1024
+    dead_letters_block_group: ClassVar[bool] = True
+
+    http_method_names = ["post"]
+    _handlers: ClassVar[dict[str, Handler]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._handlers = dict(cls._handlers)
+        if "source" not in vars(cls):
+            return
+        if not _SOURCE.fullmatch(cls.source):
+            raise ImproperlyConfigured(
+                f"{cls.source!r} is not a valid source of {cls.__qualname__}. Use 1 to 100 "
+                "letters, digits, '_', '.' and '-', such as 'stripe'."
+            )
+        others = [other for other in _RECEIVERS.get(cls.source, ()) if not _is_same(other, cls)]
+        _RECEIVERS[cls.source] = [*others, cls]
+
+    @classmethod
+    def on(cls, *types: str, steps: bool = False) -> Callable[[_Function], _Function]:
+        """Register the decorated function for messages of these types; ``"*"``: of all others.
+
+        It is called with the :class:`~idempotency_django.contrib.messaging.Event`, whose data is
+        the whole body, and, if it takes a second argument, the
+        :class:`~idempotency_django.engine.context.ExecutionContext` of the attempt. It returns what
+        JSON can say.
+
+        Args:
+            types: the types of messages.
+            steps: whether it calls ``execution.step()``. It then runs in the leased mode, in which
+                a later attempt goes on after the last step.
+
+        Raises:
+            ValueError: no type is given, or one of them has a handler already.
+            TypeError: a type is not a text.
+            ImproperlyConfigured: the function cannot be called so, or is async.
+        """
+        owner = f"the receiver {cls.__qualname__}"
+        return registering(cls._handlers, types, owner, steps=steps, asynchronous=False)
+
+    @classmethod
+    def handler_of(cls, type: str) -> Handler | None:  # noqa: A002  # CloudEvents' name for it
+        """The handler of messages of this type; ``None``: they are ignored."""
+        return cls._handlers.get(type) or cls._handlers.get(ANY)
+
+    @classmethod
+    def as_view(cls, **initkwargs: Any) -> Callable[..., Any]:
+        """The view. Its message is its own protection, and its INSERT its own transaction."""
+        view: Any = super().as_view(**initkwargs)
+        view.csrf_exempt = True  # the signature says who sent it
+        setattr(view, EXEMPT, True)  # for the middleware
+        setattr(view, INBOX, True)
+        take_over_transactions(view)
+        return view  # type: ignore[no-any-return]
+
+    def group(self, event: Event) -> str | None:
+        """The ordering group of the message: earlier messages of the same group are handled first.
+
+        Override it where the order matters; empty or ``None``: in no particular order. If it
+        raises, that is logged, and the message is stored without a group.
+        """
+        return ""
+
+    def on_stored(self) -> None:
+        """Called when a message was committed, before the sender is answered.
+
+        Override it to have messages processed soon, for example by
+        :func:`idempotency_django.contrib.messaging.tasks.nudge`. If it raises, that is logged, and
+        the message is processed all the same.
+        """
+
+    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        """Verify and store a delivery."""
+        try:
+            stored = self._receive(request)
+        except IdempotencyError as error:
+            if isinstance(error, DeliveryMalformed):  # signed, so its sender is no stranger
+                logger.warning("A delivery of %s is malformed: %s", self.source, error)
+            else:
+                logger.info("A delivery of %s was refused: %s", self.source, error)
+            response = problem_response(error)
+            if response.status_code == 401:
+                response["WWW-Authenticate"] = "Signature"  # RFC 9110 wants a scheme
+            return response
+        if stored:
+            try:
+                self.on_stored()
+            except Exception:
+                logger.exception(
+                    "on_stored() of %s failed; its message is handled later.", self.source
+                )
+        return HttpResponse(status=200)
+
+    def _receive(self, request: HttpRequest) -> bool:
+        """Whether the message is new, and committed."""
+        body = read_body(request, self.max_body_bytes)
+        self.verifier.verify(request.headers, body)
+        contents = self.verifier.read(request.headers, body)
+        message = self._message(contents, request, body)
+        if not self.verifier.signs_id:
+            message.unique_digest = message.digest
+        if insert(message):
+            return True
+        known = known_digest(message)
+        if known == message.digest:
+            return False  # it is delivered again
+        if known is None and self.verifier.signs_id:
+            return insert(message)  # the existing message has been purged since
+        message_id = message.message_id
+        if known is not None:
+            # Keyed: who may list the messages may not test guesses at their bodies.
+            suffix = salted_hmac(__name__, message.digest, algorithm="sha256").hexdigest()
+            message.message_id = keys.fit(f"{message_id}#{suffix}")
+            why = "An earlier message had this id with another body."
+        else:  # it may be an attacker's replay
+            why = (
+                "An earlier message had this body with another id, and the signature does not "
+                "cover the id."
+            )
+        if self._suspect(message, why):
+            logger.warning(
+                "The message %s of %s is a dead letter. %s Accept it in the admin if both are "
+                "genuine.",
+                message_id,
+                self.source,
+                why,
+            )
+        return False
+
+    def _suspect(self, message: InboxMessage, why: str) -> bool:
+        """Store the message for an operator to accept; ``False``: it is already stored."""
+        message.unique_digest, message.state = None, MessageState.DEAD
+        message.is_suspect, message.error = True, why
+        message.process_after = None
+        message.group = ""  # until it is accepted: it holds up no message that is genuine
+        if not self.verifier.signs_id and self.ttl:  # an attacker can send any number of them
+            message.purge_at = DatabaseNow() + self.ttl
+        return insert(message)
+
+    def group_of(self, contents: Contents) -> str:
+        """The group that a message is stored with."""
+        try:
+            group = self.group(event_of(self.source, contents))
+            return "" if group is None else scopes.fit(str(group))
+        except Exception:
+            logger.exception(
+                "group() of %s failed for the message %s. The message was stored without a group, "
+                "so its order is not kept. Correct group().",
+                self.source,
+                contents.message_id,
+            )
+            return ""
+
+    def _message(self, contents: Contents, request: HttpRequest, body: bytes) -> InboxMessage:
+        message_id = keys.fit(contents.message_id)
+        same = body if contents.same is None else contents.same
+        digest = hashlib.sha256(same).hexdigest()
+        return InboxMessage(
+            source=self.source,
+            message_id=message_id,
+            type=contents.type,
+            group=self.group_of(contents),
+            headers=json.dumps(kept_headers(request)),
+            body=body,
+            digest=digest,
+            process_after=DatabaseNow(),
+            received_at=DatabaseNow(),
+        )
+
+
+def event_of(source: str, contents: Contents) -> Event:
+    """The event that a handler gets."""
+    return Event(id=contents.message_id, source=source, type=contents.type, data=contents.data)
+
+
+def receivers() -> dict[str, list[type[WebhookReceiver]]]:
+    """The receivers by source; more than one of a source is a mistake, which a check reports.
+
+    The URLs are imported first, as they import the views and these their handlers.
+    """
+    get_resolver().url_patterns  # noqa: B018  # it imports
+    return _RECEIVERS
+
+
+def receiver_of(source: str) -> type[WebhookReceiver] | None:
+    """The receiver of that source; ``None``: no URL leads to any."""
+    known = _RECEIVERS.get(source) or receivers().get(source)
+    return known[-1] if known else None
+
+
+def _is_same(one: type, other: type) -> bool:
+    """Whether a class is another one made again, as by a reload."""
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
+
+
+def policy_of(receiver: type[WebhookReceiver]) -> Policy:
+    """The policy of a receiver's handlers, resolved."""
+    return _declared(receiver.policy, receiver.ttl).resolved()
+
+
+@lru_cache(maxsize=256)
+def _declared(policy: Policy | None, ttl: timedelta | None) -> Policy:
+    # A message can wait for the store, which a request cannot.
+    return (policy or Policy()).over(Policy(on_store_error="refuse")).replace(ttl=ttl)
+
+
+def scope_of(source: str) -> str:
+    """The scope of the records of a source's messages."""
+    return f"webhook:{source}"
+
+
+def _fingerprint(message: InboxMessage) -> str:
+    """The fingerprint of the message's operation, under the ``SECRET_KEY`` of now."""
+    content = content_digest(message.digest)
+    return next(iter(named_fingerprints(message.message_id, scope_of(message.source), content)))

@@ -1,0 +1,100 @@
+"""``manage.py relay_outbox``"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from contextlib import closing
+from datetime import timedelta
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError
+
+from .....management.arguments import number
+from .....management.stopping import stop_on_signals
+from ...outbox.relay import BATCH_SIZE, LEASE, POLL, Relay, abandoned, run_relay
+from ...queue import counted
+from ...tables import refuse_unmigrated
+
+
+class Command(BaseCommand):
+    """Relays from a terminal, cron or a supervisor."""
+
+    help = (
+        "Sends the messages of the outbox as they are committed. On SIGTERM, it finishes the "
+        "current batch and exits. Several processes can run."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--once", action="store_true", help="Exit as soon as nothing is due, for cron."
+        )
+        parser.add_argument(
+            "--topic",
+            action="append",
+            default=[],
+            metavar="TOPIC",
+            help="Send only this topic. Can be repeated.",
+        )
+        parser.add_argument(
+            "--batch",
+            type=number(int, str(BATCH_SIZE)),
+            default=BATCH_SIZE,
+            metavar="MESSAGES",
+            help=f"The most messages to claim at once (default: {BATCH_SIZE}).",
+        )
+        parser.add_argument(
+            "--lease",
+            type=number(float, "60"),
+            default=LEASE.total_seconds(),
+            metavar="SECONDS",
+            help="How long a batch can take before another relay also sends it (default: 60).",
+        )
+        parser.add_argument(
+            "--poll",
+            type=number(float, "1"),
+            default=POLL.total_seconds(),
+            metavar="SECONDS",
+            help="The polling interval when nothing is due (default: 1).",
+        )
+        parser.add_argument(
+            "--listen",
+            action="store_true",
+            help="On PostgreSQL, also wake up on NOTIFY, for topics with that setting.",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        lease = timedelta(seconds=options["lease"])
+        try:
+            refuse_unmigrated()
+            relay = Relay(options["topic"], batch_size=options["batch"], lease=lease)
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error)) from error
+        say = self.stdout.write if options["verbosity"] else str
+        with closing(relay), stop_on_signals() as stop:
+            if options["once"]:
+                say(_outcome(relay.drain(stop), relay))
+            else:
+                say(f"The relay sends {relay.names}. It ends on SIGTERM.")
+                poll = timedelta(seconds=options["poll"])
+                run_relay(stop, relay, poll=poll, listen=options["listen"])
+
+
+def _outcome(tried: int, relay: Relay) -> str:
+    """The summary of the due messages."""
+    sentences = []
+    if sent := tried - relay.refused:
+        sentences.append(f"Sent {counted(sent)}.")
+    if relay.refused:
+        sentences.append(f"Not sent: {counted(relay.refused)}. See the log for the reason.")
+    if relay.unreachable:
+        topics = ", ".join(map(repr, relay.unreachable))
+        sentences.append(
+            f"{topics} cannot be sent now; see the log for the reason. No message is lost. Run "
+            "this again."
+        )
+    for name, count in abandoned(relay.using).items():
+        sentences.append(
+            f"No relay sends the topic {name!r} ({counted(count)} waiting); see the log."
+        )
+    return " ".join(sentences) or "Nothing was due."

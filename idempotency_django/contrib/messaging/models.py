@@ -1,0 +1,187 @@
+"""The tables of the app ``idempotency_django.contrib.messaging``."""
+
+from __future__ import annotations
+
+from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from ...models import ExactCharField
+from ...stores.codec import StoredBinaryField, StoredTextField
+
+__all__ = ["InboxMessage", "OutboxMessage", "OutboxStream", "StreamPosition"]
+
+
+class StreamPosition(models.Model):
+    """The position of one stream. One row per stream, however many messages it has."""
+
+    id = models.BigAutoField(primary_key=True)
+    stream = ExactCharField(_("stream"), max_length=255, unique=True)
+    # Raised by each new owner: writes of earlier owners then match no row. A peer counts its own.
+    epoch = models.BigIntegerField(_("epoch"), default=0)
+    # The offset of the last message whose effects are committed; -1: none yet.
+    position = models.BigIntegerField(_("position"), default=-1)
+    updated_at = models.DateTimeField(_("updated"))
+
+    class Meta:
+        verbose_name = _("stream position")
+        verbose_name_plural = _("stream positions")
+        permissions = [("reset_streamposition", _("Can reset the positions of streams"))]
+
+    def __str__(self) -> str:
+        return str(self.stream)
+
+
+class MessageState(models.TextChoices):
+    """The states of a message, in the inbox and in the outbox."""
+
+    PENDING = "pending", _("pending")  # due at process_after
+    DONE = "done", _("done")  # handled, or sent
+    DEAD = "dead", _("dead")  # a dead letter: no further attempt follows without an operator
+    DISCARDED = "discarded", _("discarded")  # nothing was done, and nothing is to be done
+    EXTERNAL = "external", _("left to others")  # of the outbox: its topic has no relay
+
+
+class InboxMessage(models.Model):
+    """A message that was received: verified, durable, and handled once."""
+
+    id = models.BigAutoField(primary_key=True)
+    # "stripe" for a webhook; "consumer:billing" for a dead letter of a consumer.
+    source = ExactCharField(_("source"), max_length=150)
+    message_id = ExactCharField(_("message id"), max_length=255)
+    type = models.CharField(_("type"), max_length=255, default="", blank=True)
+    # Messages of one group are handled one after the other, in the order they came in.
+    group = ExactCharField(_("group"), max_length=255, default="", blank=True)
+    headers = StoredTextField(_("headers"), default="[]", blank=True)
+    body = StoredBinaryField(_("body"))
+    digest = ExactCharField(_("digest"), max_length=64)
+    # The digest again where the signature does not cover the id: no two messages have it that are
+    # handled without an operator. Null for all others.
+    unique_digest = ExactCharField(_("unique digest"), max_length=64, null=True, blank=True)
+    state = models.CharField(
+        _("state"), max_length=16, choices=MessageState, default=MessageState.PENDING
+    )
+    attempts = models.PositiveIntegerField(_("attempts"), default=0)
+    # Null where nothing is to be done, or after an earlier message of its group only: the index
+    # then leads to due messages.
+    process_after = models.DateTimeField(_("process after"), null=True, blank=True)
+    # The last attempt that was not cut off: it succeeded or failed. A later one is running, or its
+    # process has ended within it.
+    ended = models.PositiveIntegerField(_("last attempt that ended"), default=0, db_default=0)
+    # Of its operation: a text that only the SECRET_KEY which it was made under can make again.
+    fingerprint = ExactCharField(_("fingerprint"), max_length=64, default="", blank=True)
+    error = StoredTextField(_("error"), default="", blank=True)
+    # Whether it is a dead letter because its id or its body came before, with another body or id:
+    # an operator must accept it. Until then it has no group, so that it holds up no other message.
+    is_suspect = models.BooleanField(_("must be accepted"), default=False, db_default=False)
+    received_at = models.DateTimeField(_("received"))
+    processed_at = models.DateTimeField(_("processed"), null=True, blank=True)
+    purge_at = models.DateTimeField(_("purged after"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("inbox message")
+        verbose_name_plural = _("inbox messages")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["source", "message_id"], name="idempotency_inbox_message_uniq"
+            ),
+            models.UniqueConstraint(
+                fields=["unique_digest", "source"], name="idempotency_inbox_digest_uniq"
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["process_after"], name="idempotency_inbox_due_idx"),
+            # For the messages before and after one of a group. PostgreSQL has an expression in
+            # place of the id; see the migration.
+            models.Index(
+                fields=["group", "source", "state", "id"], name="idempotency_inbox_order_idx"
+            ),
+            models.Index(fields=["purge_at"], name="idempotency_inbox_purge_idx"),
+            # For the admin, which lists the newest first.
+            models.Index(fields=["received_at"], name="idempotency_inbox_received_idx"),
+        ]
+        permissions = [
+            ("view_body", _("Can see the bodies, headers and errors of inbox messages")),
+            ("settle_message", _("Can retry, discard, accept and reprocess inbox messages")),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.message_id} ({self.source})"
+
+
+class OutboxStream(models.Model):
+    """The numbers of one topic and group. Only writers touch it, so no relay waits for them."""
+
+    stream = ExactCharField(_("stream"), max_length=255, primary_key=True)
+    # Writers raise it, and hold the row until they commit: they commit in the order of the numbers.
+    last_sequence = models.BigIntegerField(_("last sequence"), default=0)
+
+    class Meta:
+        verbose_name = _("outbox stream")
+        verbose_name_plural = _("outbox streams")
+
+    def __str__(self) -> str:
+        return str(self.stream)
+
+
+class OutboxMessage(models.Model):
+    """A message that is published if, and only if, the transaction that wrote it was committed."""
+
+    is_suspect = False  # as an inbox message may be
+    id = models.BigAutoField(primary_key=True)
+    message_id = ExactCharField(_("message id"), max_length=255, unique=True)
+    topic = ExactCharField(_("topic"), max_length=100)
+    # Empty: published in no particular order.
+    stream = ExactCharField(_("stream"), max_length=255, default="", blank=True)
+    sequence = models.BigIntegerField(_("sequence"), default=0)
+    type = models.CharField(_("type"), max_length=255)
+    group = ExactCharField(_("group"), max_length=255, default="", blank=True)
+    payload = StoredTextField(_("payload"))
+    # Whether the payload is bytes, in Base64; else it is JSON.
+    is_base64 = models.BooleanField(_("payload is Base64"), default=False, db_default=False)
+    headers = StoredTextField(_("headers"), default="{}", blank=True)
+    state = models.CharField(
+        _("state"), max_length=16, choices=MessageState, default=MessageState.PENDING
+    )
+    attempts = models.PositiveIntegerField(_("attempts"), default=0)
+    # Null where nothing is to be done, or after an earlier message of its stream only: the index
+    # then leads to due messages.
+    process_after = models.DateTimeField(_("process after"), null=True, blank=True)
+    token = ExactCharField(_("owner token"), max_length=32, default="", blank=True)
+    error = StoredTextField(_("error"), default="", blank=True)
+    # The reference of the record whose handler published it; see records.reference().
+    caused_by = ExactCharField(_("caused by"), max_length=511, default="", blank=True)
+    # The topic and the dedup id, digested; null when the window is over, or if there was none.
+    dedup = ExactCharField(_("dedup id"), max_length=64, null=True, blank=True, unique=True)
+    dedup_until = models.DateTimeField(_("window ends"), null=True, blank=True)
+    created_at = models.DateTimeField(_("created"))
+    sent_at = models.DateTimeField(_("sent"), null=True, blank=True)
+    purge_at = models.DateTimeField(_("purged after"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("outbox message")
+        verbose_name_plural = _("outbox messages")
+        permissions = [
+            ("view_outbox_payload", _("Can see the payloads of outbox messages")),
+            ("settle_outbox", _("Can retry, discard and resend outbox messages")),
+        ]
+        indexes = [
+            models.Index(fields=["process_after"], name="idempotency_outbox_due_idx"),
+            models.Index(
+                fields=["stream", "state", "sequence"], name="idempotency_outbox_order_idx"
+            ),
+            models.Index(fields=["purge_at"], name="idempotency_outbox_purge_idx"),
+            # For timelines, which list the messages of an operation.
+            models.Index(fields=["caused_by"], name="idempotency_outbox_cause_idx"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.message_id} ({self.topic})"
+
+
+if not apps.is_installed("idempotency_django.contrib.messaging"):
+    raise ImproperlyConfigured(
+        "Streams, the webhook inbox and the outbox have tables of their own. Add "
+        '"idempotency_django.contrib.messaging" to INSTALLED_APPS and run "manage.py migrate".'
+    )

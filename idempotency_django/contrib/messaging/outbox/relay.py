@@ -1,0 +1,500 @@
+"""The relay: sends what was committed, outside of any transaction, and notes what was confirmed."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import math
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from datetime import timedelta
+from operator import attrgetter
+from typing import Any, Final
+
+from django.db import InterfaceError, OperationalError, connections
+from django.db.models import Count, F, Q, QuerySet
+
+from ....backoff import Backoff
+from ....conf import conf
+from ....models import DatabaseNow
+from ..brokers.base import Away, DeadlineReached, Deferred, Outgoing, Publisher, Refused, away
+from ..databases import database, reason, unindexed, with_zone
+from ..models import MessageState, OutboxMessage
+from ..queue import Queue, counted, repeat
+from .publishing import insert, next_sequence, uuid7
+from .topics import ALL_OTHERS, DEAD_LETTER, Topic, topic, topic_names
+from .waking import NotificationListener
+
+BACKOFF: Final = Backoff(timedelta(seconds=1), timedelta(minutes=5))
+PER_GROUP: Final = 10
+"""The messages of one group in a batch, unless they are sent quickly. The groups take turns, so a
+slow group blocks another one only for this number of messages.
+"""
+
+
+class Outbox(Queue):
+    """The queue of the outbox."""
+
+    model = OutboxMessage
+    group = ("stream",)
+    order = "sequence"
+
+    def over(self, older_than: timedelta) -> QuerySet[OutboxMessage]:
+        no_window = Q(dedup_until=None) | Q(dedup_until__lte=DatabaseNow())
+        return super().over(older_than).filter(no_window)
+
+    def retry(self, row: OutboxMessage, by: str) -> dict[str, Any]:
+        known = topic(row.topic)
+        if known.is_local:
+            publisher: Any = known.publisher()
+            publisher.release(outgoing(row), by)
+        again = {"state": MessageState.PENDING, "process_after": DatabaseNow()}
+        return {**again, "attempts": 0, "error": ""}
+
+    def discard(self, row: OutboxMessage, by: str) -> dict[str, Any]:
+        return discarded(topic(row.topic))
+
+    def repeat(self, row: OutboxMessage, by: str) -> dict[str, Any]:
+        using = database()
+        kept = ("topic", "stream", "type", "group", "payload", "is_base64", "headers", "caused_by")
+        copy = OutboxMessage(
+            **{name: getattr(row, name) for name in kept},
+            message_id=uuid7(),
+            sequence=next_sequence(row.stream, using) if row.stream else 0,
+            process_after=DatabaseNow(),
+            created_at=DatabaseNow(),
+        )
+        insert([copy], using)
+        return {}
+
+
+OUTBOX: Final = Outbox()
+
+
+def discarded(topic: Topic) -> dict[str, Any]:
+    """The columns of a message that is never sent: it keeps nothing else from being sent."""
+    return {
+        "state": MessageState.DISCARDED,
+        "purge_at": DatabaseNow() + topic.retention,
+        "dedup": None,
+        "dedup_until": None,
+    }
+
+
+def outgoing(message: OutboxMessage) -> Outgoing:
+    """The message, as a publisher gets it."""
+    payload = message.payload
+    return Outgoing(
+        message_id=message.message_id,
+        topic=message.topic,
+        group=message.group,
+        sequence=message.sequence,
+        type=message.type,
+        data=base64.b64decode(payload) if message.is_base64 else json.loads(payload),
+        headers=json.loads(message.headers),
+        created_at=with_zone(message.created_at, message._state.db or database()),
+        caused_by=message.caused_by,
+    )
+
+
+@dataclass(slots=True)
+class Batch:
+    """Messages that a relay may send until its lease is over.
+
+    Attributes:
+        using: the alias of the database.
+        token: the relay's, for this batch. A relay that was paused past its lease does not find it
+            in the rows any more: it is fenced.
+        messages: each stream's in their order; no other process sends messages of these streams.
+        failed: the streams of which a message has failed; the later ones are not sent.
+    """
+
+    using: str
+    token: str
+    messages: Sequence[OutboxMessage]
+    failed: set[str] = field(default_factory=set)
+    _settled: set[int] = field(default_factory=set)
+
+    @classmethod
+    def claim(
+        cls, using: str, topics: Q, size: int, lease: timedelta, per_group: int = PER_GROUP
+    ) -> Batch:
+        """Claim messages that are due: some of each group, in its order, and what has no group."""
+        token = uuid.uuid4().hex
+        claimed = {"token": token, "process_after": DatabaseNow() + lease}
+        heads = OUTBOX.claim(OutboxMessage.objects.using(using).filter(topics), size, claimed)
+        groups = sum(head.is_grouped for head in heads) or 1
+        of_each = min(per_group, 1 + (size - len(heads)) // groups)
+        return cls(using, token, OUTBOX.rows(using, heads, claimed, of_each=of_each))
+
+    def mark_sent(self, messages: Sequence[OutboxMessage], retention: timedelta) -> int:
+        """Note that the broker has confirmed these; how many were still this relay's to note."""
+        noted = OUTBOX.finish(
+            self._owned(messages),
+            messages,
+            state=MessageState.DONE,
+            sent_at=DatabaseNow(),
+            purge_at=DatabaseNow() + retention,
+            process_after=None,
+            token="",
+            error="",
+        )
+        self._settled.update(message.pk for message in messages)
+        return noted
+
+    def mark_failed(self, message: OutboxMessage, topic: Topic, error: Exception) -> MessageState:
+        """Note that a message was refused, or has to wait; what the message is now."""
+        is_refused = not isinstance(error, Deferred)
+        delay = error.delay if isinstance(error, Deferred | Refused) else timedelta(0)
+        attempts = message.attempts + is_refused
+        is_used_up = topic.max_attempts is not None and attempts >= topic.max_attempts
+        is_final = isinstance(error, Refused) and error.final
+        is_poison = is_refused and (is_used_up or is_final)
+        changes: dict[str, Any] = {"attempts": attempts, "token": "", "error": reason(error)}
+        if not is_poison:
+            again = max(BACKOFF.jittered(attempts), delay)
+            changes |= {"state": MessageState.PENDING, "process_after": DatabaseNow() + again}
+        elif topic.on_poison == DEAD_LETTER:
+            changes |= {"state": MessageState.DEAD, "process_after": None}
+        else:
+            changes |= {"process_after": None, **discarded(topic)}
+        OUTBOX.finish(self._owned([message]), [message], **changes)
+        self._settled.add(message.pk)
+        return MessageState(changes["state"])
+
+    def note_away(self, message: OutboxMessage, error: Exception) -> None:
+        """Note why a message waits, which is not its fault."""
+        self._owned([message]).update(error=reason(error))
+
+    def release(self) -> None:
+        """Let the next relay have what was not sent."""
+        left = [message for message in self.messages if message.pk not in self._settled]
+        if left:
+            self._owned(left).update(token="", process_after=DatabaseNow())
+
+    def _owned(self, messages: Iterable[OutboxMessage]) -> QuerySet[OutboxMessage]:
+        rows = OutboxMessage.objects.using(self.using)
+        pks = [message.pk for message in messages]
+        owned = rows.alias(now=unindexed(F("state"))).filter(token=self.token, pk__in=pks)
+        return owned.filter(now=MessageState.PENDING)
+
+
+logger = logging.getLogger("idempotency_django")
+
+
+_Answered = tuple[OutboxMessage, Exception | None]
+
+
+@dataclass(slots=True)
+class TopicSender:
+    """Sends the messages of one topic for one relay, and waits during an outage of the broker."""
+
+    name: str
+    turn: float = 0  # when it was the topic's turn last, by time.monotonic()
+    failures: int = 0  # how often in a row nothing could be sent
+    resumes_at: float = 0  # by time.monotonic()
+    suspects: set[str] = field(default_factory=set)  # groups whose messages failed: others go first
+    publisher: Publisher | None = None
+
+    def publish(self, messages: list[OutboxMessage], deadline: float) -> list[_Answered]:
+        """The messages, suspects last, each with the publisher's result."""
+        self.turn = time.monotonic()
+        messages.sort(key=lambda message: _unit_of(message) in self.suspects)
+        return list(zip(messages, self._answers(messages, deadline), strict=True))
+
+    def _answers(
+        self, messages: Sequence[OutboxMessage], deadline: float
+    ) -> Sequence[Exception | None]:
+        try:
+            if self.publisher is None:
+                self.publisher = topic(self.name).publisher()
+            self.publisher.deadline = deadline
+            answers = self.publisher.publish([outgoing(message) for message in messages])
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001  # it says nothing of any message
+            return [away(error)] * len(messages)
+        if (
+            isinstance(answers, Sequence)
+            and len(answers) == len(messages)
+            and all(answer is None or isinstance(answer, Exception) for answer in answers)
+        ):
+            return answers
+        wrong = TypeError(
+            f"{type(self.publisher).__name__}.publish() returned {answers!r}. It must return a "
+            "list with one result for each message: None if the broker has confirmed it, else an "
+            "exception."
+        )
+        return [wrong] * len(messages)
+
+    def pause(self, message: OutboxMessage, error: Away) -> None:
+        """Let the topic wait, longer each time; then the publisher creates a new client."""
+        self.suspects.add(_unit_of(message))
+        self.failures += 1
+        wait = BACKOFF.jittered(self.failures).total_seconds()
+        self.resumes_at = time.monotonic() + wait
+        logger.error(
+            "The topic %r waits for %.1f seconds, because the error affects all its messages: %s. "
+            "No message is lost, and no attempt is counted.",
+            self.name,
+            wait,
+            str(error).rstrip(" .:"),
+            exc_info=error,
+        )
+        self.close()
+
+    def close(self) -> None:
+        """Leave the broker."""
+        try:
+            if self.publisher is not None:
+                self.publisher.close()
+        except Exception:
+            logger.warning("The publisher of %r could not be closed.", self.name, exc_info=True)
+
+
+def _unit_of(message: OutboxMessage) -> str:
+    """The unit of waiting: the message's group, or the message itself."""
+    name: str = message.stream or message.message_id
+    return name
+
+
+def note_sent(batch: Batch, known: Topic, sent: Sequence[OutboxMessage]) -> None:
+    """Note what the broker has confirmed."""
+    if not sent:
+        return
+    try:
+        noted = batch.mark_sent(sent, known.retention)
+    except (InterfaceError, OperationalError):
+        # The connection was lost while the broker was busy: on a new one, it is noted still.
+        connections[batch.using].close()
+        noted = batch.mark_sent(sent, known.retention)
+    if noted < len(sent):
+        logger.warning(
+            "The relay sent %s of the topic %r after its lease ended, so another relay may send "
+            "the same messages. Consumers recognise duplicates by their id. Give the relay a "
+            "longer lease, or smaller batches.",
+            counted(len(sent) - noted),
+            known.name,
+        )
+    logger.info("Sent %s of the topic %r.", counted(len(sent)), known.name)
+
+
+def note_failures(batch: Batch, known: Topic, answers: Iterable[_Answered]) -> None:
+    """Note the first failure of each group; those after it were not even tried."""
+    for message, error in answers:
+        if error is None or message.stream in batch.failed:
+            continue
+        if message.stream:
+            batch.failed.add(message.stream)
+        state = batch.mark_failed(message, known, error)
+        if state == MessageState.DEAD:
+            logger.error(
+                "The message %s of the topic %r is a dead letter after attempt %d%s. Fix the "
+                "cause, and retry or discard it in the admin. The last error: %s",
+                message.message_id,
+                message.topic,
+                message.attempts + 1,
+                ", and its group waits" if message.stream else "",
+                reason(error),
+            )
+        else:
+            logger.warning(
+                "The message %s of the topic %r was refused: %s. It is %s.",
+                message.message_id,
+                message.topic,
+                reason(error).rstrip("."),
+                "discarded" if state == MessageState.DISCARDED else "sent again later",
+            )
+
+
+BATCH_SIZE: Final = 100
+LEASE: Final = timedelta(seconds=60)
+POLL: Final = timedelta(seconds=1)
+BATCH_TIME: Final = timedelta(seconds=5)
+"""The time after which a batch starts no further message, so that newly committed messages get
+their turn."""
+QUICK_BATCH: Final = timedelta(seconds=0.5)
+"""After a faster batch, the next one has twice as many messages of each group."""
+ABANDONED_INTERVAL: Final = timedelta(minutes=5)
+"""The interval between a relay's checks for messages that no relay sends."""
+ABANDONED_LIMIT: Final = 20
+"""The most topics of such messages that it logs."""
+
+
+class Relay:
+    """Sends the messages of the outbox. Any number of them may run, in any number of processes.
+
+    Args:
+        topics: the topics to send; by default all of ``IDEMPOTENCY["OUTBOX"]``.
+        batch_size: the most messages to claim at once.
+        lease: for how long. It begins nothing in the second half, nor after :data:`BATCH_TIME`, so
+            that what was sent is noted within it; else another relay sends it as well.
+        using: the alias of the database; by default ``IDEMPOTENCY["MESSAGING_DATABASE"]``.
+
+    Attributes:
+        refused: how many messages it has tried, and no broker has taken.
+
+    Raises:
+        ImproperlyConfigured: there is no such topic.
+    """
+
+    def __init__(
+        self,
+        topics: Collection[str] = (),
+        *,
+        batch_size: int = BATCH_SIZE,
+        lease: timedelta = LEASE,
+        using: str | None = None,
+    ) -> None:
+        for name in topics:
+            topic(name)
+        self.topics = topics
+        self.batch_size = batch_size
+        self.lease = lease
+        self.using = using or database()
+        self.refused = 0
+        self._senders: dict[str, TopicSender] = {}
+        self._per_group = PER_GROUP
+        self._searched = -math.inf  # for abandoned messages, by time.monotonic()
+        self._was_busy = True
+
+    def drain(self, stop: threading.Event | None = None) -> int:
+        """Send until nothing is due, or ``stop`` is set; how many messages were tried."""
+        log_abandoned(self.using)
+        total = 0
+        while not (stop and stop.is_set()) and (sent := self.send_batch()):
+            total += sent
+        return total
+
+    def send_batch(self) -> int:
+        """Claim what is due once, and send it; how many messages were tried."""
+        begun = time.monotonic()
+        deadline = begun + min(BATCH_TIME, self.lease / 2).total_seconds()
+        per_group = self._per_group
+        batch = Batch.claim(self.using, self._wanted(), self.batch_size, self.lease, per_group)
+        by_sender: dict[str, list[OutboxMessage]] = {}
+        for message in batch.messages:
+            by_sender.setdefault(message.topic, []).append(message)
+        senders = [self._senders.setdefault(name, TopicSender(name)) for name in by_sender]
+        try:
+            # In turns: a slow topic may use up the time, and the others come first then.
+            turns = sorted(senders, key=attrgetter("turn"))
+            return sum(self._send(batch, each, by_sender[each.name], deadline) for each in turns)
+        finally:
+            batch.release()
+            is_quick = time.monotonic() - begun <= QUICK_BATCH.total_seconds()
+            self._per_group = min(2 * per_group, self.batch_size) if is_quick else PER_GROUP
+
+    @property
+    def names(self) -> str:
+        """The topics that it sends, in words."""
+        if not self.topics and ALL_OTHERS in conf.outbox:
+            return "all topics"
+        return f"the topics {', '.join(map(repr, self.topics or topic_names(relay=True)))}"
+
+    @property
+    def unreachable(self) -> list[str]:
+        """The topics of which nothing could be sent when it was tried last."""
+        return [name for name, sender in self._senders.items() if sender.failures]
+
+    def close(self) -> None:
+        """Leave the brokers."""
+        for sender in self._senders.values():
+            sender.close()
+        self._senders.clear()
+
+    def _send(
+        self, batch: Batch, sender: TopicSender, messages: list[OutboxMessage], deadline: float
+    ) -> int:
+        if time.monotonic() >= deadline:
+            return 0
+        answered = sender.publish(messages, deadline)
+        tried = [each for each in answered if not isinstance(each[1], Away | DeadlineReached)]
+        if tried:
+            sender.failures = 0
+            sent = [message for message, error in tried if error is None]
+            sender.suspects -= {_unit_of(message) for message in sent}
+            self.refused += len(tried) - len(sent)
+            note_sent(batch, topic(sender.name), sent)
+            note_failures(batch, topic(sender.name), tried)
+        for message, error in answered:
+            if isinstance(error, Away):
+                sender.pause(message, error)
+                batch.note_away(message, error)
+                break
+        return len(tried)
+
+    def _wanted(self) -> Q:
+        """The topics that this relay sends now."""
+        now = time.monotonic()
+        paused = [name for name, sender in self._senders.items() if sender.resumes_at > now]
+        wanted = Q(topic__in=self.topics) if self.topics else _relayed()
+        return wanted & ~Q(topic__in=paused) if paused else wanted
+
+    def work(self) -> bool:
+        """Send a batch, and log what an operator may wonder about; whether there was one."""
+        if time.monotonic() - self._searched > ABANDONED_INTERVAL.total_seconds():
+            log_abandoned(self.using)
+            self._searched = time.monotonic()
+        is_busy = self.send_batch() > 0
+        if self._was_busy and not is_busy:
+            away = ", ".join(map(repr, self.unreachable))
+            also = f". It cannot send now: {away}" if away else ""
+            logger.info("The relay waits, because no message is due%s.", also)
+        self._was_busy = is_busy
+        return is_busy
+
+
+def run_relay(
+    stop: threading.Event,
+    relay: Relay | None = None,
+    *,
+    poll: timedelta = POLL,
+    listen: bool = False,
+) -> None:
+    """Send messages as they are committed, until ``stop`` is set; then finish the batch.
+
+    Args:
+        stop: when to stop.
+        relay: what sends them; by default a relay of all topics. It is closed at the end.
+        poll: how long to wait when there was nothing to send.
+        listen: whether to be woken up by topics with ``NOTIFY`` (PostgreSQL).
+    """
+    relay = relay or Relay()
+    with ExitStack() as stack:
+        stack.enter_context(closing(relay))
+        wait: Callable[[float], object] = stop.wait
+        if listen and connections[relay.using].vendor == "postgresql":
+            listener = stack.enter_context(closing(NotificationListener(relay.using, stop)))
+            wait = listener.wait
+        logger.info("The relay sends %s, from the database %r.", relay.names, relay.using)
+        repeat(relay.work, stop, what="relay", poll=poll, wait=wait)
+
+
+def log_abandoned(using: str) -> None:
+    """Log for which topics messages wait that no relay sends."""
+    for name, count in abandoned(using).items():
+        logger.error(
+            "No relay sends the topic %r (%s waiting), because IDEMPOTENCY['OUTBOX'] lacks it or "
+            "has RELAY=False. No message is lost. Add the topic again, with its publisher.",
+            name,
+            counted(count),
+        )
+
+
+def abandoned(using: str) -> dict[str, int]:
+    """The number of waiting messages of each topic without a relay, by its name."""
+    waiting = OutboxMessage.objects.using(using).filter(~_relayed(), state=MessageState.PENDING)
+    counts = waiting.values("topic").order_by("topic").annotate(waiting=Count("pk"))
+    return {each["topic"]: each["waiting"] for each in counts[:ABANDONED_LIMIT]}
+
+
+def _relayed() -> Q:
+    if ALL_OTHERS in conf.outbox:
+        return ~Q(topic__in=topic_names(relay=False))
+    return Q(topic__in=topic_names(relay=True))

@@ -1,0 +1,63 @@
+"""The Celery tasks of messaging, which Celery finds where ``autodiscover_tasks()`` is called.
+
+Celery beat sends them, so that nothing waits for long::
+
+    CELERY_BEAT_SCHEDULE = {
+        "process-inbox": {
+            "task": "idempotency_django.contrib.messaging.tasks.process_inbox",
+            "schedule": timedelta(seconds=10),
+            "options": {"expires": 10},  # tasks that no worker took in time do not pile up
+        },
+        "relay-outbox": {
+            "task": "idempotency_django.contrib.messaging.tasks.relay_outbox",
+            "schedule": timedelta(seconds=10),
+            "options": {"expires": 10},
+        },
+    }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+
+from celery import shared_task
+
+from .inbox.processing import BATCH, process_due
+from .outbox.relay import BATCH_SIZE, Relay
+
+
+@shared_task(name="idempotency_django.contrib.messaging.tasks.process_inbox", ignore_result=True)
+def process_inbox(sources: Sequence[str] = (), batch: int = BATCH) -> dict[str, int]:
+    """Handle the messages of the webhook inbox that are due, and return how many there were.
+
+    Several may run at the same time, and one that was killed may run again.
+
+    Args:
+        sources: handle messages of these sources only; empty: of all.
+        batch: how many messages are claimed in one transaction.
+    """
+    return dict(process_due(sources=sources, batch=batch))
+
+
+@shared_task(name="idempotency_django.contrib.messaging.tasks.relay_outbox", ignore_result=True)
+def relay_outbox(topics: Sequence[str] = (), batch: int = BATCH_SIZE) -> int:
+    """Send the messages of the outbox that are due, and return how many were tried.
+
+    Several may run at the same time, and one that was killed may run again. ``manage.py
+    relay_outbox`` keeps its connections to brokers and sends sooner.
+
+    Args:
+        topics: send these topics only; empty: all.
+        batch: the most messages to claim at once.
+    """
+    with closing(Relay(topics, batch_size=batch)) as relay:
+        return relay.drain()
+
+
+def nudge() -> None:
+    """Have a worker process the inbox now: the ``nudge`` of a ``WebhookReceiver``.
+
+    It is sent once. If the broker does not take it, the next one or Celery beat does its work.
+    """
+    process_inbox.apply_async(retry=False, expires=60)

@@ -1,0 +1,253 @@
+"""django-ninja: ``@idempotent`` below ``@api.post(…)`` protects the operation.
+
+::
+
+    @api.post("/orders", response={201: OrderOut})
+    @idempotent(required=True)
+    def create_order(request, order: OrderIn): ...
+
+Authentication, throttles and the validation of arguments run for every request, before a replay.
+The function and the making of its response run once. ninja itself is never imported here: it calls
+what :func:`offer` leaves on the function.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import suppress
+from copy import deepcopy
+from functools import reduce, wraps
+from http.client import responses as reasons
+from types import FunctionType, MethodType
+from typing import Any, Final
+
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+
+from ..conf import conf
+from ..errors import IdempotencyError
+from ..http.described import describe, error_schema
+from ..http.messages import invocation_of, principal_of
+from ..http.unwrapping import name_of
+from ..http.wrapping import ADAPTER, ViewAdapter
+from ..policy import UNSAFE_METHODS, Policy, dialect_of
+from ..policy.dialects import Dialect
+from ..policy.identity import header_of
+from ..policy.invocation import Invocation
+
+_CALLBACKS: Final = "_ninja_contribute_to_operation"
+"""The attribute of a function with what ninja calls for each operation that is made of it."""
+
+
+_AFTER: Final = "_idempotency_after"
+"""The attribute of a request whose response is observed when ninja has made it."""
+
+
+class NinjaAdapter(ViewAdapter):
+    """One request to an operation, which ninja has authenticated, throttled and validated."""
+
+    operation: Any
+
+    def header(self) -> str | None:
+        # ninja's test client spells the names of headers in META in its own way.
+        sent = super().header()
+        if sent is not None:
+            return sent
+        return self.http_request.headers.get(header_of(dialect_of(self.policy)))
+
+    def invocation(self, policy: Policy) -> Invocation:
+        request = self.http_request
+        body = None if hasattr(request, "_stream") else lambda: request.body  # of ninja's tests
+        auth, person = getattr(request, "auth", None), getattr(request, "user", None)
+        if auth is None:
+            return invocation_of(request, policy, body=body)
+        # What authenticated the operation comes first: the session may be another caller's.
+        user = auth if getattr(auth, "is_authenticated", False) else None
+        beside = principal_of(person) if user is None and not policy.principal else ""
+        sent = self._sent()
+        invocation = invocation_of(
+            request,
+            policy,
+            user=user,
+            auth=auth,
+            body=body,
+            sent=[*sent, beside] if any(sent) else [],
+        )
+        if beside and invocation.principal:  # an application's key, with which persons log in
+            return invocation.changed(since=f"{invocation.since} with {beside}")
+        return invocation
+
+    def _sent(self) -> list[str]:
+        """The credentials that may have authenticated the operation; empty: it is not known which.
+
+        The session is one of them only if it may authenticate: other callers may share it.
+        """
+        request = self.http_request
+        headers = {*conf.credential_headers}
+        cookies = {*conf.credential_cookies} - {settings.SESSION_COOKIE_NAME}
+        fields: set[str] = set()
+        for each in self.operation.auth_callbacks:
+            place = {"header": headers, "cookie": cookies, "query": fields}.get(
+                getattr(each, "openapi_in", "")
+            )
+            if place is not None:
+                place.add(each.param_name)
+            elif name := getattr(each, "header", None):  # of a token, or a user name and password
+                headers.add(name)
+            else:  # a plain function: it may read what nothing here knows of
+                return []
+        sent = [request.headers.get(name) or "" for name in sorted(headers)]
+        sent += [request.COOKIES.get(name) or "" for name in sorted(cookies)]
+        return sent + [request.GET.get(name) or "" for name in sorted(fields)]
+
+    def respond(self) -> HttpResponseBase:
+        return self._made(self._view())
+
+    async def arespond(self) -> HttpResponseBase:
+        return self._made(await self._view())
+
+    def observe(self, result: Any, after: Any) -> None:
+        if isinstance(result, HttpResponseBase):
+            after(result)
+        else:  # ninja makes the response once: what it is made of may be an iterator
+            setattr(self.http_request, _AFTER, after)
+
+    async def aobserve(self, result: Any, after: Any) -> None:
+        if isinstance(result, HttpResponseBase):
+            await super().aobserve(result, after)
+        else:
+            setattr(self.http_request, _AFTER, after)
+
+    def _made(self, result: Any) -> HttpResponseBase:
+        """The response, made within the transaction, because it is stored."""
+        operation, request = self.operation, self.http_request
+        given = self._view.keywords.get(operation.signature.response_arg)  # type: ignore[attr-defined]  # a partial
+        response = operation.api.create_temporal_response(request) if given is None else given
+        made: HttpResponseBase = operation._result_to_response(request, result, response)
+        return made
+
+    def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
+        if not policy.should_store:
+            raise error
+        response: HttpResponseBase = self.operation.api.on_exception(self.http_request, error)
+        return response
+
+    def problem(self, error: IdempotencyError, dialect: Dialect) -> HttpResponseBase:
+        known = {*self.operation.api._exception_handlers, Exception}
+        if next(kind for kind in type(error).__mro__ if kind in known) is Exception:
+            return super().problem(error, dialect)
+        response: HttpResponseBase = self.operation.api.on_exception(self.http_request, error)
+        return response
+
+
+def offer(function: Any, policy: Policy) -> None:
+    """Let a protected function become an operation of django-ninja.
+
+    Raises:
+        ImproperlyConfigured: it is one already, which would stay unprotected.
+    """
+    if hasattr(function, "_ninja_operation"):
+        raise ImproperlyConfigured(
+            f"@idempotent is above the decorator that makes {name_of(function)} an operation of "
+            "django-ninja, which would call the unprotected function. Put @idempotent directly on "
+            "the function, below @api.post(…)."
+        )
+    if isinstance(function, FunctionType):
+        # A new list: functools.wraps() has copied a reference to that of the unprotected function.
+        callbacks = [*getattr(function, _CALLBACKS, ()), lambda made: _prepare(made, policy)]
+        setattr(function, _CALLBACKS, callbacks)
+        _resolve_annotations(function)
+
+
+def _resolve_annotations(function: Any) -> None:
+    """Let ninja know the types of arguments that are annotated with strings.
+
+    It looks for them in the module of the function that it gets, which is a wrapper here.
+    """
+    bare = inspect.unwrap(function)
+    if not isinstance(bare, FunctionType):
+        return
+    named = FunctionType((lambda: None).__code__, bare.__globals__)
+    named.__annotations__ = {k: each for k, each in bare.__annotations__.items() if k != "return"}
+    if not any(isinstance(each, str) for each in named.__annotations__.values()):
+        return
+    with suppress(Exception):  # a name that is not known yet, as in a view that is not ninja's
+        types = inspect.get_annotations(named, eval_str=True)
+        signature = inspect.signature(bare)
+        function.__signature__ = signature.replace(
+            parameters=[
+                each.replace(annotation=types.get(each.name, each.annotation))
+                for each in signature.parameters.values()
+            ]
+        )
+
+
+def _prepare(operation: Any, policy: Policy) -> None:
+    """Called by ninja with a new operation."""
+    if operation.stream_format is not None:
+        raise ImproperlyConfigured(
+            f"The operation {operation.path} streams its response, so @idempotent cannot store it, "
+            "and its work is done after the function has returned. Remove @idempotent, and "
+            "protect the work with idempotent_call()."
+        )
+    # ninja applies these to each copy of the operation, for each API that its router is in.
+    # Ours is the first, which gets the method of the copy.
+    operation._run_decorators = [_noting, *getattr(operation, "_run_decorators", ())]
+    bare = MethodType(type(operation).run, operation)
+    operation.run = reduce(lambda run, decorate: decorate(run), operation._run_decorators, bare)
+    methods = UNSAFE_METHODS.intersection(operation.methods)
+    resolved = policy.resolved()
+    if methods and resolved.mode != "observe":
+        operation.openapi_extra = _documented(operation, resolved, min(methods))
+
+
+def _noting(run: Any) -> Callable[..., Any]:
+    """Note on each request which operation it is for, so that its function finds it."""
+    operation = run.__self__
+
+    class OperationAdapter(NinjaAdapter):
+        pass
+
+    OperationAdapter.operation = operation
+
+    @wraps(run)
+    def noted(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        setattr(request, ADAPTER, OperationAdapter)
+        response = run(request, *args, **kwargs)
+        if inspect.isawaitable(response):
+            return _anoted(request, response)
+        if (after := vars(request).pop(_AFTER, None)) is not None:
+            after(response)
+        return response
+
+    return noted
+
+
+async def _anoted(request: HttpRequest, made: Any) -> Any:
+    response = await made
+    if (after := vars(request).pop(_AFTER, None)) is not None:
+        await sync_to_async(after)(response)
+    return response
+
+
+def _documented(operation: Any, policy: Policy, method: str) -> dict[str, Any]:
+    """The ``openapi_extra`` of an operation, with the project's own."""
+    extra: dict[str, Any] = deepcopy(operation.openapi_extra or {})
+    known = {str(status) for status in operation.response_models if status is not Ellipsis}
+    own = {str(status): each for status, each in extra.pop("responses", {}).items()}
+    responses = {
+        status: {"description": reasons.get(int(status), "Unknown Status Code")}
+        | own.get(status, {})
+        for status in known | own.keys()
+    }
+    extra = {"parameters": [], **extra, "responses": responses}
+    describe(extra, policy, method, error_schema(dialect_of(policy)))
+    arguments = {each.alias.lower().replace("_", "-") for each in operation.signature.params}
+    extra["parameters"] = [  # what is an argument is as the project documents it
+        each for each in extra["parameters"] if each["name"].lower() not in arguments
+    ]
+    return {**extra, "responses": {int(status): each for status, each in responses.items()}}

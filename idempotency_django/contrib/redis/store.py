@@ -1,0 +1,289 @@
+"""The store in Redis or Valkey: leases only, and only as durable as the server."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from hashlib import sha256
+from typing import Any, ClassVar, NoReturn
+
+from django.core.checks import CheckMessage
+from django.core.exceptions import ImproperlyConfigured
+
+from ...errors import StoreUnavailable
+from ...stores.atomic_blocks import forbid_transactions
+from ...stores.base import Store
+from ...stores.codec import decode, dump_text, encode
+from ...stores.records import Claim, Operation, Payload, Record, Status, new_token
+from .checks import check_redis
+from .server import Client, RedisServer
+
+
+def milliseconds(duration: timedelta | None) -> str:
+    """A duration for a script: at least one; empty where there is none."""
+    return "" if duration is None else str(max(1, round(duration / timedelta(milliseconds=1))))
+
+
+def flag(value: bool) -> str:
+    """A truth value for a script."""
+    return "1" if value else "0"
+
+
+def text(value: str) -> bytes:
+    """Any text for a script, for people to read."""
+    return value.encode("utf-8", "replace")
+
+
+def read_record(key: str, scope: str, reply: list[bytes]) -> Record:
+    """The record that a script described.
+
+    Raises:
+        ValueError: it is not what the store writes.
+    """
+    _, status, attempt, fingerprint, code, headers, size, body, *flags, lease_left, ttl_left = reply
+    expired, interrupted, held, counted = (flag == b"1" for flag in flags)
+    state = Status(status.decode())
+    completed = state is Status.COMPLETED
+    return Record(
+        key=key,
+        scope=scope,
+        status=state,
+        attempt=int(attempt),
+        fingerprint=fingerprint.decode(),
+        payload=decode(int(code), headers, body if size else None) if completed else None,
+        expired=expired,
+        interrupted=interrupted,
+        held=held,
+        lease_left=int(lease_left) / 1000 if lease_left else None,
+        ttl_left=int(ttl_left) / 1000 if ttl_left else None,
+        counted=counted,
+    )
+
+
+logger = logging.getLogger("idempotency_django")
+
+
+class RedisStore(Store):
+    """Records as hashes on a Redis (6.2 or newer) or Valkey server, one Redis key for each.
+
+    Every method is one Lua script on one Redis key, and one round trip; all times are the server's.
+    The server deletes expired records automatically, so ``retention`` has no meaning here, and the
+    first attempt after that is attempt 1 again. Nothing rolls back with this store, and it keeps no
+    recovery points. An operation without a lease stays claimed until its owner completes or fails
+    it.
+
+    Args:
+        alias: the store's name in ``IDEMPOTENCY["STORES"]``.
+        cache: a cache of django-redis, by its alias in ``CACHES``. The store uses its primary. The
+            cache also names the Redis keys, so its ``KEY_PREFIX``, ``VERSION`` and ``KEY_FUNCTION``
+            keep the projects on one server apart.
+        connection_factory: instead of ``cache``: a function, or its dotted path, that returns the
+            ``redis.Redis`` or ``redis.cluster.RedisCluster`` to use; called once. Without a cache,
+            only ``prefix`` names the Redis keys: two projects on one server then need two prefixes.
+        prefix: what the Redis keys of this store begin with, after the prefix of the cache.
+        wait_replicas: how many replicas a claim must reach before its operation is executed.
+        wait_timeout: how long to wait for them; after it, nothing is executed.
+        max_payload_bytes: larger bodies are not kept. A retry then learns that its operation was
+            executed, but not the answer. ``None``: all bodies are kept.
+    """
+
+    forgets_expired: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        alias: str,
+        *,
+        cache: str = "default",
+        connection_factory: str | Callable[[], Client] | None = None,
+        prefix: str = "idempotency",
+        wait_replicas: int = 0,
+        wait_timeout: timedelta = timedelta(milliseconds=500),
+        max_payload_bytes: int | None = 1024 * 1024,
+    ) -> None:
+        super().__init__(alias)
+        if wait_replicas < 0 or wait_timeout <= timedelta(0):
+            raise ImproperlyConfigured(
+                f"The store {alias!r} has wait_replicas={wait_replicas} and "
+                f"wait_timeout={wait_timeout}; wait_replicas must be 0 or more, and wait_timeout "
+                "above 0."
+            )
+        self._server = RedisServer(cache, connection_factory)
+        self._prefix = prefix
+        self._wait_replicas = wait_replicas
+        self._wait = (wait_replicas, int(milliseconds(wait_timeout))) if wait_replicas else None
+        self._max_payload_bytes = max_payload_bytes
+
+    def acquire(self, operation: Operation) -> Claim | Record:
+        forbid_transactions(f"The claim of {operation.name}")
+        reply, acknowledged = self._run_and_wait(
+            "acquire",
+            operation.key,
+            operation.scope,
+            new_token(),
+            operation.fingerprint,
+            milliseconds(operation.ttl),
+            milliseconds(operation.lease),
+            flag(operation.hold),
+            flag(operation.count_replays),
+            flag(operation.extend_on_replay),
+            str(round(operation.reserved / timedelta(milliseconds=1))),
+            *map(text, (operation.name, operation.principal, operation.method, operation.path)),
+            operation.caused_by,
+            wait=self._wait,
+        )
+        if reply[0] != b"claimed":
+            return self._record(operation.key, operation.scope, reply)
+        token = reply[3].decode()
+        claim = Claim(operation, int(reply[1]), token, interrupted=reply[2] == b"1")
+        if acknowledged < self._wait_replicas:
+            self._refuse(claim, acknowledged)
+        return claim
+
+    def complete(self, claim: Claim, payload: Payload) -> bool:
+        answer = encode(Payload(payload.status, payload.headers, self._kept(claim, payload.body)))
+        reply, acknowledged = self._run_and_wait(
+            "complete",
+            claim.key,
+            claim.scope,
+            claim.token,
+            secrets.token_hex(8),
+            str(answer.status),
+            answer.headers,
+            "" if answer.body is None else str(len(answer.body)),
+            answer.body or b"",
+            milliseconds(claim.operation.ttl),
+            wait=self._wait,
+        )
+        if reply and acknowledged < self._wait_replicas:
+            logger.warning(
+                "The result of %s reached only %d of %d replicas in time. A fail-over may lose it.",
+                claim.operation.name,
+                acknowledged,
+                self._wait_replicas,
+            )
+        return bool(reply)
+
+    def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
+        note = (text(dump_text(error[:4096])), flag(pinned), flag(held))
+        call = secrets.token_hex(8)
+        return bool(self._run("fail", claim.key, claim.scope, claim.token, call, *note))
+
+    def extend(self, claim: Claim, seconds: float) -> bool:
+        lease = milliseconds(timedelta(seconds=seconds))
+        return bool(self._run("extend", claim.key, claim.scope, claim.token, lease))
+
+    def extend_many(self, claims: Sequence[Claim], seconds: float) -> Sequence[bool | None]:
+        lease = milliseconds(timedelta(seconds=seconds))
+        calls = [
+            (self.redis_key(claim.key, claim.scope), claim.key, claim.scope, claim.token, lease)
+            for claim in claims
+        ]
+        replies = self._server.run_all("extend", calls)
+        return [self._extension(c, reply) for c, reply in zip(claims, replies, strict=True)]
+
+    def _extension(self, claim: Claim, reply: Any) -> bool | None:
+        try:
+            return bool(self._checked(claim.key, claim.scope, reply))
+        except StoreUnavailable:  # this one is broken, the others are not
+            return None
+
+    def get(self, key: str, scope: str) -> Record | None:
+        reply = self._run("get", key, scope)
+        return self._record(key, scope, reply) if reply else None
+
+    def record_replay(self, record: Record, operation: Operation) -> None:
+        if not (operation.count_replays or operation.extend_on_replay):
+            return
+        try:
+            self._run(
+                "replay",
+                record.key,
+                record.scope,
+                str(record.attempt),
+                flag(operation.count_replays),
+                flag(operation.extend_on_replay),
+                milliseconds(operation.ttl),
+            )
+        except StoreUnavailable:
+            logger.warning("A replay of %s was not counted.", record.key, exc_info=True)
+
+    def purge(self, older_than: timedelta, limit: int) -> int:
+        return 0
+
+    def check(self) -> Sequence[CheckMessage]:
+        return check_redis(self.alias, self._server, self._wait_replicas)
+
+    def redis_key(self, key: str, scope: str) -> str:
+        """The Redis key of the record: a digest of key and scope, as the cache names its keys.
+
+        It is one key, so one node of a cluster has all of it. The braces spread the records over
+        the nodes, with any prefix of the cache.
+        """
+        parts = f"{len(key)}:{key}{len(scope)}:{scope}"
+        return self._server.name(f"{self._prefix}:{{{sha256(parts.encode()).hexdigest()}}}")
+
+    def _run(self, script: str, key: str, scope: str, *arguments: str | bytes) -> Any:
+        return self._run_and_wait(script, key, scope, *arguments, wait=None)[0]
+
+    def _run_and_wait(
+        self,
+        script: str,
+        key: str,
+        scope: str,
+        *arguments: str | bytes,
+        wait: tuple[int, int] | None,
+    ) -> tuple[Any, int]:
+        """The reply of a script, and how many replicas know what it wrote."""
+        name = self.redis_key(key, scope)
+        reply, acknowledged = self._server.run(script, name, key, scope, *arguments, wait=wait)
+        return self._checked(key, scope, reply), acknowledged
+
+    def _checked(self, key: str, scope: str, reply: Any) -> Any:
+        if isinstance(reply, list) and reply[0] == b"broken":
+            self._broken(key, scope, reply[1].decode("utf-8", "replace"))
+        return reply
+
+    def _record(self, key: str, scope: str, reply: list[bytes]) -> Record:
+        try:
+            return read_record(key, scope, reply)
+        except ValueError as error:
+            self._broken(key, scope, str(error))
+
+    def _broken(self, key: str, scope: str, problem: str) -> NoReturn:
+        """Neither answer from an incomplete record, nor execute its operation."""
+        logger.error(
+            "The Redis value %s is not a record of key %r in scope %r: %s. Check whether the "
+            "operation was executed, then delete the value.",
+            self.redis_key(key, scope),
+            key,
+            scope,
+            problem,
+        )
+        raise StoreUnavailable
+
+    def _refuse(self, claim: Claim, acknowledged: int) -> NoReturn:
+        """Give back a claim that a fail-over might lose; nothing was executed."""
+        problem = f"the claim reached only {acknowledged} of {self._wait_replicas} replicas in time"
+        logger.error("%s was not executed: %s.", claim.operation.name, problem)
+        try:
+            self.fail(claim, problem)
+        except StoreUnavailable:
+            logger.warning(
+                "The claim on %s could not be released. It stays until its lease expires.",
+                claim.operation.name,
+            )
+        raise StoreUnavailable
+
+    def _kept(self, claim: Claim, body: bytes | None) -> bytes | None:
+        limit = self._max_payload_bytes
+        if body is None or limit is None or len(body) <= limit:
+            return body
+        logger.warning(
+            "The result of %s has %d bytes, more than max_payload_bytes (%d), so it is not stored.",
+            claim.operation.name,
+            len(body),
+            limit,
+        )
+        return None

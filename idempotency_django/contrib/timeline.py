@@ -1,0 +1,643 @@
+"""Timelines: all that belongs to one operation, through its causes, in all tables.
+
+Each record or message names the operation that caused it. A source finds those of one table in one
+database; :func:`trace` follows the causes through all sources, up to the root and down to the last
+effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, ClassVar, Final
+
+from django.apps import apps
+from django.db import InterfaceError, OperationalError, router
+from django.db.models import Model, Q, QuerySet
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.timesince import timesince, timeuntil
+from django.utils.timezone import is_aware, localtime
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from ..conf import default_store
+from ..errors import StoreUnavailable
+from ..models import GRACE, DatabaseNow, IdempotencyKey, IdempotencyStep
+from ..policy import Policy, keys
+from ..policy.seals import derived_keys
+from ..stores import stores
+from ..stores.records import Status, reference, referred
+
+# Moments, as people read them.
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A moment, seen from now.
+
+    Attributes:
+        at: the moment; ``None``: never.
+        now: the database's clock when the moment was read.
+    """
+
+    at: datetime | None
+    now: datetime | None
+
+    @property
+    def ahead(self) -> bool:
+        """Whether it is yet to come."""
+        return self.at is None or self.now is None or self.at > self.now
+
+    @property
+    def age(self) -> str:
+        """The time since then, or until then, in the largest unit."""
+        if self.at is None or self.now is None:
+            return _("never")
+        if abs(self.at - self.now) < timedelta(minutes=1):
+            return _("now")
+        if self.ahead:
+            return _("in %(time)s") % {"time": timeuntil(self.at, self.now, depth=1)}
+        return _("%(time)s ago") % {"time": timesince(self.at, self.now, depth=1)}
+
+    @property
+    def exactly(self) -> str:
+        """The moment to the second, with its time zone."""
+        return f"{local(self.at):%Y-%m-%d %H:%M:%S %Z}".strip() if self.at else ""
+
+    @property
+    def html(self) -> SafeString:
+        """The age, with the exact moment as a tooltip."""
+        if self.at is None:
+            return format_html("{}", self.age)
+        return format_html(
+            '<time datetime="{}" title="{}">{}</time>', self.at.isoformat(), self.exactly, self.age
+        )
+
+
+def local(moment: datetime) -> datetime:
+    """The moment in the current time zone; as it is where a project does without them."""
+    return localtime(moment) if is_aware(moment) else moment
+
+
+# The states of records, as people read them.
+
+INTERRUPTED: Final = "interrupted"
+HELD: Final = "held"
+
+STATES: Final[dict[str, Any]] = {
+    Status.IN_PROGRESS.value: gettext_lazy("in progress"),
+    INTERRUPTED: gettext_lazy("interrupted"),
+    HELD: gettext_lazy("held"),
+    Status.COMPLETED.value: gettext_lazy("completed"),
+    Status.FAILED.value: gettext_lazy("failed"),
+}
+"""The name of each state. Every record is in one of them."""
+
+
+def state_of(record: Any) -> str:
+    """The state of a record that was read with its database's ``now``: one of ``STATES``."""
+    ends = record.lease_expires_at or record.created_at + GRACE
+    if record.status != Status.IN_PROGRESS or ends > record.now:
+        return str(record.status)
+    return HELD if record.hold else INTERRUPTED
+
+
+# What a timeline is made of.
+
+MISSING: Final = "missing"
+"""The kind of a member that no source has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A record or a message in a chain of causes. Two are equal if they are the same one.
+
+    Attributes:
+        kind: what it is: ``"record"``, ``"outbox message"``, ``"inbox message"`` or ``"missing"``.
+        reference: what its effects name as their cause: key and scope, or message id and scope.
+        where: the alias of the database that it is in, or of the store if that is none.
+        title: what is done, for people.
+        state: how far it is, for people.
+        caused_by: the reference of its cause; empty: it has none, or none is known.
+        since: when it came to be, or its last attempt began; ``None``: unknown.
+        row: the row as its source has read it; ``None``: it is none of a database.
+        source: the source that has found it; ``None``: it is missing.
+    """
+
+    kind: str
+    reference: str
+    where: str = ""
+    title: str = field(compare=False)
+    state: str = field(default="", compare=False)
+    caused_by: str = field(default="", compare=False)
+    since: datetime | None = field(default=None, compare=False)
+    row: Any = field(default=None, compare=False, repr=False)
+    source: Any = field(default=None, compare=False, repr=False)
+
+    @property
+    def key(self) -> str:
+        """Its key or message id."""
+        return referred(self.reference)[0]
+
+    @property
+    def scope(self) -> str:
+        """Its scope."""
+        return referred(self.reference)[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry(Moment):
+    """An event in the life of a member, past or to come.
+
+    Attributes:
+        at: when, by the clock of the member's database; ``None``: never, or see ``timed``.
+        now: that clock when the member was read.
+        what: what happened, for people.
+        member: what it happened to.
+        by: the user who did it; empty: no user of the admin.
+        result: what came of it, as JSON; only of steps, and for those who may see answers.
+        derived: the key that the step gave another service if it called ``derive_key()`` with its
+            own name; for those who may see answers.
+        timed: whether its time is known; a store outside of a database tells none.
+    """
+
+    what: str
+    member: Member
+    by: str = ""
+    result: str = ""
+    derived: str = ""
+    timed: bool = True
+
+    @property
+    def ahead(self) -> bool:
+        """Whether it is yet to come."""
+        return self.timed and Moment(self.at, self.now).ahead
+
+    @property
+    def age(self) -> str:
+        """The time since then, or until then, in the largest unit."""
+        return Moment(self.at, self.now).age if self.timed else _("at an unknown time")
+
+
+@dataclass(frozen=True, slots=True)
+class Confidential:
+    """The parts of a timeline that only those see who may see answers.
+
+    Attributes:
+        derived: whether the keys are shown that steps gave other services.
+        results_of: the reference of the record whose results of steps are shown; empty: of none.
+    """
+
+    derived: bool = False
+    results_of: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A chain of causes, and what happened in it.
+
+    Attributes:
+        focus: the member that was asked for.
+        members: the members with their depth in the chain: each cause before its effects.
+        entries: what happened, in order of time; what has no time is at the end.
+        more: whether members were left out, because a timeline holds no more.
+        unreachable: what could not be asked for members, such as ``"store 'redis'"``.
+    """
+
+    focus: Member
+    members: tuple[tuple[int, Member], ...]
+    entries: tuple[Entry, ...]
+    more: bool = False
+    unreachable: tuple[str, ...] = ()
+
+
+# Sources.
+
+
+@dataclass(frozen=True)
+class Source:
+    """Finds the members that are rows of one table in one database; subclass it for each table.
+
+    Attributes:
+        using: the alias of the database.
+        model: of the table. It has a column ``caused_by`` with an index, or :meth:`effects` is
+            overridden.
+        deferred: columns that are not read: they are long, or confidential.
+    """
+
+    using: str
+    model: ClassVar[type[Model]]
+    deferred: ClassVar[Sequence[str]] = ()
+
+    @classmethod
+    def everywhere(cls) -> Iterable[Source]:
+        """One source for each database that the table is in, as the settings are now."""
+        raise NotImplementedError
+
+    def find(self, name: str, scope: str | None) -> Iterable[Member]:
+        """The members with this key or message id, in this scope or in any."""
+        raise NotImplementedError
+
+    def member(self, row: Any) -> Member:
+        """The member that a row of the table is."""
+        raise NotImplementedError
+
+    def moments(self, member: Member) -> Iterable[Entry]:
+        """The entries of a member, in order."""
+        raise NotImplementedError
+
+    @property
+    def place(self) -> str:
+        """The name that a timeline gives the source if it cannot be reached."""
+        return f"database {self.using!r}"
+
+    def rows(self) -> QuerySet[Any]:
+        """The rows of the table, with the database's time as ``now``."""
+        rows: QuerySet[Any] = self.model._base_manager.using(self.using).order_by("pk")
+        with_now: QuerySet[Any] = rows.annotate(now=DatabaseNow())
+        return with_now.defer(*self.deferred)
+
+    def members(self, rows: QuerySet[Any]) -> Iterable[Member]:
+        """The members that these rows are."""
+        return map(self.member, rows)
+
+    def effects(self, members: Collection[Member], limit: int) -> Iterable[Member]:
+        """The members whose cause is one of these: the oldest ones, at most ``limit``."""
+        causes = [member.reference for member in members]
+        # That it is not empty is what a partial index asks for.
+        return self.members(self.rows().filter(~Q(caused_by=""), caused_by__in=causes)[:limit])
+
+    def entries(self, members: Sequence[Member], shown: Confidential) -> Iterable[Entry]:
+        """The entries of members of this source."""
+        for member in members:
+            yield from self.moments(member)
+        yield from _logged(members)
+
+
+_registered: Final[dict[type[Source], None]] = {}
+
+
+def register(source: type[Source]) -> type[Source]:
+    """Have timelines include what a class of sources finds; a decorator of the class."""
+    _registered[source] = None
+    return source
+
+
+def _sources() -> Iterator[Source]:
+    for source in _registered:
+        yield from source.everywhere()
+
+
+def entry(member: Member, what: Any, at: datetime | None, **more: Any) -> Entry:
+    """The entry of what happened to a row, by the clock of its database."""
+    return Entry(at=at, now=member.row.now, what=str(what), member=member, **more)
+
+
+def _logged(members: Sequence[Member]) -> Iterator[Entry]:
+    """The entries of what users did in the admin to members that are rows of one table.
+
+    The log has the clock of the server that the operator used, not the database's.
+    """
+    if not apps.is_installed("django.contrib.admin"):
+        return
+    by_pk = {str(member.row.pk): member for member in members}
+    types: Any = apps.get_model("contenttypes", "ContentType").objects
+    log: Any = apps.get_model("admin", "LogEntry").objects.filter(
+        content_type=types.get_for_model(members[0].row), object_id__in=list(by_pk)
+    )
+    for done in log.select_related("user").order_by("action_time", "pk"):
+        what = done.get_change_message() or done.get_action_flag_display()
+        by = done.user.get_username()
+        yield entry(by_pk[done.object_id], what, done.action_time, by=by)
+
+
+# The sources of records.
+
+CONFIDENTIAL: Final = ("owner_token", "fingerprint", "response_headers", "response_body", "error")
+"""The columns that need the permission to view stored results."""
+
+
+@register
+class Records(Source):
+    """The records of a database tell all that happened to them."""
+
+    model = IdempotencyKey
+    deferred = CONFIDENTIAL
+
+    @classmethod
+    def everywhere(cls) -> Iterable[Source]:
+        return map(cls, dict.fromkeys(store.using for store in stores.all() if store.using))
+
+    def find(self, name: str, scope: str | None) -> Iterable[Member]:
+        rows = self.rows().filter(key__in=_possible_keys(name))
+        return self.members(rows if scope is None else rows.filter(scope=scope))
+
+    def member(self, row: Any) -> Member:
+        return Member(
+            kind="record",
+            reference=reference(row.key, row.scope),
+            where=self.using,
+            title=row.operation,
+            state=str(STATES[state_of(row)]),
+            caused_by=row.caused_by,
+            since=row.created_at,
+            row=row,
+            source=self,
+        )
+
+    def moments(self, member: Member) -> Iterator[Entry]:
+        row = member.row
+        begun = _("created") if row.attempt == 1 else _("attempt %(attempt)d began")
+        yield entry(member, begun % {"attempt": row.attempt}, row.created_at)
+        if row.completed_at:
+            yield entry(member, row.get_status_display(), row.completed_at)
+        if row.lease_expires_at:
+            over = row.lease_expires_at <= row.now
+            yield entry(member, _("lease ended") if over else _("lease ends"), row.lease_expires_at)
+        if row.last_replayed_at:
+            count = row.replay_count
+            replayed = ngettext("replayed", "replayed %(count)d times, last", count)
+            yield entry(member, replayed % {"count": count}, row.last_replayed_at)
+        if row.status != Status.FAILED:  # whose key is free already
+            yield entry(member, _("expires"), row.expires_at)
+        if row.purge_at and state_of(row) != HELD:
+            yield entry(member, _("may be purged"), row.purge_at)
+
+    def entries(self, members: Sequence[Member], shown: Confidential) -> Iterator[Entry]:
+        steps: dict[Any, list[Entry]] = {}
+        for step in self._steps({member.row.pk: member for member in members}, shown):
+            steps.setdefault(step.member, []).append(step)
+        for member in members:
+            # In the order in which it may have happened at one moment.
+            begun, *others = self.moments(member)
+            yield from (begun, *steps.get(member, ()), *others)
+        if self.using == administered():  # the log does not tell in which database a row is
+            yield from _logged(members)
+
+    def _steps(self, members: dict[Any, Member], shown: Confidential) -> Iterator[Entry]:
+        """The steps of all members, in one query; two more, if confidential things are shown."""
+        every = IdempotencyStep.objects.using(self.using).order_by("record", "position")
+        steps = every.filter(record__in=list(members)).annotate(failed=~Q(failure=""))
+        own = [pk for pk, member in members.items() if member.reference == shown.results_of]
+        results = every.filter(record__in=own).values_list("pk", "failure", "result") if own else ()
+        returned = {pk: failure or result for pk, failure, result in results}
+        found = list(steps.defer("result", "failure"))
+        fingerprints: dict[Any, str] = {}
+        if shown.derived and found:
+            rows = IdempotencyKey.objects.using(self.using)
+            rows = rows.filter(pk__in={step.record_id for step in found})
+            fingerprints = dict(rows.values_list("pk", "fingerprint"))
+        for step in found:
+            member = members[step.record_id]
+            values = {"place": step.position + 1, "name": step.name, "attempt": step.attempt}
+            what = _("step %(place)d, %(name)s, by attempt %(attempt)d")
+            if step.failed:
+                what = _("step %(place)d, %(name)s, failed in attempt %(attempt)d")
+            yield entry(
+                member,
+                what % values,
+                step.completed_at,
+                result=returned.get(step.pk, ""),
+                derived=_derived(member, fingerprints.get(step.record_id, ""), step.name),
+            )
+
+
+def _derived(member: Member, fingerprint: str, name: str) -> str:
+    """The key that a step gave another service if it derived one of its own name."""
+    try:
+        names = derived_keys(
+            scope=member.scope, key=member.key, fingerprint=fingerprint, names=[name]
+        )
+    except ValueError:  # not shown, or sealed under a secret that is no longer known
+        return ""
+    return names[name]
+
+
+@register
+class StoredRecords(Source):
+    """The records of a store outside of a database are found by key and scope only.
+
+    They tell neither times nor causes.
+    """
+
+    @classmethod
+    def everywhere(cls) -> Iterable[Source]:
+        return (cls(store.alias) for store in stores.all() if not store.using)
+
+    @property
+    def place(self) -> str:
+        return f"store {self.using!r}"
+
+    def find(self, name: str, scope: str | None) -> Iterator[Member]:
+        if scope is None:
+            return
+        for key in _possible_keys(name):
+            record = stores[self.using].get(key, scope)
+            if record is not None:
+                state = INTERRUPTED if record.interrupted else str(record.status)
+                yield Member(
+                    kind="record",
+                    reference=reference(key, scope),
+                    where=self.using,
+                    title=key,
+                    state=str(STATES[HELD if record.held else state]),
+                    source=self,
+                )
+
+    def effects(self, members: Collection[Member], limit: int) -> Iterable[Member]:
+        return ()
+
+    def entries(self, members: Sequence[Member], shown: Confidential) -> Iterable[Entry]:
+        for each in members:
+            yield Entry(at=None, now=None, what=each.state, member=each, timed=False)
+
+
+def administered() -> str:
+    """The database whose records the admin shows.
+
+    It is the database that the default store writes to; else where a router sends writes.
+    """
+    for alias in (default_store(), Policy().resolved().store):
+        using = stores[alias].using if alias in stores else None
+        if using:
+            return using
+    return router.db_for_write(IdempotencyKey)
+
+
+def _possible_keys(name: str) -> list[str]:
+    """The keys that a record may have for a key, or for an identifier of another system."""
+    if not name:
+        return []
+    fitted = keys.fit(name)
+    return [name, fitted] if fitted != name and keys.VALID.fullmatch(name) else [fitted]
+
+
+# The chain of causes.
+
+MOST: Final = 200
+"""The most members of a timeline. The chain of a batch job can have a hundred thousand."""
+
+DEEPEST: Final = 50
+"""The most causes in a row that are followed, in each direction."""
+
+
+def find(name: str, scope: str | None = None) -> tuple[list[Member], list[str]]:
+    """The members with a key or message id, and what could not be asked for them.
+
+    Args:
+        name: the key or message id.
+        scope: the scope that it is in; ``None``: any scope of any database.
+    """
+    unreachable: set[str] = set()
+    found = [
+        member for source in _sources() for member in _ask(source, unreachable, "find", name, scope)
+    ]
+    return found, sorted(unreachable)
+
+
+def member_of(row: Any) -> Member | None:
+    """The member that a row is; ``None``: no source knows its table, or it is gone."""
+    for kind in _registered:
+        if issubclass(type(row), getattr(kind, "model", ())):
+            source = kind(str(row._state.db))
+            return next(iter(source.members(source.rows().filter(pk=row.pk))), None)
+    return None
+
+
+def trace(focus: Member, shown: Confidential = Confidential()) -> Timeline:  # frozen
+    """The timeline of the chain that a member is in.
+
+    Causes come first: up to the root, or ``DEEPEST`` of them. Then come what the member has caused,
+    and what its causes have caused besides, generation by generation, up to ``MOST`` members.
+    A cause that no source has is a member of the kind ``"missing"``.
+
+    Args:
+        focus: where to begin, from :func:`find`.
+        shown: what of it is confidential and shown nevertheless.
+    """
+    chain = _Chain(focus)
+    chain.up(focus)
+    chain.down([focus])
+    chain.down(chain.causes)
+    members = tuple(chain.ordered())
+    entries = tuple(chain.entries([member for _, member in members], shown))
+    return Timeline(focus, members, entries, chain.more, tuple(sorted(chain.unreachable)))
+
+
+def _ask(source: Source, unreachable: set[str], question: str, *args: Any) -> list[Any]:
+    """The answer of a source; nothing if it cannot be reached, which is noted."""
+    try:
+        return list(getattr(source, question)(*args))
+    except (StoreUnavailable, OperationalError, InterfaceError):
+        unreachable.add(source.place)
+        return []
+
+
+class _Chain:
+    """Finds the members of a chain of causes, starting from one.
+
+    Attributes:
+        causes: the cause of the focus, its cause, and so on to the root.
+        more: whether something was left out.
+        unreachable: what could not be asked.
+    """
+
+    def __init__(self, focus: Member) -> None:
+        self.causes: list[Member] = []
+        self.more = False
+        self.unreachable: set[str] = set()
+        self._members: dict[Member, None] = {focus: None}
+        self._followed: set[str] = set()
+
+    def up(self, member: Member) -> None:
+        """Take in the cause of the member, its cause, and so on."""
+        while member.caused_by and len(self.causes) < DEEPEST:
+            found = self._find(member.caused_by)
+            if not found:  # a reused key may be caused by its own effect
+                return
+            member = found[0]
+            self.causes.append(member)
+        self.more = self.more or bool(member.caused_by)
+
+    def _find(self, reference: str) -> list[Member]:
+        """Take in the members with this reference that the first source finds and that are new.
+
+        A message and the record of what was done for it may have one reference.
+        """
+        key, scope = referred(reference)
+        for source in _sources():
+            if new := self._add(_ask(source, self.unreachable, "find", key, scope)):
+                return new
+        if any(member.reference == reference for member in self._members):
+            return []
+        return self._add([Member(kind=MISSING, reference=reference, title=key)])
+
+    def down(self, generation: list[Member]) -> None:
+        """Take in what these members have caused, and what that has caused, and so on."""
+        limit = MOST + 1  # one more than the limit shows that there are more
+        for _generation in range(DEEPEST):
+            asked = [member for member in generation if member.reference not in self._followed]
+            if not asked:
+                return
+            self._followed.update(member.reference for member in asked)
+            generation = []
+            for source in _sources():
+                generation += self._add(_ask(source, self.unreachable, "effects", asked, limit))
+        self.more = self.more or bool(generation)
+
+    def _add(self, members: list[Member]) -> list[Member]:
+        """Take in those of the members that are new, as long as there is room."""
+        new = [member for member in members if member not in self._members]
+        room = max(0, MOST - len(self._members))
+        self.more = self.more or len(new) > room
+        self._members.update(dict.fromkeys(new[:room]))
+        return new[:room]
+
+    def ordered(self) -> Iterator[tuple[int, Member]]:
+        """The members with their depth, each cause before its effects, and these as written."""
+        effects: dict[str, list[Member]] = {}
+        for member in sorted(self._members, key=_as_written):
+            effects.setdefault(member.caused_by, []).append(member)
+        known = {member.reference for member in self._members}
+        top = self.causes[-1] if self.causes else next(iter(self._members))
+        others = [member for member in self._members if member.caused_by not in known]
+        seen: set[Member] = set()
+        pending = [(0, member) for member in (*reversed(others), top)]
+        while pending:
+            depth, member = pending.pop()
+            if member not in seen:
+                seen.add(member)
+                yield depth, member
+                below = effects.get(member.reference, ())
+                pending += [(depth + 1, effect) for effect in reversed(below)]
+
+    def entries(self, ordered: Sequence[Member], shown: Confidential) -> list[Entry]:
+        """The entries in order of time; at one moment, in the order of members and sources.
+
+        Some databases tell time in milliseconds, in which an operation can have caused another.
+        """
+        by_source: dict[Source, list[Member]] = {}
+        for member in ordered:
+            if member.source is not None:
+                by_source.setdefault(member.source, []).append(member)
+        told = [
+            entry
+            for source, members in by_source.items()
+            for entry in _ask(source, self.unreachable, "entries", members, shown)
+        ]
+        places = {member: place for place, member in enumerate(ordered)}
+        return sorted(told, key=lambda entry: (*_by_time(entry.at), places[entry.member]))
+
+
+def _as_written(member: Member) -> tuple[Any, ...]:
+    """Sorts members by time; those of one moment by table, and then as their rows were inserted."""
+    table = (type(member.source).__name__, member.where, member.row is None)
+    place = member.reference if member.row is None else member.row.pk
+    return (*_by_time(member.since), *table, place)
+
+
+def _by_time(at: datetime | None) -> tuple[bool, float]:
+    """Sorts by time, with what has none at the end."""
+    return at is None, 0.0 if at is None else at.timestamp()

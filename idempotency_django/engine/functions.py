@@ -1,0 +1,333 @@
+"""The guarantees for plain Python: :func:`idempotent_call` runs a function once per key.
+
+:func:`idempotent_outcome` does the same, and also says whether the function ran in this call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, assert_never
+
+from asgiref.sync import sync_to_async
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+
+from .. import engine
+from ..conf import conf
+from ..errors import IdempotencyError, ResponseNotStored
+from ..policy import PROJECT_POLICY, UNSET, Policy, resolve
+from ..policy.canonical import canonical, content_digest
+from ..stores.atomic_blocks import (
+    atomic_request_databases,
+    is_atomic,
+    is_open,
+    refuse_other_transactions,
+)
+from ..stores.records import Payload, Record
+from . import (
+    Executed,
+    Expired,
+    Held,
+    InProgress,
+    Mismatched,
+    Outcome,
+    Replayed,
+    Result,
+    refusal,
+    reraise,
+)
+from .context import ExecutionContext, UnprotectedContext
+from .planning import Plan, plan_call
+from .results import dump_result, load_result, type_of_result
+from .steps import as_json
+
+METHOD: Final = "CALL"
+"""The value in place of the HTTP method in the audit."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallOutcome:
+    """The outcome of a call.
+
+    Attributes:
+        result: the function's result, as it reads back from what is stored.
+        replayed: whether it is the stored result of an earlier call; ``False``: the function was
+            executed by this one.
+        stored: whether later calls return it, too.
+    """
+
+    result: Any
+    replayed: bool
+    stored: bool = True
+
+
+def idempotent_call(
+    function: Callable[[ExecutionContext], Any],
+    /,
+    *,
+    key: str,
+    scope: str,
+    fingerprint: Any = None,
+    name: str = "",
+    policy: Policy | None = None,
+    result: Any = None,
+) -> Any:
+    """Call the function once per key; later calls with the key return the same result.
+
+    ::
+
+        def pay(execution):
+            charge = provider.charge(order.amount, idempotency_key=execution.derive_key("charge"))
+            return {"charge": charge.id}
+
+        paid = idempotent_call(pay, key=f"order-{order.pk}", scope="payments")
+
+    Args:
+        function: what to do; it gets its
+            :class:`~idempotency_django.engine.context.ExecutionContext`.
+        key: names the operation; 1-255 visible ASCII characters.
+        scope: the namespace that the key is unique in.
+        fingerprint: what the call asks for, as plain data: JSON's types, dates, dataclasses, saved
+            models; see :func:`~idempotency_django.policy.canonical.canonical`. Another
+            fingerprint under the same key is refused.
+        name: the operation's name; by default the function's own. Another name under the same key
+            is refused, so give one that stays when the function is renamed.
+        policy: the policy; by default the project's.
+        result: the type of the result, such as ``Charge`` or ``list[Charge]``; by default the
+            return annotation, if it contains a dataclass or a model of pydantic and the function is
+            not decorated. The result is stored as JSON and rebuilt as this type.
+
+    Returns:
+        The result as it reads back from JSON, also the first time, so a tuple is a list. With
+        ``result``, an equal object of that type.
+
+    Raises:
+        KeyMalformed: the key is not 1-255 visible ASCII characters.
+        ValueError: the scope is empty.
+        OperationInProgress: another process is executing it, and the policy's wait is over.
+        OperationHeld: it was interrupted or failed too often: an operator must settle it.
+        FingerprintMismatch: the key was used for something else.
+        ResponseNotStored: it was executed, but its result was too large to keep, or the policy has
+            ``max_response_bytes=0``; or the type of the result has changed, and does not fit.
+        StoreUnavailable: nothing was executed.
+        TypeError: the fingerprint is not plain data; nothing was executed. Or the result is not
+            JSON, or would differ after a round trip; the call counts as failed.
+        Exception: an error of the function; the next call executes it again.
+    """
+    plan = _plan(function, policy, key, scope, name, fingerprint)
+    return run_plan(plan, function, kind=result or type_of_result(_named(function))).result
+
+
+async def aidempotent_call(
+    function: Callable[[ExecutionContext], Awaitable[Any]],
+    /,
+    *,
+    key: str,
+    scope: str,
+    fingerprint: Any = None,
+    name: str = "",
+    policy: Policy | None = None,
+    result: Any = None,
+) -> Any:
+    """:func:`idempotent_call` for a coroutine function."""
+    plan = _plan(function, policy, key, scope, name, fingerprint, asynchronous=True)
+    kind = result or type_of_result(_named(function))
+    return (await arun_plan(plan, function, kind=kind)).result
+
+
+def idempotent_outcome(
+    function: Callable[[ExecutionContext], Any],
+    /,
+    *,
+    key: str,
+    scope: str,
+    fingerprint: Any = None,
+    name: str = "",
+    policy: Policy | None = None,
+    result: Any = None,
+) -> CallOutcome:
+    """:func:`idempotent_call` for callers who must tell an execution from a replay.
+
+    It takes the same arguments and raises the same errors.
+
+    Returns:
+        The result, and whether it is a replay.
+    """
+    plan = _plan(function, policy, key, scope, name, fingerprint)
+    return run_plan(plan, function, kind=result or type_of_result(_named(function)))
+
+
+async def aidempotent_outcome(
+    function: Callable[[ExecutionContext], Awaitable[Any]],
+    /,
+    *,
+    key: str,
+    scope: str,
+    fingerprint: Any = None,
+    name: str = "",
+    policy: Policy | None = None,
+    result: Any = None,
+) -> CallOutcome:
+    """:func:`idempotent_outcome` for a coroutine function."""
+    plan = _plan(function, policy, key, scope, name, fingerprint, asynchronous=True)
+    return await arun_plan(plan, function, kind=result or type_of_result(_named(function)))
+
+
+def run_plan(
+    plan: Plan,
+    function: Callable[[ExecutionContext], Any],
+    *,
+    answer: Callable[[Plan, Any], Result] | None = None,
+    admit: Callable[[Record], None] | None = None,
+    kind: Any = None,
+    of_client: bool = False,
+) -> CallOutcome:
+    """:func:`idempotent_outcome` for an adapter that has planned the call itself.
+
+    Args:
+        plan: the plan.
+        function: what to do.
+        answer: makes the result for the engine of what the function returned.
+        admit: raises to refuse a replay.
+        kind: the type to rebuild the result as, where there is no ``answer``; ``None``: JSON.
+        of_client: whether a client sent the key, and reads why it is refused. Otherwise, that text
+            is for the log of a program, and names the operation.
+    """
+    made = answer or partial(answer_of, kind=kind)
+    if not conf.enabled:
+        value = function(UnprotectedContext(plan.store, plan.operation))
+        return CallOutcome(made(plan, value).response, replayed=False, stored=False)
+    using = plan.store.using
+    if using and any(map(is_atomic, connections.settings.values())) and not is_open(using):
+        refuse_other_transactions(
+            f"The result of {plan.operation.name}", using, atomic_request_databases()
+        )
+
+    def execute(execution: ExecutionContext) -> Result:
+        return made(plan, function(execution))
+
+    try:
+        outcome = engine.run(plan.store, plan.operation, execute, reraise, admit=admit)
+        return _result(outcome, plan, kind, of_client)
+    except IdempotencyError as error:
+        error.foreign = True  # a request that makes the call is another operation
+        raise
+
+
+async def arun_plan(
+    plan: Plan,
+    function: Callable[[ExecutionContext], Awaitable[Any]],
+    *,
+    answer: Callable[[Plan, Any], Result] | None = None,
+    admit: Callable[[Record], None] | None = None,
+    kind: Any = None,
+    of_client: bool = False,
+) -> CallOutcome:
+    """:func:`run_plan` for a coroutine function; ``answer`` may use the database."""
+    make = sync_to_async(answer) if answer else None
+    if not conf.enabled:
+        value = await function(UnprotectedContext(plan.store, plan.operation))
+        result = await make(plan, value) if make else answer_of(plan, value, kind)
+        return CallOutcome(result.response, replayed=False, stored=False)
+
+    async def execute(execution: ExecutionContext) -> Result:
+        value = await function(execution)
+        return await make(plan, value) if make else answer_of(plan, value, kind)
+
+    try:
+        outcome = await engine.arun(plan.store, plan.operation, execute, reraise, admit=admit)
+        return _result(outcome, plan, kind, of_client)
+    except IdempotencyError as error:
+        error.foreign = True
+        raise
+
+
+def _plan(
+    function: Callable[[ExecutionContext], Any],
+    policy: Policy | None,
+    key: str,
+    scope: str,
+    name: str,
+    fingerprint: Any,
+    *,
+    asynchronous: bool = False,
+) -> Plan:
+    if policy is not None and policy.check_replay not in (UNSET, None):
+        raise ImproperlyConfigured(
+            "The policy of an idempotent_call has check_replay=, which checks the caller of an "
+            "HTTP request. An idempotent_call has no request. Check the caller's permission "
+            "before the call."
+        )
+    if not scope:
+        raise ValueError(
+            "The scope is empty. Pass the namespace of the key, for example the name of the "
+            "operation or of the tenant."
+        )
+    named = _named(function)
+    return plan_call(
+        resolve(policy or PROJECT_POLICY),
+        key=key,
+        scope=scope,
+        name=name or named.__qualname__,
+        # With the name, so that another function under the key is not given this one's result.
+        content=content_digest(
+            canonical((name or f"{named.__module__}.{named.__qualname__}", fingerprint))
+        ),
+        method=METHOD,
+        asynchronous=asynchronous,
+    )
+
+
+def answer_of(plan: Plan, result: Any, kind: Any = None) -> Result:
+    """The result of a plain Python handler, and its stored form (JSON)."""
+    name = plan.operation.name
+    try:
+        text, read = _as_json(name, result) if kind is None else dump_result(name, kind, result)
+    except TypeError as error:
+        if kind is None:
+            error.add_note(
+                "A dataclass or a model of pydantic can be stored, too: annotate the function with "
+                "the type that it returns, or pass it as result=."
+            )
+        raise
+    return Result(read, json_payload(text, plan.policy))
+
+
+def json_payload(text: str, policy: Policy, status: int = 200) -> Payload:
+    """The payload of a result as JSON; a tombstone if it is too large."""
+    body = text.encode()
+    kept = len(body) <= policy.max_response_bytes
+    return Payload(status, (("Content-Type", "application/json"),), body if kept else None)
+
+
+def _as_json(name: str, result: Any) -> tuple[str, Any]:
+    text = as_json(name, result)
+    return text, json.loads(text)
+
+
+def _result(outcome: Outcome, plan: Plan, kind: Any, of_client: bool) -> CallOutcome:
+    match outcome:
+        case Executed(result, payload):
+            return CallOutcome(result, replayed=False, stored=payload is not None)
+        case Replayed(record):
+            if record.payload is None or record.payload.body is None:
+                raise ResponseNotStored
+            stored = record.payload.result
+            if kind is not None:
+                stored = load_result(plan.operation.name, kind, stored)
+            return CallOutcome(stored, replayed=True)
+        case Expired() | InProgress() | Held() | Mismatched():
+            what = "" if of_client else f"The key {plan.operation.key!r} of {plan.operation.name}"
+            raise refusal(outcome, what)
+        case _:
+            assert_never(outcome)
+
+
+def _named(function: Any) -> Any:
+    """The object with the function's name: itself, or the function or class that it wraps."""
+    while isinstance(function, partial):
+        function = function.func
+    return function if hasattr(function, "__qualname__") else type(function)

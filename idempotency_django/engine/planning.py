@@ -1,0 +1,226 @@
+"""The seam of all adapters: a policy and an invocation become a plan, which the engine runs.
+
+An adapter describes its request as a :class:`PlanRequest`. :func:`plan` says which operation
+that is, which store keeps its record, and which of the two guarantees it gets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import lru_cache
+from typing import Protocol
+from uuid import uuid4
+
+from django.core.exceptions import ImproperlyConfigured
+
+from ..errors import KeyGuessable, KeyMalformed
+from ..policy import Policy, dialect_of, identity, keys
+from ..policy.invocation import Invocation
+from ..stores import Store, stores
+from ..stores.base import no_transactional_mode
+from ..stores.records import Operation
+from .context import CURRENT
+
+
+class PlanRequest(Protocol):
+    """A request for a plan, as an adapter describes it."""
+
+    @property
+    def method(self) -> str:
+        """The HTTP method, or what stands for it elsewhere."""
+
+    def header(self) -> str | None:
+        """The client's key as it was sent; ``None``: it sent none."""
+
+    def sent_header(self) -> str | None:
+        """When the client sent the request first, as the header of its dialect says."""
+
+    def scope(self) -> str | None:
+        """The scope that the key is unique in; ``None``: the policy's."""
+
+    def invocation(self, policy: Policy) -> Invocation:
+        """The invocation for the policy; called only if there may be a key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An operation with its store and mode, ready to run.
+
+    Attributes:
+        policy: the policy, resolved.
+        store: where the operation's record lives.
+        operation: the operation to execute once.
+        derived: whether the key is derived because the client sent none.
+    """
+
+    policy: Policy
+    store: Store
+    operation: Operation
+    derived: bool = False
+
+
+def plan(policy: Policy, request: PlanRequest, *, asynchronous: bool = False) -> Plan | None:
+    """The plan for what an adapter was asked for; ``None``: there is no key, and none is needed.
+
+    Args:
+        policy: a resolved policy.
+        request: what the adapter was asked for.
+        asynchronous: whether the handler is async, so that no transaction can span it.
+
+    Raises:
+        IdempotencyError: the key is missing, malformed or guessable.
+        ImproperlyConfigured: the policy needs what its store or mode cannot promise.
+    """
+    dialect = dialect_of(policy)
+    header = request.header()
+    if header is not None and keys.reads_header(policy.key):
+        quoted = keys.USUAL.fullmatch(header) if policy.key_format == "any" else None
+        if quoted and len(quoted[1]) > dialect.max_length:
+            quoted = None  # which is refused
+        try:
+            key = quoted[1] if quoted else identity.client_key(policy, header)
+        except KeyMalformed:
+            if policy.requires_key(request.method) or not keys.is_made_up(header):
+                raise
+            key = None
+    else:
+        key = None
+    sent = request.sent_header() if dialect.sent_header else None
+    if dialect.sent_header and (sent is None) is not (key is None):
+        raise KeyMalformed(
+            f"The request has only one of the headers {identity.header_of(dialect)} and "
+            f"{dialect.sent_header}. Send both, or none."
+        )
+    in_body = bool(dialect.members) and keys.reads_header(policy.key)
+    if key is None and policy.key is None and not in_body:
+        identity.refuse_missing(policy, request.method)
+        return None
+    scope = request.scope()
+    invocation = request.invocation(policy)
+    if policy.principal:
+        invocation = identity.identified(policy, invocation)
+    if dialect.members:
+        invocation = invocation.changed(key_members=frozenset(dialect.members))
+        if in_body:
+            of_client = None if keys.is_made_up(header) else key
+            key = identity.key_in_body(policy, invocation, of_client) or key
+    derived = key is None
+    if key is None:
+        key = identity.derived_key(policy, invocation)
+    elif hasattr(policy.key, keys.FIELD_OF_FORM) and keys.is_made_up(header):
+        # The form's own key is the same for a double click; a browser's is not.
+        own = identity.derived_key(policy, invocation)
+        derived, key = own is not None, own or key
+    if key is None:
+        identity.refuse_missing(policy, request.method)
+        return None
+    if not (derived or invocation.principal or keys.is_unguessable(key)):
+        if policy.requires_key(request.method) or not keys.is_made_up(header):
+            raise KeyGuessable
+        derived, key = True, identity.derived_key(policy, invocation)
+        if key is None:
+            return None
+    if not derived and (sent is not None or dialect.sent_member or policy.key_format in keys.TIMED):
+        made = identity.sent_at(policy, key, sent, invocation)
+        if made is not None:
+            identity.refuse_too_old(policy, made)
+    store = stores[policy.store]
+    lease = lease_of(policy, store, asynchronous=asynchronous)
+    operation = identity.operation(
+        policy, invocation, key=key, scope=scope, lease=lease, sent=sent or "", derived=derived
+    )
+    parent = CURRENT.get()
+    if parent is not None:
+        operation = replace(operation, caused_by=parent.reference)
+    return Plan(policy, store, operation, derived)
+
+
+def plan_call(
+    policy: Policy,
+    *,
+    key: str,
+    scope: str,
+    name: str,
+    content: str,
+    method: str,
+    asynchronous: bool = False,
+    max_attempts: int | None = None,
+    caused_by: str = "",
+) -> Plan:
+    """The plan for a call that names its operation itself, and has no caller to tell apart.
+
+    Args:
+        policy: a resolved policy.
+        key: the operation's key.
+        scope: the namespace that the key is unique in.
+        name: the operation's name, for people.
+        content: the digest of what is asked for.
+        method: what stands for the HTTP method in the audit.
+        asynchronous: whether the handler is async, so that no transaction can span it.
+        max_attempts: how many attempts may fail or be interrupted before an operator must settle
+            it; ``None``: any number.
+        caused_by: the reference of the record of the operation that asked for this one; empty: that
+            of the execution that the call is made in, if there is one.
+
+    Raises:
+        KeyMalformed: the key is not 1-255 visible ASCII characters.
+        ImproperlyConfigured: the policy needs what its store or mode cannot promise.
+    """
+    store = stores[policy.store]
+    lease = lease_of(policy, store, asynchronous=asynchronous)
+    operation = identity.named_operation(
+        policy,
+        key=keys.checked(key),
+        scope=scope,
+        name=name,
+        content=content,
+        method=method,
+        lease=lease,
+    )
+    parent = CURRENT.get()
+    if parent is not None and not caused_by:
+        caused_by = parent.reference
+    if caused_by or max_attempts is not None:
+        operation = replace(operation, caused_by=caused_by, max_attempts=max_attempts)
+    return Plan(policy, store, operation)
+
+
+def plan_unprotected(policy: Policy, name: str) -> Plan:
+    """The plan for an operation that nothing protects: no other one has its key."""
+    key = str(uuid4())
+    operation = Operation(key=key, scope="disabled", name=name, fingerprint="", ttl=policy.ttl)
+    return Plan(policy, stores[policy.store], operation)
+
+
+@lru_cache(maxsize=1024)
+def lease_of(policy: Policy, store: Store, *, asynchronous: bool = False) -> timedelta | None:
+    """The lease of a claim under this policy; ``None``: its transaction holds it.
+
+    It is worked out once for each policy and store, and so is whether the store can do it.
+
+    Args:
+        policy: a resolved policy.
+        store: where the claim is made.
+        asynchronous: whether the handler is async, so that no transaction can span it.
+
+    Raises:
+        ImproperlyConfigured: the policy needs what cannot be promised here.
+    """
+    store.validate(policy)
+    if policy.mode != "leased" and store.supports_transactions and not asynchronous:
+        if policy.on_conflict == "accepted":
+            raise ImproperlyConfigured(
+                "An idempotency policy has on_conflict='accepted' in the transactional mode, "
+                "where other requests cannot see an operation in progress. Give it mode='leased'."
+            )
+        return None
+    if policy.mode == "transactional":
+        raise no_transactional_mode("an async view, for which Django has no transactions")
+    if policy.ttl is not None and policy.ttl <= policy.lease:
+        raise ImproperlyConfigured(
+            f"An idempotency policy has a ttl of {policy.ttl}, which is not longer than its lease "
+            f"of {policy.lease}: its responses could expire before they are sent. Make the ttl "
+            "longer than the lease."
+        )
+    return policy.lease
