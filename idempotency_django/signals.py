@@ -2,8 +2,8 @@
 
 Every signal has the class :class:`~idempotency_django.stores.records.Operation` as its sender and
 passes the ``operation``. Receivers are called with ``send_robust``: Django logs a receiver's error,
-and the answer does not change. If a transaction is open, they are called within a savepoint: after a
-database error in one of them, only what they have written is rolled back.
+and the response does not change. If a transaction is open, they are called within a savepoint:
+after a database error in one of them, only what they have written is rolled back.
 
 =================  ==========================================  ============================
 signal             sent when                                   further arguments
