@@ -60,7 +60,7 @@ def test_every_statement_is_found(vendor: str) -> None:
 @each_vendor
 def test_every_statement_is_used(vendor: str) -> None:
     """Each is asked for by its name, by the module of the database or by one that all share."""
-    modules = [vendor, "base", "../store", "../checks", "../../cached_database"]
+    modules = [vendor, "base", "../store", "../checks", "../../../contrib/cached"]
     code = "".join((FOLDER / f"{module}.py").read_text() for module in modules)
     assert {name for name in templates(vendor) if f'"{name}"' not in code} == set()
 

@@ -330,6 +330,7 @@ _INNOCENT: Final = (
     "django.core.cache",
     "django.core.files.uploadhandler",
     "django.db.backends",
+    "idempotency_django.contrib.redis",
     "idempotency_django.stores",
     "importlib",
     "logging",
