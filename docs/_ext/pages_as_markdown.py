@@ -26,7 +26,7 @@ SKILL_LINK = re.compile(rf"\b{SKILL}\.md$")
 INCLUDE = re.compile(r"^```\{include\} (\S+)\n((?::.*\n)*)```$", re.MULTILINE)
 FRONT = re.compile(r"\A---\n(.*?)^---\n+", re.MULTILINE | re.DOTALL)
 PARTS = re.compile(
-    r"^(?P<unseen>(?:%[^\n]*\n)+\n?|<!--.*?-->\n{0,2})"
+    r"^(?P<unseen>(?: +%[^\n]*\n)+|(?:%[^\n]*\n)+\n?|<!--.*?-->\n{0,2})"
     r"|^(?P<fence>(?P<margin>[ :]*)(?P<ticks>```+)(?P<info>[^`\n]*)\n"
     r"(?P<block>.*?)^ *(?P=ticks)$(?P<space>\n*))"
     r"|^:::+\{(?P<kind>\w+)\}(?P<title>[^\n]*)\n(?P<note>.*?)^:::+$"

@@ -143,7 +143,7 @@ def test_plain(page: str) -> None:
     """No page has what only MyST understands, nor what readers do not see."""
     text = (SITE / page).read_text()
     assert not [each.info for each in tokens(text) if each.info.startswith("{")]
-    left = r"^:::|^\([\w-]+\)=|^%|\{[\w:-]+\}``|^(?:orphan|myst): |<!--(?! https:)"
+    left = r"^:::|^\([\w-]+\)=|^ *%|\{[\w:-]+\}``|^(?:orphan|myst): |<!--(?! https:)"
     assert not re.findall(left, prose(text), re.MULTILINE)
 
 
