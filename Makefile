@@ -42,7 +42,7 @@ quick: $(VENV)/.installed-test  ## Run the most useful tests, on PostgreSQL and 
 QUICK_STORES := contract/test_stores.py $(patsubst %,test_%.py,atomic_requests calls database_store \
     dialects engine executions failed_records leases migrations purge statements stores transactions) \
     outbox/test_publishing.py outbox/test_relay.py streams/test_sequences.py webhooks/test_processing.py
-QUICK_ADAPTERS := docs/test_completeness.py $(patsubst %,test_%.py,adapters checks conf conformance \
+QUICK_ADAPTERS := docs/test_completeness.py docs/test_guarantees.py $(patsubst %,test_%.py,adapters checks conf conformance \
     consumers decorators drf errors fingerprints house http keys middleware policy \
     project replay_authorization scopes seals sessions status uploads) \
     transports/test_loop.py webhooks/test_receiving.py
