@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from itertools import takewhile
 from pathlib import Path
 
-from conformance_tables import TABLES
 from docutils import nodes
 from example_project import NAME
 from plain_markdown import blocks
@@ -120,8 +119,6 @@ def _block(part: re.Match[str], made: Iterator[str]) -> str:
             text = f"![{given.get('alt', '')}]({argument})"
         case "eval-rst" | "literalinclude":
             text = next(made)
-        case "requirements" | "dialects":
-            text = TABLES[name]()
         case _:
             return _note(name, argument, body) + part["space"]
     return text + part["space"]

@@ -20,7 +20,7 @@ from django.core.management import call_command
 
 NO_SETTINGS_READ = """
     celery.app.base celery.app.task celery.app.trace dateutil.parser httpx kombu psycopg requests
-    yaml docutils.core docutils.parsers.rst.roles jinja2 http_sf
+    docutils.core docutils.parsers.rst.roles jinja2 http_sf
     django.contrib.admin.options django.contrib.admindocs.utils django.contrib.auth.hashers
     django.contrib.messages.api django.contrib.postgres.fields django.contrib.sessions.backends.base
     django.core.handlers.asgi django.db.backends.sqlite3.base django.template.backends.jinja2

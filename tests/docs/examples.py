@@ -20,16 +20,12 @@ import argparse
 import doctest
 import io
 import json
-import os
 import re
 import shlex
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 from urllib.parse import urlsplit
 
 from django.contrib.auth.models import User
@@ -40,9 +36,6 @@ from sybil import Document, Example, Sybil
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.myst import CodeBlockParser
 
-from idempotency_django.conformance.__main__ import main as conformance
-from idempotency_django.conformance.catalogue import dialects
-from tests.conformance.api import serving
 from tests.docs.files import (
     ROOT,
     Files,
@@ -172,8 +165,6 @@ class Page:
                 _check_requirement(arguments[-1])
             elif program == "curl":
                 failures.append(difference(output, self._curl(arguments)))
-            elif arguments[:2] == ["-m", "idempotency_django.conformance"]:
-                failures.append(difference(output, _conformance(arguments[2:])))
             elif arguments[:2] == ["-m", "pytest"]:
                 assert (ROOT / arguments[-1]).is_dir(), command
             else:
@@ -215,25 +206,6 @@ class Page:
         lines = [first, *(f"{name}: {value}" for name, value in self.response.items())]
         lines += [f"Content-Length: {len(body)}", "", body]  # which servers add
         return "\n".join(lines) if given.with_head else body
-
-
-def _conformance(arguments: list[str]) -> str:
-    """What the runner reports of an API without a fault, which is at the documented address."""
-    documented = "http://127.0.0.1:8000"
-    chosen = dict(pairwise(arguments)).get("--dialect", "ietf")
-    with (
-        serving(dialects()[chosen]) as url,
-        redirect_stdout(io.StringIO()) as written,
-        patch.dict(os.environ, {"TOKEN": "alice", "OTHER_TOKEN": "bob"}),
-    ):
-        config = Path("api.yaml")
-        if config.exists():
-            config.write_text(config.read_text().replace(documented, url))
-        code = conformance([each.replace(documented, url) for each in arguments])
-        if config.exists():
-            config.write_text(config.read_text().replace(url, documented))
-    assert code == 0, written.getvalue()
-    return written.getvalue().replace(url, documented)
 
 
 def _without_variables(words: list[str]) -> list[str]:
