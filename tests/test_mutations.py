@@ -23,7 +23,6 @@ from strawberry.schema.config import StrawberryConfig
 from idempotency_django.checks.inventory import Endpoint, endpoints
 from idempotency_django.contrib.messaging import publish
 from idempotency_django.decorators import idempotency_exempt
-from idempotency_django.discovery import discovery
 from idempotency_django.policy import PAYMENT, Policy
 from idempotency_django.strawberry import IdempotencyExtension
 from tests import ways
@@ -341,12 +340,6 @@ class TestReport:
         [location] = result["locations"]
         file = location["physicalLocation"]["artifactLocation"]["uri"]
         assert file == "tests/test_mutations.py"
-
-
-def test_discovery(serve: Serve, rf: Any) -> None:
-    """A path does not tell mutations apart, so the specification has none of them."""
-    serve()
-    assert json.loads(discovery(rf.get("/")).content)["operations"] == []  # type: ignore[attr-defined]
 
 
 class TestPlugin:

@@ -14,7 +14,6 @@ from requests.adapters import HTTPAdapter
 from urllib3.exceptions import NewConnectionError
 
 from .retrying import (
-    DISCOVERY_PATH,
     SAFE_METHODS,
     Call,
     OutcomeUnknown,
@@ -76,16 +75,14 @@ class IdempotentAdapter(HTTPAdapter):
             name, key, attempts = redirected
             request.headers.pop(name, None)
             return _send_redirected(send, key, attempts, unread=stream)
-        header = self.retries.header_of(method, url)
-        if header is None:
-            return super().send(request, stream, *args, **options)
+        header = self.retries.header
         if not isinstance(request.body, bytes | str | None):
             raise refuse_body(method, url)
         if header not in request.headers:
             request.headers[header] = self.retries.header_value(new_key(method, url))
         value = request.headers[header]
         value = value.decode() if isinstance(value, bytes) else value
-        call = Call(self.retries, value, method, url, header)
+        call = Call(self.retries, value, method, url)
         with call.naming_key():
             send = partial(super().send, request, stream, *args, **options)
             response = _send_call(call, send, unread=stream)
@@ -102,17 +99,6 @@ class IdempotentAdapter(HTTPAdapter):
                     if not is_near:  # maybe with another adapter
                         del request.headers[header]
             return response
-
-    def discover(self, url: str) -> None:
-        """Use the lifetimes and the names of headers that a server publishes.
-
-        Args:
-            url: an address at the server, such as ``"https://shop.example.com"``.
-        """
-        request = requests.Request("GET", urljoin(url, DISCOVERY_PATH)).prepare()
-        response = self.send(request)
-        response.raise_for_status()
-        self.retries.learn(response.json(), str(response.url))
 
 
 def _send_call(

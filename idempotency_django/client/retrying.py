@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from math import inf
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from ..backoff import Backoff, retry_after
@@ -28,7 +28,6 @@ Journal = Callable[[str, str, str, int], Any]
 """Gets the key, the method, the URL and the number of the attempt."""
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
-DISCOVERY_PATH: Final = "/.well-known/idempotency"
 
 _KEY: Final = re.compile(r"[!#-+\--\[\]-~]{1,255}")  # no comma, no quotation mark, no backslash
 _NOT_EXECUTED: Final = frozenset({425, 429})
@@ -248,28 +247,6 @@ def is_same_origin(url: str, other: str) -> bool:
     )
 
 
-class Discovered(NamedTuple):
-    """An operation, as the server's discovery document states it."""
-
-    origin: Origin
-    method: str
-    path: re.Pattern[str]
-    lifetime: float | None  # None: it differs by request
-    header: str | None  # None: the key is in the body
-
-
-def _pattern(path: str) -> re.Pattern[str]:
-    """Matches a path with parameters: ``{name}`` has no slash, ``{+name}`` may have some."""
-    some = re.sub(r"\\\{\\\+.*?\\\}", ".+", re.escape(path))
-    return re.compile(re.sub(r"\\\{.*?\\\}", "[^/]+", some))
-
-
-def _published(operation: Mapping[str, Any]) -> float | None:
-    if "lifetime" not in operation:
-        return None
-    return inf if operation["lifetime"] is None else float(operation["lifetime"])
-
-
 _WANTED: Final[dict[str, tuple[type, str]]] = {
     "lifetime": (timedelta, "a timedelta: timedelta(hours=24)"),
     "attempts": (int, "an int: 6"),
@@ -298,7 +275,7 @@ class Retries:
         budget: limits the retries of all calls of this client together.
         journal: is called before each attempt, with key, method, URL and the attempt's number. If
             it raises an error, nothing more is sent.
-        header: the name of the key's header, unless the server publishes another one.
+        header: the name of the key's header.
         quoted: whether keys are sent as a String of RFC 9651, in quotation marks. A header that
             you set yourself is sent as it is.
     """
@@ -317,64 +294,12 @@ class Retries:
             value = getattr(self, name)
             if not (isinstance(value, kind) or (name == "lifetime" and value is None)):
                 raise TypeError(f"{name} is {value!r}. Pass {example}.")
-        self._discovered: tuple[Discovered, ...] = ()
-        self._headers: dict[Origin, str] = {}
 
     @classmethod
     def taken_from(cls, options: dict[str, Any]) -> Retries:
         """Those fields that are among the options, which are removed from them."""
         names = {each.name for each in fields(cls)} & options.keys()
         return cls(**{name: options.pop(name) for name in names})
-
-    def learn(self, document: Mapping[str, Any], url: str) -> None:
-        """Use the headers and the lifetimes that a server publishes.
-
-        An operation that it doesn't list may be unprotected, so it is not sent again. Nor is one
-        whose key is in the body: the client gives it none.
-
-        Args:
-            document: the discovery document.
-            url: where it came from: it holds for that origin.
-        """
-        origin = origin_of(url)
-        learned = [
-            Discovered(
-                origin,
-                operation["method"],
-                _pattern(operation["path"]),
-                _published(operation),
-                operation.get("header", document["header"]),
-            )
-            for operation in document["operations"]
-        ]
-        others = (known for known in self._discovered if known.origin != origin)
-        self._discovered = (*others, *learned)
-        self._headers[origin] = document["header"]
-
-    def header_of(self, method: str, url: str) -> str | None:
-        """The name of the key's header; ``None``: the server takes the key in the body."""
-        for known in self._matching(method, url):  # in the order in which the server resolves them
-            return known.header
-        return self._headers.get(origin_of(url), self.header)
-
-    def lifetime_of(self, method: str, url: str) -> float:
-        """Seconds; the shortest lifetime that the server may mean, else the client's own."""
-        own = inf if self.lifetime is None else self.lifetime.total_seconds()
-        published = [
-            own if known.lifetime is None else known.lifetime
-            for known in self._matching(method, url)
-        ]
-        return min(published, default=0 if origin_of(url) in self._headers else own)
-
-    def _matching(self, method: str, url: str) -> Iterator[Discovered]:
-        """The operations that the server may mean by the request."""
-        if not self._discovered:
-            return
-        origin, path = origin_of(url), urlsplit(url).path
-        for known in self._discovered:
-            is_method = known.method in (method, "*")
-            if known.origin == origin and is_method and known.path.fullmatch(path):
-                yield known
 
     def header_value(self, key: object) -> str:
         """The value of the header for a key.
@@ -417,23 +342,22 @@ class Call:
         value: the value of its key header.
         method: its method.
         url: its URL.
-        header: the name of its key header.
 
     Attributes:
+        header: the name of its key header.
         attempts: how many attempts have begun.
         is_sent: whether something of the current attempt may have been sent; for its client.
     """
 
-    def __init__(
-        self, retries: Retries, value: str, method: str, url: str, header: str = ""
-    ) -> None:
+    def __init__(self, retries: Retries, value: str, method: str, url: str) -> None:
         self.key = value.strip().removeprefix('"').removesuffix('"')
-        self.header = header
+        self.header = retries.header
         self._value = value
         self._retries = retries
         self._method = method
         self._url = url
-        self._lifetime = retries.lifetime_of(method, url)
+        lifetime = retries.lifetime
+        self._lifetime = inf if lifetime is None else lifetime.total_seconds()
         self.attempts = 0
         self.is_sent = False
         self._in_progress = 0  # those that found the operation in progress
@@ -567,8 +491,6 @@ class Call:
         begins = self._elapsed + wait
         if begins > retries.deadline.total_seconds():
             return f"the deadline is {retries.deadline.total_seconds():g} seconds"
-        if not self._lifetime:
-            return "the server publishes no lifetime for this operation"
         if begins >= self._lifetime:
             return f"the key's lifetime is {self._lifetime:g} seconds"
         if not retries.budget.take(cost):
@@ -592,12 +514,4 @@ def refuse_body(method: str, url: str) -> ValueError:
         f"The body of {method} {_shown(url)} is a stream, which can be sent only once, so the "
         "request cannot be retried. Pass the content as bytes. If the server needs no key, "
         "turn the key off."
-    )
-
-
-def refuse_key(method: str, url: str) -> ValueError:
-    """The error for the key of an operation that takes it in the body."""
-    return ValueError(
-        f"The server takes the key of {method} {_shown(url)} in the body, and this request has one "
-        "as idempotency_key. Put it into the body, and leave idempotency_key out."
     )

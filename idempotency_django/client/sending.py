@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from .retrying import (
-    DISCOVERY_PATH,
     SAFE_METHODS,
     Call,
     OutcomeUnknown,
     Retries,
     new_key,
     refuse_body,
-    refuse_key,
 )
 
 if TYPE_CHECKING:
@@ -45,11 +43,7 @@ class _Keyed(Base):  # type: ignore[misc]  # the client, of either library
         if request.method in SAFE_METHODS:
             return None
         retries, method, url = self.retries, request.method, str(request.url)
-        header = retries.header_of(method, url)
-        if header is None:
-            if request.extensions.get(KEY) is not None:
-                raise refuse_key(method, url)
-            return None
+        header = retries.header
         if KEY in request.extensions:
             if (key := request.extensions[KEY]) is None:
                 return None
@@ -58,7 +52,7 @@ class _Keyed(Base):  # type: ignore[misc]  # the client, of either library
             raise refuse_body(method, url)
         if header not in request.headers:
             request.headers[header] = retries.header_value(new_key(method, url))
-        call = Call(retries, request.headers[header], method, url, header)
+        call = Call(retries, request.headers[header], method, url)
         request.extensions = {**request.extensions, _CALL: call}
         hooks = self.event_hooks["request"]  # which also sees redirects
         if hooks[-1:] != [self._mind_key]:  # the last one, to see what the others do
@@ -106,15 +100,6 @@ class Sending(_Keyed):
                     response.close()  # despite stream=True
                 time.sleep(wait)
 
-    def discover(self, url: str = DISCOVERY_PATH) -> None:
-        """Use the lifetimes and the names of headers that the server publishes.
-
-        Args:
-            url: of its discovery document; it holds for the URL's origin.
-        """
-        response = self.get(url).raise_for_status()
-        self.retries.learn(response.json(), str(response.url))
-
     def _mind_key(self, request: Any) -> None:
         self._check_key(request)
 
@@ -149,15 +134,6 @@ class AsyncSending(_Keyed):
                         return response
                     await response.aclose()  # despite stream=True
                 await anyio.sleep(wait)
-
-    async def discover(self, url: str = DISCOVERY_PATH) -> None:
-        """Use the lifetimes and the names of headers that the server publishes.
-
-        Args:
-            url: of its discovery document; it holds for the URL's origin.
-        """
-        response = (await self.get(url)).raise_for_status()
-        self.retries.learn(response.json(), str(response.url))
 
     async def _mind_key(self, request: Any) -> None:
         self._check_key(request)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from django.urls import path
 
-from idempotency_django.discovery import discovery
 from idempotency_django.drf import IdempotencyStatusView
 
 from . import events, jobs, published, views, webhooks
@@ -28,5 +27,4 @@ urlpatterns = [
     path("effects/<int:pk>/", views.EffectDetail.as_view(), name="effect"),
     path("postings/", views.count_postings),
     path("operations/<str:token>/", IdempotencyStatusView.as_view(), name="idempotency-status"),
-    path(".well-known/idempotency", discovery),
 ]

@@ -39,7 +39,6 @@ class Httpx(Driver):
         method: str,
         url: str,
         *,
-        discover: str = "",
         redirects: bool = False,
         auth: Any = None,
         stream: bool = False,
@@ -49,8 +48,6 @@ class Httpx(Driver):
         how = self._keyed(how)
         options = {"trust_env": False, "verify": False, "auth": auth, "timeout": 20}
         with type(self).client(**options, **(client or {}), **self.options) as http:
-            if discover:
-                http.discover(discover)
             if stream:
                 with http.stream(method, url, follow_redirects=redirects, **how) as response:
                     response.read()
@@ -79,7 +76,6 @@ class AsyncHttpx(Httpx):
         method: str,
         url: str,
         *,
-        discover: str = "",
         redirects: bool = False,
         auth: Any = None,
         stream: bool = False,
@@ -89,8 +85,6 @@ class AsyncHttpx(Httpx):
         how = self._keyed(how)
         options = {"trust_env": False, "verify": False, "auth": auth, "timeout": 20}
         async with type(self).client(**options, **(client or {}), **self.options) as http:
-            if discover:
-                await http.discover(discover)
             if stream:
                 async with http.stream(method, url, follow_redirects=redirects, **how) as response:
                     await response.aread()
@@ -116,7 +110,6 @@ class Requests(Driver):
         method: str,
         url: str,
         *,
-        discover: str = "",
         redirects: bool = False,
         content: Any = None,
         key: str | None = None,
@@ -128,8 +121,6 @@ class Requests(Driver):
         with requests.Session() as session:
             session.trust_env = False
             session.mount("http://", adapter)
-            if discover:
-                adapter.discover(discover)
             if content is not None:
                 how["data"] = content
             if key is not None:

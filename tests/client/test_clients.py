@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import pickle
 import socket
 import uuid
@@ -515,64 +514,6 @@ def test_response_hooks(server: Scripted) -> None:
     with pytest.raises(OutcomeUnknown) as caught:
         send(refuse)
     assert isinstance(caught.value.__cause__, LookupError)
-
-
-def test_discover(make: Make, server: Scripted) -> None:
-    """The published lifetime and the name of the header are used."""
-    published = {
-        "header": "Request-Key",
-        "operations": [
-            {"method": "POST", "path": "/charges/{id}/", "lifetime": 1, "required": True},
-            {"method": "*", "path": "/orders/", "lifetime": None},
-        ],
-    }
-    document = Reply(200, body=json.dumps(published).encode())
-    server.script = [document, Reply(503, {"Retry-After": "1"})]
-    with pytest.raises(OutcomeUnknown, match="lifetime is 1 seconds"):
-        make().send(
-            "POST",
-            f"{server.url}/charges/17/",
-            discover=f"{server.url}/.well-known/idempotency",
-        )
-    assert server.received[0].path == "/.well-known/idempotency"
-    assert "Request-Key" in server.received[1].headers
-
-
-DIALECTS = {
-    "header": "Idempotency-Key",
-    "operations": [
-        {"method": "POST", "path": "/in-body/", "lifetime": 60, "header": None, "member": "id"},
-        {"method": "POST", "path": "/{any}/", "lifetime": 60, "header": "PayPal-Request-Id"},
-    ],
-}
-
-
-def test_discovered_header_of_an_operation(make: Make, server: Scripted) -> None:
-    """An operation's own header is used, also for the retry."""
-    server.script = [Reply(200, body=json.dumps(DIALECTS).encode()), Reply(503)]
-    url = f"{server.url}/orders/"
-    assert make().send("POST", url, discover=f"{server.url}/rules").status_code == 201
-    keys = {each.headers["PayPal-Request-Id"] for each in server.received[1:]}
-    assert len(keys) == 1 < len(server.received[1:])
-    assert server.keys == [None, None, None]
-
-
-def test_discovered_key_in_the_body(make: Make, server: Scripted) -> None:
-    """Where the server takes the key in the body, no header has one, and there is no retry."""
-    server.script = [Reply(200, body=json.dumps(DIALECTS).encode()), Reply(503)]
-    url = f"{server.url}/in-body/"
-    assert make().send("POST", url, discover=f"{server.url}/rules").status_code == 503
-    assert server.keys == [None, None]
-    assert "PayPal-Request-Id" not in server.received[1].headers
-
-
-@pytest.mark.parametrize("make", [Httpx, AsyncHttpx])
-def test_key_for_the_body(make: Make, server: Scripted) -> None:
-    """A key that the caller passes for such an operation is refused, not left out."""
-    server.script = [Reply(200, body=json.dumps(DIALECTS).encode())]
-    with pytest.raises(ValueError, match=r"takes the key of POST .*/in-body/ in the body"):
-        make().send("POST", f"{server.url}/in-body/", key=KEY, discover=f"{server.url}/rules")
-    assert len(server.received) == 1
 
 
 def test_hooks_are_kept(server: Scripted) -> None:

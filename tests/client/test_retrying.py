@@ -391,51 +391,6 @@ def test_origins(url: str, other: str, *, same: bool) -> None:
     assert is_same_origin(url, other) is same
 
 
-def test_published_lifetimes() -> None:
-    """The shortest published lifetime that may be the operation's counts."""
-    retries = Retries()
-    retries.learn(
-        {
-            "header": "Idempotency-Key",
-            "operations": [
-                {"method": "POST", "path": "/charges/{id}/", "lifetime": 60},
-                {"method": "POST", "path": "/charges/refunds/", "lifetime": 30},
-                {"method": "*", "path": "/a.b/", "lifetime": None},
-                {"method": "POST", "path": "/varying/"},
-                {"method": "POST", "path": "/files/{+name}/copy/", "lifetime": 90},
-            ],
-        },
-        "https://shop.example.com/.well-known/idempotency",
-    )
-
-    def lifetime(path: str, method: str = "POST", host: str = "shop.example.com") -> float:
-        return retries.lifetime_of(method, f"https://{host}{path}")
-
-    day = 86400
-    assert (lifetime("/charges/17/?a=1"), lifetime("/charges/refunds/")) == (60, 30)
-    assert (lifetime("/a.b/", "PUT"), lifetime("/varying/")) == (float("inf"), day)
-    assert lifetime("/files/a/copy/") == lifetime("/files/a/b/c.txt/copy/") == 90
-    # These may be unprotected.
-    assert lifetime("/files/copy/") == lifetime("/files/a/b/") == 0
-    assert lifetime("/axb/") == lifetime("/charges/1/2/") == lifetime("/charges/17/", "PUT") == 0
-    assert lifetime("/charges/17/", host="other.example.com") == day
-
-    retries.learn({"header": "X-Key", "operations": []}, "https://shop.example.com/")
-    assert lifetime("/charges/17/") == 0
-    assert retries.header_of("POST", "https://shop.example.com/charges/") == "X-Key"
-    assert retries.header_of("POST", "https://other.example.com/charges/") == "Idempotency-Key"
-
-
-def test_unlisted_operation() -> None:
-    """An operation that the server doesn't list is not sent again: it may be unprotected."""
-    retries = Retries()
-    retries.learn({"header": "Idempotency-Key", "operations": []}, URL)
-    one = Call(retries, "key", "POST", URL)
-    one.begin()
-    with pytest.raises(OutcomeUnknown, match="publishes no lifetime"):
-        one.failed(ConnectionError())
-
-
 @pytest.mark.parametrize("options", [{"lifetime": 3600}, {"deadline": None}], ids=str)
 def test_no_timedelta(options: dict[str, Any]) -> None:
     """A number says nothing of its unit."""
