@@ -22,9 +22,7 @@ from rest_framework_extensions.etag.mixins import APIUpdateETAGMixin
 from benchmarks.models import Order, PeerVersioned, Plain, Versioned
 from benchmarks.report import Section, Table, Target
 from benchmarks.timing import Block, Measured, Sample, interleave
-from idempotency_django.contrib.concurrency.drf import PreconditionMixin
-from idempotency_django.contrib.concurrency.transitions import transition
-from idempotency_django.contrib.concurrency.versions import compare_and_swap
+from idempotency_django.contrib.concurrency import PreconditionMixin, compare_and_swap, transition
 from idempotency_django.errors import ConcurrentModification
 
 THREADS: Final = 30

@@ -17,8 +17,7 @@ from django_outbox_pattern.payloads import Payload
 from benchmarks.models import Order
 from benchmarks.report import Section, Table, Target
 from benchmarks.timing import Block, Measured, Sample, interleave
-from idempotency_django.contrib.messaging.consumers import Consumer
-from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging import Consumer, Event
 from idempotency_django.engine.context import ExecutionContext
 
 BATCH: Final = 100

@@ -20,10 +20,8 @@ from django_outbox_pattern.models import Published
 from benchmarks.models import Order
 from benchmarks.report import Section, Table, Target
 from benchmarks.timing import Block, Sample, interleave
-from idempotency_django.contrib.messaging.brokers.base import Publisher
+from idempotency_django.contrib.messaging import Publisher, Relay, publish
 from idempotency_django.contrib.messaging.models import OutboxMessage
-from idempotency_django.contrib.messaging.outbox import publish
-from idempotency_django.contrib.messaging.outbox.relay import Relay
 
 GROUPS: Final = 40
 WRITERS: Final = 6

@@ -14,10 +14,14 @@ from django.db import transaction
 from benchmarks.models import Order
 from benchmarks.report import Section, Table, Target
 from benchmarks.timing import Block, Measured, Sample, interleave
-from idempotency_django.contrib.messaging.consumers import Consumer
-from idempotency_django.contrib.messaging.events import Event
-from idempotency_django.contrib.messaging.seen import InProcessBloom
-from idempotency_django.contrib.messaging.streams import Accepted, accept, claim_stream
+from idempotency_django.contrib.messaging import (
+    Accepted,
+    Consumer,
+    Event,
+    InProcessBloom,
+    accept,
+    claim_stream,
+)
 
 MOST: Final = 1.2  # times the bare transaction
 

@@ -22,9 +22,7 @@ from djstripe.views import ProcessWebhookView
 from benchmarks.models import Order
 from benchmarks.report import Section, Table, Target
 from benchmarks.timing import Block, Measured, Sample, interleave
-from idempotency_django.contrib.messaging.inbox.processing import process_due
-from idempotency_django.contrib.messaging.inbox.receivers import WebhookReceiver
-from idempotency_django.contrib.messaging.inbox.verifiers import Stripe
+from idempotency_django.contrib.messaging import Stripe, WebhookReceiver, process_due
 
 SECRET: Final = "whsec_benchmarks"
 SLOW: Final = 0.1  # seconds

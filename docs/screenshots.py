@@ -93,8 +93,7 @@ from django.test import Client
 from django.urls import path, reverse
 
 from idempotency_django import Policy, idempotent
-from idempotency_django.contrib.messaging import Consumer, Event, WebhookReceiver, publish
-from idempotency_django.contrib.messaging.inbox.verifiers import Stripe
+from idempotency_django.contrib.messaging import Consumer, Event, Stripe, WebhookReceiver, publish
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.models import IdempotencyKey, IdempotencyStep
 

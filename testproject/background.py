@@ -27,14 +27,14 @@ Job = Callable[[threading.Event], object]
 
 def relay_outbox(stop: threading.Event) -> None:
     """Send what the requests publish, and have its consumers handle it."""
-    from idempotency_django.contrib.messaging.outbox.relay import run_relay  # noqa: PLC0415  # needs models
+    from idempotency_django.contrib.messaging import run_relay  # noqa: PLC0415  # needs models
 
     run_relay(stop, poll=POLL, listen=True)
 
 
 def process_inbox(stop: threading.Event) -> None:
     """Handle the webhooks that were received."""
-    from idempotency_django.contrib.messaging.inbox.processing import run_inbox  # noqa: PLC0415  # needs models
+    from idempotency_django.contrib.messaging import run_inbox  # noqa: PLC0415  # needs models
 
     run_inbox(stop, poll=POLL)
 

@@ -26,7 +26,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from idempotency_django.contrib.messaging.inbox.verifiers import StandardWebhooks
+from idempotency_django.contrib.messaging import StandardWebhooks
 from testproject import ledger, settings
 from testproject.server import ROOT, running
 from tests.servers import valkey

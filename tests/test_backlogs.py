@@ -15,11 +15,10 @@ from django.db import connections, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from idempotency_django.contrib.messaging.brokers.base import Outgoing, Refused
+from idempotency_django.contrib.messaging import Outgoing, Refused, Relay, publish
 from idempotency_django.contrib.messaging.inbox.processing import INBOX, claim, mark
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
-from idempotency_django.contrib.messaging.outbox import publish
-from idempotency_django.contrib.messaging.outbox.relay import OUTBOX, Relay
+from idempotency_django.contrib.messaging.outbox.relay import OUTBOX
 from idempotency_django.contrib.messaging.queue import LOOK
 from idempotency_django.contrib.messaging.settling import discard, retry
 from idempotency_django.models import DatabaseNow

@@ -17,11 +17,16 @@ from django.test import Client, override_settings
 from django_redis import get_redis_connection
 
 from idempotency_django.contrib.cached import CachedStore
-from idempotency_django.contrib.messaging import Consumer, Event, after_commit, publish
+from idempotency_django.contrib.messaging import (
+    Consumer,
+    Event,
+    Relay,
+    after_commit,
+    process_due,
+    publish,
+)
 from idempotency_django.contrib.messaging.dead_letters import keep, keep_raw
-from idempotency_django.contrib.messaging.inbox.processing import process_due
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
-from idempotency_django.contrib.messaging.outbox.relay import Relay
 from idempotency_django.contrib.redis import RedisStore
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores import Store, codec, stores

@@ -17,8 +17,7 @@ from django.db import connection, connections, transaction
 from django.test import override_settings
 from django_redis import get_redis_connection
 
-from idempotency_django.contrib.messaging.consumers import Consumer, Duplicate, Failed, Handled
-from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging import Consumer, Duplicate, Event, Failed, Handled
 from idempotency_django.engine.context import ExecutionContext, current_execution
 from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.errors import (

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from django.db.models import Model
 
-from idempotency_django.contrib.messaging.consumers import Consumer
+from idempotency_django.contrib.messaging import Consumer
 from idempotency_django.contrib.messaging.models import (
     InboxMessage,
     OutboxMessage,

@@ -13,7 +13,7 @@ from cloudevents.core.v1.event import CloudEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging import Event
 
 STRUCTURED = "application/cloudevents+json"
 BASE = {"specversion": "1.0", "id": "1", "source": "/shop", "type": "order.paid"}

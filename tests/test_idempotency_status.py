@@ -19,13 +19,15 @@ from django.db import OperationalError, connection, connections, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from idempotency_django.contrib.messaging import dead_letters
-from idempotency_django.contrib.messaging.consumers import Consumer
-from idempotency_django.contrib.messaging.events import Event
-from idempotency_django.contrib.messaging.inbox.processing import process_due
+from idempotency_django.contrib.messaging import (
+    Consumer,
+    Event,
+    Relay,
+    dead_letters,
+    process_due,
+    publish,
+)
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
-from idempotency_django.contrib.messaging.outbox import publish
-from idempotency_django.contrib.messaging.outbox.relay import Relay
 from idempotency_django.errors import DeadLettered
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.stores import health

@@ -11,8 +11,8 @@ from django.utils.module_loading import import_string
 
 import idempotency_django
 from idempotency_django.contrib import messaging
+from idempotency_django.contrib.messaging import Publisher
 from idempotency_django.contrib.messaging.brokers import BROKERS
-from idempotency_django.contrib.messaging.brokers.base import Publisher
 from idempotency_django.contrib.messaging.outbox.topics import Topic
 
 PACKAGES = (idempotency_django, messaging)

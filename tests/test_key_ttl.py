@@ -17,8 +17,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from idempotency_django.contrib.messaging.consumers import Consumer, Duplicate
-from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging import Consumer, Duplicate, Event
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine.functions import idempotent_call

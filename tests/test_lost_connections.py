@@ -14,8 +14,7 @@ from django.urls import path
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from idempotency_django.contrib.messaging.consumers import Consumer, Duplicate, Failed, Handled
-from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging import Consumer, Duplicate, Event, Failed, Handled
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine.context import ExecutionContext

@@ -31,12 +31,14 @@ from idempotency_django import engine
 from idempotency_django.checks.configuration import check_settings
 from idempotency_django.contrib.celery import IdempotentTask
 from idempotency_django.contrib.jobs import idempotent_job
-from idempotency_django.contrib.messaging.consumers import Consumer
-from idempotency_django.contrib.messaging.events import Event
-from idempotency_django.contrib.messaging.inbox.processing import process_due
-from idempotency_django.contrib.messaging.inbox.receivers import WebhookReceiver
+from idempotency_django.contrib.messaging import (
+    Consumer,
+    Event,
+    InProcessBloom,
+    WebhookReceiver,
+    process_due,
+)
 from idempotency_django.contrib.messaging.models import InboxMessage
-from idempotency_django.contrib.messaging.seen import InProcessBloom
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine import Result

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from django.contrib import admin
 
-from idempotency_django.contrib.concurrency.admin import VersionedAdmin
+from idempotency_django.contrib.concurrency import VersionedAdmin
 
 from .models import Invoice, Payment
 

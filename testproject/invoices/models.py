@@ -4,7 +4,7 @@ from django.conf import settings
 from django.db import models
 from django.urls import reverse
 
-from idempotency_django.contrib.concurrency.versions import Versioned, VersionField
+from idempotency_django.contrib.concurrency import Versioned, VersionField
 
 
 class State(models.TextChoices):

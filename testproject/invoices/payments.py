@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.contrib.auth.models import AbstractBaseUser
 
-from idempotency_django.contrib.concurrency.natural import once_per
+from idempotency_django.contrib.concurrency import once_per
 from idempotency_django.policy import Policy
 
 from ..payments.models import Effect, Kind

@@ -14,8 +14,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from idempotency_django.contrib.concurrency.drf import PreconditionMixin
-from idempotency_django.contrib.concurrency.transitions import transition
+from idempotency_django.contrib.concurrency import PreconditionMixin, transition
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.errors import IdempotencyError
 

@@ -14,8 +14,7 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 from rest_framework.exceptions import ValidationError
 
-from idempotency_django.contrib.messaging.consumers import Consumer, Handled
-from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging import Consumer, Event, Handled
 from idempotency_django.decorators import idempotency_exempt
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.errors import IdempotencyError

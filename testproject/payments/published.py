@@ -10,9 +10,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from idempotency_django.contrib.messaging.consumers import Consumer
-from idempotency_django.contrib.messaging.events import Event
-from idempotency_django.contrib.messaging.outbox import publish
+from idempotency_django.contrib.messaging import Consumer, Event, publish
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.policy import Policy

@@ -10,9 +10,7 @@ from typing import Any
 from django.conf import settings
 from django.contrib.auth.models import User
 
-from idempotency_django.contrib.messaging.events import Event
-from idempotency_django.contrib.messaging.inbox.receivers import WebhookReceiver
-from idempotency_django.contrib.messaging.inbox.verifiers import StandardWebhooks, Stripe
+from idempotency_django.contrib.messaging import Event, StandardWebhooks, Stripe, WebhookReceiver
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.policy import Policy
 

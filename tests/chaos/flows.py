@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from idempotency_django.contrib.messaging.brokers.base import Outgoing
-from idempotency_django.contrib.messaging.brokers.local import LocalPublisher
-from idempotency_django.contrib.messaging.consumers import Consumer
-from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging import (
+    Consumer,
+    Event,
+    LocalPublisher,
+    Outgoing,
+    Relay,
+    publish,
+)
 from idempotency_django.contrib.messaging.models import OutboxMessage
-from idempotency_django.contrib.messaging.outbox import publish
-from idempotency_django.contrib.messaging.outbox.relay import Relay
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.testing.chaos import Service

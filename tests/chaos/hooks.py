@@ -8,10 +8,12 @@ from typing import Any
 from django.test import Client
 from django.urls import path
 
-from idempotency_django.contrib.messaging.events import Event
-from idempotency_django.contrib.messaging.inbox.processing import process_due
-from idempotency_django.contrib.messaging.inbox.receivers import WebhookReceiver
-from idempotency_django.contrib.messaging.inbox.verifiers import StandardWebhooks
+from idempotency_django.contrib.messaging import (
+    Event,
+    StandardWebhooks,
+    WebhookReceiver,
+    process_due,
+)
 from idempotency_django.contrib.messaging.models import InboxMessage
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.policy import Policy

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from idempotency_django.contrib.messaging.consumers import Consumer
-from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging import Consumer, Event
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.policy import Policy
 from idempotency_django.testing.chaos import Report, Service, chaos

@@ -6,7 +6,7 @@ from django.db import models
 from django.db.models import Q
 from django_fsm import FSMField, transition
 
-from idempotency_django.contrib.concurrency.versions import Versioned, VersionField
+from idempotency_django.contrib.concurrency import Versioned, VersionField
 
 
 class Ticket(Versioned, models.Model):

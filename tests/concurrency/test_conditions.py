@@ -6,7 +6,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.http import parse_http_date
 
-from idempotency_django.contrib.concurrency.preconditions import (
+from idempotency_django.contrib.concurrency.conditions import (
     Conditions,
     checked_etag,
     equal_strongly,

@@ -19,8 +19,8 @@ from django.test import Client
 from django.urls import path
 from django.utils.html import escape
 
-from idempotency_django.contrib.concurrency.admin import VersionedAdmin
-from idempotency_django.contrib.concurrency.forms import STALE, VersionedForm
+from idempotency_django.contrib.concurrency import VersionedAdmin, VersionedForm
+from idempotency_django.contrib.concurrency.forms import STALE
 from idempotency_django.errors import ConcurrentModification
 from idempotency_django.testing.contract import in_threads
 from tests.concurrency.models import Extended, Ticket

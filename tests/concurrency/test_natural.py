@@ -11,7 +11,8 @@ from django.db import IntegrityError, connections, models, transaction
 from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext, isolate_apps
 
-from idempotency_django.contrib.concurrency.natural import compared, ensure, once_per
+from idempotency_django.contrib.concurrency import ensure, once_per
+from idempotency_django.contrib.concurrency.natural import compared
 from idempotency_django.errors import (
     FingerprintMismatch,
     OperationInProgress,

@@ -30,9 +30,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from idempotency_django.contrib.concurrency.drf import PreconditionMixin
-from idempotency_django.contrib.concurrency.preconditions import preconditions
-from idempotency_django.contrib.concurrency.transitions import transition
+from idempotency_django.contrib.concurrency import PreconditionMixin, preconditions, transition
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.models import IdempotencyKey

@@ -18,7 +18,7 @@ from django.db.transaction import TransactionManagementError
 from django_fsm import TransitionNotAllowed
 from viewflow.fsm import State
 
-from idempotency_django.contrib.concurrency.transitions import AlreadyThere, Moved, transition
+from idempotency_django.contrib.concurrency import AlreadyThere, Moved, transition
 from idempotency_django.contrib.concurrency.versions import version_field
 from idempotency_django.errors import IllegalTransition
 from idempotency_django.testing.contract import PATIENCE, in_threads
@@ -262,7 +262,7 @@ KILLED = """
 import os, signal, sys, django
 django.setup()
 from tests.concurrency.models import Owner, Ticket
-from idempotency_django.contrib.concurrency.transitions import transition
+from idempotency_django.contrib.concurrency import transition
 
 def effect(ticket):
     Owner.objects.using(ticket._state.db).create(name=None)

@@ -15,7 +15,7 @@ from django.db.models import F
 from django.db.models.signals import post_save
 from django.test.utils import CaptureQueriesContext, isolate_apps
 
-from idempotency_django.contrib.concurrency.natural import ensure
+from idempotency_django.contrib.concurrency import ensure
 from idempotency_django.contrib.concurrency.versions import (
     Versioned,
     VersionField,

@@ -17,7 +17,7 @@ import pytest
 from django.conf import settings
 from kombu import Connection, Producer, Queue
 
-from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging import Event
 from idempotency_django.models import IdempotencyKey
 from tests.outside import ROOT, environment
 from tests.servers import Server

@@ -86,7 +86,7 @@ class Worker:
         self.consumers = {name: self._consumer(name) for name in orders.consumers}
 
     def _consumer(self, name: str) -> Any:
-        from idempotency_django.contrib.messaging.consumers import Consumer
+        from idempotency_django.contrib.messaging import Consumer
 
         consumer = Consumer(name, max_attempts=self.orders.max_attempts)
         consumer.on("order.paid")(partial(self.book, name))
@@ -150,8 +150,7 @@ class Worker:
 
     def handle(self, name: str, messages: list[Message], *, redelivered: bool) -> None:
         """Handle messages, then tell the broker of each."""
-        from idempotency_django.contrib.messaging.consumers import Failed
-        from idempotency_django.contrib.messaging.events import Event
+        from idempotency_django.contrib.messaging import Event, Failed
 
         events = [Event.from_json(message.body) for message in messages]
         consumer = self.consumers[name]
@@ -171,7 +170,7 @@ class Worker:
 
     def outcome(self, handle: Callable[..., Any], event: Any, redelivered: bool) -> Any:
         """What became of it, when it is handled alone."""
-        from idempotency_django.contrib.messaging.consumers import Failed
+        from idempotency_django.contrib.messaging import Failed
 
         try:
             return handle(event, redelivered=redelivered)

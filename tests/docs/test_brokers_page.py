@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from idempotency_django.contrib.messaging import ConsumerOptions
 from idempotency_django.contrib.messaging.brokers import celery, http, kafka, local, rabbitmq, sqs
-from idempotency_django.contrib.messaging.brokers.loop import ConsumerOptions
 from tests.docs.examples import ROOT
 
 PAGE = ROOT / "docs" / "messages" / "brokers.md"

@@ -14,7 +14,7 @@ import kombu
 import pytest
 from shop.models import Charge
 
-from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging import Event
 from idempotency_django.errors import OperationInProgress
 from idempotency_django.models import IdempotencyKey
 from tests.docs.examples import ROOT

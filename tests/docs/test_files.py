@@ -74,7 +74,7 @@ def test_model_shown_again(settings) -> None:
     """A model that a page shows again is the example project's, which has the same fields."""
     shown = """# shop/models.py
 from django.db import models
-from idempotency_django.contrib.concurrency.versions import Versioned, VersionField
+from idempotency_django.contrib.concurrency import Versioned, VersionField
 
 class Order(Versioned, models.Model):
     reference = models.CharField(max_length=100)

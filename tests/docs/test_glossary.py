@@ -10,11 +10,9 @@ from typing import Any
 
 from idempotency_django.conf import Settings
 from idempotency_django.contrib.cached import CachedStore
-from idempotency_django.contrib.messaging import consumers
+from idempotency_django.contrib.messaging import ConsumerOptions, WebhookReceiver, consumers
 from idempotency_django.contrib.messaging.brokers import celery, http, kafka, rabbitmq, sqs
-from idempotency_django.contrib.messaging.brokers.loop import ConsumerOptions
 from idempotency_django.contrib.messaging.inbox import processing
-from idempotency_django.contrib.messaging.inbox.receivers import WebhookReceiver
 from idempotency_django.contrib.messaging.inbox.verifiers import TOLERANCE
 from idempotency_django.contrib.messaging.models import MessageState
 from idempotency_django.contrib.messaging.outbox import publishing, relay

@@ -12,8 +12,7 @@ from rest_framework.routers import SimpleRouter
 from shop.models import Order
 from shop.serializers import OrderSerializer
 
-from idempotency_django.contrib.concurrency.drf import PreconditionMixin
-from idempotency_django.contrib.concurrency.transitions import transition
+from idempotency_django.contrib.concurrency import PreconditionMixin, transition
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from idempotency_django.contrib.messaging.inbox.verifiers import StandardWebhooks, Stripe, Verifier
+from idempotency_django.contrib.messaging import StandardWebhooks, Stripe, Verifier
 from idempotency_django.testing import eventually
 from testproject import settings
 from testproject.server import ROOT

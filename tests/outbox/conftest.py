@@ -10,8 +10,7 @@ from django.conf import settings
 from django.db import transaction
 from django.test import override_settings
 
-from idempotency_django.contrib.messaging.brokers.base import Outgoing, Publisher
-from idempotency_django.contrib.messaging.outbox import publish
+from idempotency_django.contrib.messaging import Outgoing, Publisher, publish
 
 
 class Broker(Publisher):

@@ -23,12 +23,8 @@ if __name__ == "__main__":
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.outbox.settings"
     django.setup()
 
-from idempotency_django.contrib.messaging.brokers.base import Outgoing
-from idempotency_django.contrib.messaging.brokers.local import LocalPublisher
-from idempotency_django.contrib.messaging.consumers import Consumer
+from idempotency_django.contrib.messaging import Consumer, LocalPublisher, Outgoing, Relay, publish
 from idempotency_django.contrib.messaging.models import OutboxMessage, OutboxStream
-from idempotency_django.contrib.messaging.outbox import publish
-from idempotency_django.contrib.messaging.outbox.relay import Relay
 from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.models import DatabaseNow, IdempotencyKey, IdempotencyStep
 from idempotency_django.policy import Policy

@@ -11,12 +11,12 @@ import django
 if __name__ == "__main__":
     django.setup()
 
-from idempotency_django.contrib.messaging.consumers import Consumer
+from idempotency_django.contrib.messaging import Consumer
 from tests.models import Effect
 
 OUTBOX: Any = {
     "local": {
-        "BACKEND": "idempotency_django.contrib.messaging.brokers.local.LocalPublisher",
+        "BACKEND": "idempotency_django.contrib.messaging.LocalPublisher",
         "OPTIONS": {"consumers": ["tests.outbox.killing.deadly"]},
     },
     "after_commit": {"MAX_ATTEMPTS": 2},
@@ -44,7 +44,7 @@ def main() -> None:
     """Send what is there."""
     from django.conf import settings
 
-    from idempotency_django.contrib.messaging.outbox.relay import Relay
+    from idempotency_django.contrib.messaging import Relay
 
     settings.IDEMPOTENCY = {"OUTBOX": OUTBOX}
     Relay().drain()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 
-from idempotency_django.contrib.messaging.brokers.base import Outgoing, Publisher
+from idempotency_django.contrib.messaging import Outgoing, Publisher
 
 
 class LogPublisher(Publisher):

@@ -55,7 +55,7 @@ def write(orders: Orders, place: int) -> None:
     """Publish this writer's share; one of ten transactions is rolled back."""
     from django.db import OperationalError, transaction
 
-    from idempotency_django.contrib.messaging.outbox import publish
+    from idempotency_django.contrib.messaging import publish
     from tests.models import Effect
 
     chance = random.Random(f"{orders.seed} {place}")
@@ -75,8 +75,8 @@ def write(orders: Orders, place: int) -> None:
 def relay() -> None:
     """Send what is due, with short leases and retries."""
     from idempotency_django.backoff import Backoff
+    from idempotency_django.contrib.messaging import Relay, run_relay
     from idempotency_django.contrib.messaging.outbox import relay as batches
-    from idempotency_django.contrib.messaging.outbox.relay import Relay, run_relay
 
     batches.BACKOFF = Backoff(timedelta(seconds=0.02), timedelta(seconds=0.1))
     sender = Relay(batch_size=BATCH, lease=timedelta(seconds=LEASE))

@@ -10,8 +10,8 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import Client, override_settings
 
+from idempotency_django.contrib.messaging import Relay
 from idempotency_django.contrib.messaging.models import OutboxMessage
-from idempotency_django.contrib.messaging.outbox.relay import Relay
 from tests.admin_pages import member, page
 
 from .test_relay import got, make_due, publish_each, refuse, states

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from idempotency_django.contrib.messaging import publish
 from idempotency_django.contrib.messaging.models import OutboxMessage
-from idempotency_django.contrib.messaging.outbox import publish
 from idempotency_django.contrib.messaging.outbox.publishing import uuid7
 from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.policy import Policy

@@ -9,8 +9,8 @@ import pytest
 from django.db import transaction
 from django.test import override_settings
 
+from idempotency_django.contrib.messaging import after_commit, publish
 from idempotency_django.contrib.messaging.models import OutboxMessage
-from idempotency_django.contrib.messaging.outbox import after_commit, publish
 from idempotency_django.contrib.messaging.settling import retry
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from tests.models import Effect

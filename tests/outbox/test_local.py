@@ -14,7 +14,7 @@ from django.conf import settings
 from django.db import IntegrityError, OperationalError, connections, transaction
 from django.test import override_settings
 
-from idempotency_django.contrib.messaging.consumers import Consumer
+from idempotency_django.contrib.messaging import Consumer, Relay, run_relay
 from idempotency_django.contrib.messaging.models import OutboxMessage
 from idempotency_django.contrib.messaging.outbox import (
     CONTENT,
@@ -25,7 +25,6 @@ from idempotency_django.contrib.messaging.outbox import (
 )
 from idempotency_django.contrib.messaging.outbox import relay as relay_module
 from idempotency_django.contrib.messaging.outbox.publishing import existing, insert
-from idempotency_django.contrib.messaging.outbox.relay import Relay, run_relay
 from idempotency_django.contrib.messaging.settling import retry
 from idempotency_django.errors import OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
@@ -65,7 +64,7 @@ def local(using: str) -> Iterator[str]:
     fails.clear()
     exits.clear()
     orders = {
-        "BACKEND": "idempotency_django.contrib.messaging.brokers.local.LocalPublisher",
+        "BACKEND": "idempotency_django.contrib.messaging.LocalPublisher",
         "OPTIONS": {"consumers": [f"{__name__}.first", f"{__name__}.second"]},
     }
     store = {

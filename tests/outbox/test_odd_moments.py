@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection, transaction
 
+from idempotency_django.contrib.messaging import Relay, after_commit, run_relay
 from idempotency_django.contrib.messaging.inbox.processing import warn_of_unhandled
 from idempotency_django.contrib.messaging.models import OutboxMessage
-from idempotency_django.contrib.messaging.outbox import after_commit
-from idempotency_django.contrib.messaging.outbox.relay import Relay, run_relay
 
 from .conftest import Broker, outbox, publish_order
 

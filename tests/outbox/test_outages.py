@@ -15,11 +15,18 @@ from django.db import connections, transaction
 from django.test import override_settings
 
 from idempotency_django.backoff import Backoff
-from idempotency_django.contrib.messaging.brokers.base import Away, Outgoing, Publisher, Refused
+from idempotency_django.contrib.messaging import (
+    Away,
+    Outgoing,
+    Publisher,
+    Refused,
+    Relay,
+    after_commit,
+    publish,
+    run_relay,
+)
 from idempotency_django.contrib.messaging.models import OutboxMessage
-from idempotency_django.contrib.messaging.outbox import after_commit, publish
 from idempotency_django.contrib.messaging.outbox import relay as sending
-from idempotency_django.contrib.messaging.outbox.relay import Relay, run_relay
 from idempotency_django.testing import eventually, in_threads
 
 from .conftest import Broker, outbox
@@ -241,7 +248,7 @@ def deploy(path: Path, text: str) -> None:
 
 
 CONSUMER = """
-from idempotency_django.contrib.messaging.consumers import Consumer
+from idempotency_django.contrib.messaging import Consumer
 from tests.outbox.conftest import Broker
 billing = Consumer("deployed")
 @billing.on("n")
@@ -271,7 +278,7 @@ def test_handlers_that_cannot_be_imported(
     the topic waits and says why, and the message is handled once the module is back.
     """
     local = {
-        "BACKEND": "idempotency_django.contrib.messaging.brokers.local.LocalPublisher",
+        "BACKEND": "idempotency_django.contrib.messaging.LocalPublisher",
         "OPTIONS": {"consumers": ["deployed_handlers.billing"]},
     }
     store = {

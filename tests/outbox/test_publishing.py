@@ -11,9 +11,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
+from idempotency_django.contrib.messaging import Message, Relay, publish, publish_many
 from idempotency_django.contrib.messaging.models import OutboxMessage, OutboxStream
-from idempotency_django.contrib.messaging.outbox import Message, publish, publish_many
-from idempotency_django.contrib.messaging.outbox.relay import Relay
 from idempotency_django.contrib.messaging.settling import discard
 from idempotency_django.testing import in_threads
 from tests.support import LONG_AGO

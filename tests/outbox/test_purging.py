@@ -13,10 +13,10 @@ from django.db import connections, transaction
 from django.db.models import QuerySet
 from django.test import override_settings
 
-from idempotency_django.contrib.messaging.brokers.base import Outgoing
+from idempotency_django.contrib.messaging import Outgoing, Relay, publish
 from idempotency_django.contrib.messaging.models import OutboxMessage, OutboxStream
-from idempotency_django.contrib.messaging.outbox import publish, publishing
-from idempotency_django.contrib.messaging.outbox.relay import OUTBOX, Relay
+from idempotency_django.contrib.messaging.outbox import publishing
+from idempotency_django.contrib.messaging.outbox.relay import OUTBOX
 from idempotency_django.contrib.messaging.tasks import relay_outbox
 from idempotency_django.models import DatabaseNow
 from idempotency_django.tasks import purge_expired_keys

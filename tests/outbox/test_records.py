@@ -13,10 +13,8 @@ from django.test import override_settings
 from redis import Redis
 
 from idempotency_django.contrib.celery import IdempotentTask
-from idempotency_django.contrib.messaging.consumers import Consumer
+from idempotency_django.contrib.messaging import Consumer, Relay, after_commit, publish
 from idempotency_django.contrib.messaging.models import OutboxMessage
-from idempotency_django.contrib.messaging.outbox import after_commit, publish
-from idempotency_django.contrib.messaging.outbox.relay import Relay
 from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import Policy
@@ -64,7 +62,7 @@ def configured(alias: str, backend: str = DATABASE, **options: Any) -> Any:
     """Settings whose records are in a store, and whose messages are in this database."""
     store = {"BACKEND": backend, "OPTIONS": options}
     records = {"BACKEND": DATABASE, "OPTIONS": {"using": alias}}
-    local = "idempotency_django.contrib.messaging.brokers.local.LocalPublisher"
+    local = "idempotency_django.contrib.messaging.LocalPublisher"
     return override_settings(
         IDEMPOTENCY={
             "MESSAGING_DATABASE": alias,

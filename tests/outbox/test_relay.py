@@ -12,13 +12,11 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from idempotency_django.backoff import Backoff
+from idempotency_django.contrib.messaging import Outgoing, Relay, publish, run_relay
 from idempotency_django.contrib.messaging.brokers import base
-from idempotency_django.contrib.messaging.brokers.base import Outgoing
 from idempotency_django.contrib.messaging.models import OutboxMessage
-from idempotency_django.contrib.messaging.outbox import publish
 from idempotency_django.contrib.messaging.outbox import relay as relay_module
 from idempotency_django.contrib.messaging.outbox import relay as sending
-from idempotency_django.contrib.messaging.outbox.relay import Relay, run_relay
 from idempotency_django.models import DatabaseNow
 from idempotency_django.testing import eventually, in_threads
 

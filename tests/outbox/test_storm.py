@@ -15,8 +15,7 @@ import pytest
 from django.conf import settings
 from django.test import override_settings
 
-from idempotency_django.contrib.messaging.consumers import Consumer
-from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging import Consumer, Event
 from idempotency_django.errors import OperationInProgress
 from idempotency_django.testing import in_threads
 from tests.models import Effect

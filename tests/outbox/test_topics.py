@@ -10,14 +10,13 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.test import override_settings
 
-from idempotency_django.contrib.messaging.brokers.loop import ConsumerOptions, Incoming, event_of
+from idempotency_django.contrib.messaging import ConsumerOptions, publish, topic
+from idempotency_django.contrib.messaging.brokers.loop import Incoming, event_of
 from idempotency_django.contrib.messaging.models import OutboxMessage
-from idempotency_django.contrib.messaging.outbox import publish
 from idempotency_django.contrib.messaging.outbox.checks import check_outbox
 from idempotency_django.contrib.messaging.outbox.relay import outgoing
-from idempotency_django.contrib.messaging.outbox.topics import topic
 
-LOCAL = "idempotency_django.contrib.messaging.brokers.local.LocalPublisher"
+LOCAL = "idempotency_django.contrib.messaging.LocalPublisher"
 BROKER = "tests.outbox.conftest.Broker"
 CONSUMER = "tests.outbox.crashing.booking"
 
@@ -100,7 +99,7 @@ def test_two_databases(settings: Any) -> None:
 
 def test_timeout_that_is_a_number() -> None:
     """A duration is a timedelta, not a number of seconds."""
-    backend = "idempotency_django.contrib.messaging.brokers.http.HttpPublisher"
+    backend = "idempotency_django.contrib.messaging.HttpPublisher"
     options = {"endpoint": "tests.publishing.test_http.endpoint_of", "timeout": 30}
     assert ids(OUTBOX={"orders": {"BACKEND": backend, "OPTIONS": options}}) == ["E043"]
 
@@ -108,7 +107,7 @@ def test_timeout_that_is_a_number() -> None:
 @pytest.mark.parametrize(("timeout", "found"), [(30, []), (31, ["W047"])])
 def test_timeout_beyond_the_lease(timeout: int, found: list[str]) -> None:
     """A timeout that a relay's lease has no room for is warned of."""
-    backend = "idempotency_django.contrib.messaging.brokers.http.HttpPublisher"
+    backend = "idempotency_django.contrib.messaging.HttpPublisher"
     endpoint = "tests.publishing.test_http.endpoint_of"
     topic = {
         "BACKEND": backend,

@@ -16,9 +16,8 @@ from django.views import View
 from rest_framework.views import APIView
 
 from idempotency_django.checks import check_views
-from idempotency_django.contrib.messaging import outbox
+from idempotency_django.contrib.messaging import outbox, publish
 from idempotency_django.contrib.messaging.models import OutboxMessage
-from idempotency_django.contrib.messaging.outbox import publish
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from tests.support import new_key

@@ -16,8 +16,7 @@ import boto3
 import kombu
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
-from idempotency_django.contrib.messaging.brokers.base import Publisher
-from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging import Event, Publisher
 from idempotency_django.contrib.messaging.outbox.topics import Topic
 from tests.kafka import bootstrap, make_topic
 from tests.servers import Server

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from idempotency_django.contrib.messaging.brokers.base import Outgoing
+from idempotency_django.contrib.messaging import Outgoing
 
 CREATED = datetime(2031, 5, 7, 9, 30, tzinfo=UTC)
 

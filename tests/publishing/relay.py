@@ -20,8 +20,7 @@ def main(entry: str, kill: str = "") -> None:
     django.setup()
     from django.conf import settings
 
-    from idempotency_django.contrib.messaging.brokers.base import Outgoing, Publisher
-    from idempotency_django.contrib.messaging.outbox.relay import Relay
+    from idempotency_django.contrib.messaging import Outgoing, Publisher, Relay
     from idempotency_django.contrib.messaging.outbox.topics import Topic
 
     settings.IDEMPOTENCY = {"OUTBOX": {"orders": json.loads(entry)}}

@@ -16,10 +16,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.test import override_settings
 
+from idempotency_django.contrib.messaging import Relay, after_commit, publish
 from idempotency_django.contrib.messaging.models import OutboxMessage
-from idempotency_django.contrib.messaging.outbox import after_commit, publish
 from idempotency_django.contrib.messaging.outbox.calls import SCOPE
-from idempotency_django.contrib.messaging.outbox.relay import Relay
 from idempotency_django.engine.context import current_execution
 from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.models import IdempotencyKey

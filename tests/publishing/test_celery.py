@@ -19,11 +19,8 @@ from django.test import override_settings
 
 from idempotency_django.contrib import jobs as enqueueing
 from idempotency_django.contrib.celery import CAUSED_BY, IdempotentTask
-from idempotency_django.contrib.messaging.brokers.base import Away
-from idempotency_django.contrib.messaging.brokers.celery import CeleryPublisher
+from idempotency_django.contrib.messaging import Away, CeleryPublisher, Relay, publish
 from idempotency_django.contrib.messaging.models import OutboxMessage
-from idempotency_django.contrib.messaging.outbox import publish
-from idempotency_django.contrib.messaging.outbox.relay import Relay
 from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.errors import FingerprintMismatch
 from idempotency_django.models import IdempotencyKey

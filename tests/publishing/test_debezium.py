@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging import Event
 from idempotency_django.contrib.messaging.models import OutboxMessage
 from tests.docs.examples import ROOT
 

@@ -19,14 +19,13 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
+from idempotency_django.contrib.messaging import Endpoint, Event, HttpPublisher
 from idempotency_django.contrib.messaging.brokers.base import (
     Away,
     DeadlineReached,
     Outgoing,
     Refused,
 )
-from idempotency_django.contrib.messaging.brokers.http import Endpoint, HttpPublisher
-from idempotency_django.contrib.messaging.events import Event
 from idempotency_django.contrib.messaging.outbox.topics import Topic
 
 from .brokers import PUBLISHERS

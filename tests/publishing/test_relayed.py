@@ -13,13 +13,17 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.test import override_settings
 
-from idempotency_django.contrib.messaging.brokers.base import Away, Deferred, Refused
-from idempotency_django.contrib.messaging.consumers import Consumer
-from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging import (
+    Away,
+    Consumer,
+    Deferred,
+    Event,
+    Refused,
+    Relay,
+    publish,
+    topic,
+)
 from idempotency_django.contrib.messaging.models import OutboxMessage
-from idempotency_django.contrib.messaging.outbox import publish
-from idempotency_django.contrib.messaging.outbox.relay import Relay
-from idempotency_django.contrib.messaging.outbox.topics import topic
 from tests.models import Effect
 from tests.outbox.conftest import Broker as Memory
 from tests.outbox.conftest import broker as memory  # noqa: F401  # a fixture

@@ -17,15 +17,13 @@ import pytest
 from amqp import spec
 from django.core.exceptions import ImproperlyConfigured
 
+from idempotency_django.contrib.messaging import KafkaPublisher, KombuPublisher, SqsPublisher
 from idempotency_django.contrib.messaging.brokers.base import (
     Away,
     DeadlineReached,
     GroupedBatch,
     Refused,
 )
-from idempotency_django.contrib.messaging.brokers.kafka import KafkaPublisher
-from idempotency_django.contrib.messaging.brokers.rabbitmq import KombuPublisher
-from idempotency_django.contrib.messaging.brokers.sqs import SqsPublisher
 from idempotency_django.contrib.messaging.outbox.topics import Topic
 from tests.faults.wires import wire_to
 from tests.kafka import bootstrap, kafka, make_topic

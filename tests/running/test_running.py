@@ -12,11 +12,15 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import transaction
 
-from idempotency_django.contrib.messaging import dead_letters, running
-from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging import (
+    Event,
+    dead_letters,
+    publish,
+    run_messaging,
+    running,
+)
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
-from idempotency_django.contrib.messaging.outbox import publish
-from idempotency_django.contrib.messaging.running import PartEnded, run_messaging
+from idempotency_django.contrib.messaging.running import PartEnded
 from idempotency_django.models import DatabaseNow
 from idempotency_django.testing import eventually
 from tests.models import Effect

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from idempotency_django.contrib.messaging.seen import InProcessBloom, SeenFilter
-from idempotency_django.contrib.messaging.seen.redis import RedisBloom, RedisSet
+from idempotency_django.contrib.messaging import InProcessBloom, RedisBloom, RedisSet, SeenFilter
 from tests.redis_servers import client, valkey_at
 from tests.servers import free_port
 

@@ -20,9 +20,15 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from idempotency_django import signals
-from idempotency_django.contrib.messaging.consumers import Consumer, Duplicate, Failed, Handled
-from idempotency_django.contrib.messaging.events import Event
-from idempotency_django.contrib.messaging.seen import InProcessBloom, SeenFilter
+from idempotency_django.contrib.messaging import (
+    Consumer,
+    Duplicate,
+    Event,
+    Failed,
+    Handled,
+    InProcessBloom,
+    SeenFilter,
+)
 from idempotency_django.errors import DeadLettered, FingerprintMismatch, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy, SlidingTTL

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
+from idempotency_django.contrib.messaging import InProcessBloom, RedisBloom, RedisSet, SeenFilter
 from idempotency_django.contrib.messaging import seen as module
-from idempotency_django.contrib.messaging.seen import InProcessBloom, SeenFilter
-from idempotency_django.contrib.messaging.seen.redis import RedisBloom, RedisSet
 from idempotency_django.testing.contract import in_threads
 from tests.redis_servers import client, url, valkey_at
 from tests.servers import free_port

@@ -12,7 +12,7 @@ import confluent_kafka
 import pytest
 from shop.models import Charge
 
-from idempotency_django.contrib.messaging.streams import claim_stream
+from idempotency_django.contrib.messaging import claim_stream
 from idempotency_django.testing import PATIENCE
 from tests.docs.examples import ROOT
 from tests.kafka import bootstrap, make_topic

@@ -9,7 +9,7 @@ import pytest
 from django.db import OperationalError, connection, transaction
 from django.test import override_settings
 
-from idempotency_django.contrib.messaging.streams import accept, claim_stream
+from idempotency_django.contrib.messaging import accept, claim_stream
 from tests.models import Effect
 from tests.test_messages import messages
 

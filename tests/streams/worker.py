@@ -65,7 +65,7 @@ class Reader:
 
     def read(self, name: str, offsets: list[int], stop: str = "", at: int = -1) -> dict[str, Any]:
         """Handle the offsets that are new; where it got to, and the error that ended it."""
-        from idempotency_django.contrib.messaging.streams import claim_stream
+        from idempotency_django.contrib.messaging import claim_stream
 
         error = ""
         if name not in self.streams:

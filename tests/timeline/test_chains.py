@@ -21,12 +21,9 @@ from django.utils import timezone
 
 from idempotency_django.contrib import timeline as timelines
 from idempotency_django.contrib.celery import IdempotentTask
-from idempotency_django.contrib.messaging.consumers import Consumer
+from idempotency_django.contrib.messaging import Consumer, Event, Relay, after_commit, publish
 from idempotency_django.contrib.messaging.dead_letters import keep
-from idempotency_django.contrib.messaging.events import Event
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
-from idempotency_django.contrib.messaging.outbox import after_commit, publish
-from idempotency_django.contrib.messaging.outbox.relay import Relay
 from idempotency_django.contrib.timeline import (
     DEEPEST,
     MOST,
@@ -84,7 +81,7 @@ def book(event: Event, execution: ExecutionContext) -> None:
 
 OUTBOX = {
     "orders": {
-        "BACKEND": "idempotency_django.contrib.messaging.brokers.local.LocalPublisher",
+        "BACKEND": "idempotency_django.contrib.messaging.LocalPublisher",
         "OPTIONS": {"consumers": [f"{__name__}.billing"]},
     }
 }
@@ -167,7 +164,7 @@ def send_receipt(number: int) -> None:
 
 CELERY = {
     "celery": {
-        "BACKEND": "idempotency_django.contrib.messaging.brokers.celery.CeleryPublisher",
+        "BACKEND": "idempotency_django.contrib.messaging.CeleryPublisher",
         "OPTIONS": {"app": f"{__name__}.celery"},
     }
 }

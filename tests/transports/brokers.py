@@ -18,9 +18,8 @@ import confluent_kafka
 import kombu
 from confluent_kafka import TopicPartition
 
+from idempotency_django.contrib.messaging import Consumer, Event
 from idempotency_django.contrib.messaging.brokers import kafka, rabbitmq, sqs
-from idempotency_django.contrib.messaging.consumers import Consumer
-from idempotency_django.contrib.messaging.events import Event
 from tests.kafka import bootstrap, make_topic
 from tests.servers import Server
 from tests.sqs import client_options, make_queue

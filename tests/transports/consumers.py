@@ -9,8 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from idempotency_django.contrib.messaging.consumers import Consumer
-from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging import Consumer, Event
 from idempotency_django.policy import Policy
 from tests.models import Effect
 

@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import ClassVar
 
+from idempotency_django.contrib.messaging import Consumer, Event
 from idempotency_django.contrib.messaging.brokers.loop import (
     ConsumerOptions,
     Incoming,
     Loop,
     Transport,
 )
-from idempotency_django.contrib.messaging.consumers import Consumer
-from idempotency_django.contrib.messaging.events import Event
 
 
 class Lost(Exception):

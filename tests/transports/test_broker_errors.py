@@ -12,11 +12,11 @@ import pytest
 from botocore.exceptions import ClientError
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from idempotency_django.contrib.messaging import Away, Refused, SqsPublisher
 from idempotency_django.contrib.messaging.brokers import kafka as kafka_module
-from idempotency_django.contrib.messaging.brokers.base import Away, Refused
 from idempotency_django.contrib.messaging.brokers.kafka import Kafka
 from idempotency_django.contrib.messaging.brokers.loop import Incoming
-from idempotency_django.contrib.messaging.brokers.sqs import SQS, SqsPublisher
+from idempotency_django.contrib.messaging.brokers.sqs import SQS
 from tests.publishing.messages import outgoing
 
 ERROR = KafkaError(KafkaError._TRANSPORT, "no broker")

@@ -14,9 +14,7 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from idempotency_django.contrib.messaging import dead_letters
-from idempotency_django.contrib.messaging.consumers import Consumer
-from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging import Consumer, Event, dead_letters
 from idempotency_django.contrib.messaging.models import InboxMessage
 from idempotency_django.errors import StoreUnavailable
 from tests.models import Effect

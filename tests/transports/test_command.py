@@ -16,9 +16,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 
 from idempotency_django.checks.consumers import check_consumers
+from idempotency_django.contrib.messaging import Consumer, KombuPublisher
 from idempotency_django.contrib.messaging.brokers import kafka, rabbitmq, sqs
-from idempotency_django.contrib.messaging.brokers.rabbitmq import KombuPublisher
-from idempotency_django.contrib.messaging.consumers import Consumer
 from idempotency_django.errors import UnknownEventType
 from tests.publishing.messages import grouped
 from tests.servers import Server

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from idempotency_django.contrib.messaging import Event
 from idempotency_django.contrib.messaging.brokers.loop import Incoming, event_of
-from idempotency_django.contrib.messaging.events import Event
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 NAMES = {"specversion": "1.0", "id": "1", "source": "/shop", "type": "order.paid"}

@@ -15,10 +15,8 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DataError, OperationalError, connection, connections
 
-from idempotency_django.contrib.messaging import dead_letters
+from idempotency_django.contrib.messaging import Consumer, Event, dead_letters
 from idempotency_django.contrib.messaging.brokers import loop as running
-from idempotency_django.contrib.messaging.consumers import Consumer
-from idempotency_django.contrib.messaging.events import Event
 from idempotency_django.contrib.messaging.models import InboxMessage
 from idempotency_django.errors import (
     FingerprintMismatch,

@@ -18,7 +18,7 @@ import dj_database_url
 import pytest
 from django.conf import settings
 
-from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging import Event
 from tests.faults.faulty_servers import restartable_postgres
 from tests.outside import ROOT, environment, running
 from tests.servers import Server

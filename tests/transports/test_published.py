@@ -10,12 +10,9 @@ import pytest
 from django.db import transaction
 from django.test import override_settings
 
-from idempotency_django.contrib.messaging.consumers import Consumer
+from idempotency_django.contrib.messaging import Consumer, Event, Relay, publish
 from idempotency_django.contrib.messaging.databases import with_zone
-from idempotency_django.contrib.messaging.events import Event
 from idempotency_django.contrib.messaging.models import OutboxMessage
-from idempotency_django.contrib.messaging.outbox import publish
-from idempotency_django.contrib.messaging.outbox.relay import Relay
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores.records import reference
 

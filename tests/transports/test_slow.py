@@ -13,8 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
-from idempotency_django.contrib.messaging.consumers import Consumer
-from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging import Consumer, Event
 from tests.kafka import kafka as kafka_server
 from tests.kafka import make_topic
 from tests.models import Effect

@@ -20,7 +20,7 @@ import django
 def main(number: int, kills: int, seed: int) -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.webhooks.settings"
     django.setup()
-    from idempotency_django.contrib.messaging.inbox.processing import run_inbox
+    from idempotency_django.contrib.messaging import run_inbox
     from tests.webhooks import striking
 
     assert striking

@@ -11,8 +11,7 @@ from typing import Any
 from django.test import Client
 from django.urls import path
 
-from idempotency_django.contrib.messaging.events import Event
-from idempotency_django.contrib.messaging.inbox.receivers import WebhookReceiver
+from idempotency_django.contrib.messaging import Event, WebhookReceiver
 from idempotency_django.contrib.messaging.inbox.verifiers import (
     GitHub,
     Hmac,

@@ -17,7 +17,7 @@ from typing import Any
 
 from django.conf import settings
 
-from idempotency_django.contrib.messaging.inbox.verifiers import StandardWebhooks
+from idempotency_django.contrib.messaging import StandardWebhooks
 from idempotency_django.testing import eventually
 from tests.outside import ROOT, environment
 from tests.webhooks.secret import SECRET

@@ -11,10 +11,8 @@ from typing import Any
 from django.urls import path
 
 from idempotency_django.backoff import Backoff
-from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging import Event, StandardWebhooks, WebhookReceiver
 from idempotency_django.contrib.messaging.inbox import processing
-from idempotency_django.contrib.messaging.inbox.receivers import WebhookReceiver
-from idempotency_django.contrib.messaging.inbox.verifiers import StandardWebhooks
 from tests.models import Effect
 from tests.webhooks.secret import SECRET
 

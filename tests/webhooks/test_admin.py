@@ -11,7 +11,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext, override_settings
 
 from idempotency_django.admin import base
-from idempotency_django.contrib.messaging.inbox.processing import process_due
+from idempotency_django.contrib.messaging import process_due
 from tests.admin_pages import member, messages, page
 from tests.factories import StaffFactory
 from tests.test_purge import held

@@ -11,10 +11,9 @@ from django.conf import settings
 from django.db import IntegrityError, OperationalError, connections, transaction
 from django.test.utils import CaptureQueriesContext, override_settings
 
-from idempotency_django.contrib.messaging.events import Event
-from idempotency_django.contrib.messaging.inbox.processing import claim, process, process_due
+from idempotency_django.contrib.messaging import Event, process_due, publish
+from idempotency_django.contrib.messaging.inbox.processing import claim, process
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
-from idempotency_django.contrib.messaging.outbox import publish
 from idempotency_django.contrib.messaging.settling import NotSettled, repeat, retry
 from idempotency_django.errors import StoreUnavailable
 from idempotency_django.models import IdempotencyKey

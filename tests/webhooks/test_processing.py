@@ -14,9 +14,8 @@ from django.db import connections, transaction
 from django.test import override_settings
 from django.utils import timezone
 
-from idempotency_django.contrib.messaging import dead_letters
-from idempotency_django.contrib.messaging.consumers import Consumer, Duplicate, Handler
-from idempotency_django.contrib.messaging.events import Event
+from idempotency_django.contrib.messaging import Consumer, Duplicate, Event, dead_letters
+from idempotency_django.contrib.messaging.consumers import Handler
 from idempotency_django.contrib.messaging.inbox import processing
 from idempotency_django.contrib.messaging.inbox.processing import (
     INBOX,

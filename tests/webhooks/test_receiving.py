@@ -17,16 +17,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from idempotency_django.checks import inventory
-from idempotency_django.contrib.messaging import settling
+from idempotency_django.contrib.messaging import (
+    GitHub,
+    StandardWebhooks,
+    Stripe,
+    process_due,
+    settling,
+)
 from idempotency_django.contrib.messaging.inbox import receivers as inserting
 from idempotency_django.contrib.messaging.inbox.checks import check_receivers
-from idempotency_django.contrib.messaging.inbox.processing import process_due
 from idempotency_django.contrib.messaging.inbox.receivers import (
     _RECEIVERS,
     WebhookReceiver,
     receiver_of,
 )
-from idempotency_django.contrib.messaging.inbox.verifiers import GitHub, StandardWebhooks, Stripe
 from idempotency_django.policy import Policy
 from idempotency_django.testing import in_threads
 

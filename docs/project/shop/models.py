@@ -1,5 +1,5 @@
 from django.db import models
-from idempotency_django.contrib.concurrency.versions import Versioned, VersionField
+from idempotency_django.contrib.concurrency import Versioned, VersionField
 
 
 class Charge(models.Model):

@@ -1,1 +1,48 @@
 """Natural keys, transitions, versions and preconditions: two writers, and one of them wins."""
+
+from typing import TYPE_CHECKING
+
+from ...lazy import lazily
+
+if TYPE_CHECKING:
+    from .admin import VersionedAdmin
+    from .conditions import preconditions
+    from .drf import PreconditionMixin
+    from .forms import VersionedForm
+    from .natural import ensure, once_per
+    from .transitions import AlreadyThere, Moved, transition
+    from .versions import Versioned, VersionField, compare_and_swap
+
+__all__ = [
+    "AlreadyThere",
+    "Moved",
+    "PreconditionMixin",
+    "VersionField",
+    "Versioned",
+    "VersionedAdmin",
+    "VersionedForm",
+    "compare_and_swap",
+    "ensure",
+    "once_per",
+    "preconditions",
+    "transition",
+]
+
+__getattr__ = lazily(
+    __name__,
+    globals(),
+    {
+        "AlreadyThere": "transitions",
+        "Moved": "transitions",
+        "PreconditionMixin": "drf",
+        "VersionField": "versions",
+        "Versioned": "versions",
+        "VersionedAdmin": "admin",
+        "VersionedForm": "forms",
+        "compare_and_swap": "versions",
+        "ensure": "natural",
+        "once_per": "natural",
+        "preconditions": "conditions",
+        "transition": "transitions",
+    },
+)

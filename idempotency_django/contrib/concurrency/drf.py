@@ -32,7 +32,7 @@ from ...errors import IdempotencyError
 from ...http.replays import has_object, is_named_by_key, lookup_of
 from ...http.unwrapping import PROTECTED, cached_on, mark_part_of_view, name_of, protect_innermost
 from ...http.wrapping import method_of
-from .preconditions import (
+from .conditions import (
     CHANGES,
     NOT_COMPARED,
     SAFE,

@@ -1,4 +1,4 @@
-"""Messages that arrive twice have one effect, and messages that must follow a commit do.
+"""Messages that arrive twice take effect once, and messages that must follow a commit do.
 
 Consumers need no tables. The inbox, the outbox and streams do: then this package is an app, too.
 """
@@ -8,31 +8,137 @@ from typing import TYPE_CHECKING
 from ...lazy import lazily
 
 if TYPE_CHECKING:
-    from .consumers import Consumer
+    from .brokers.base import Away, Deferred, Outgoing, Publisher, Refused
+    from .brokers.celery import CeleryPublisher
+    from .brokers.http import Endpoint, HttpPublisher
+    from .brokers.kafka import KafkaPublisher
+    from .brokers.local import LocalPublisher
+    from .brokers.loop import ConsumerOptions
+    from .brokers.rabbitmq import KombuPublisher
+    from .brokers.sqs import SqsPublisher
+    from .consumers import Consumer, Duplicate, Failed, Handled
     from .events import Event
+    from .inbox.processing import process_due, run_inbox
     from .inbox.receivers import WebhookReceiver
-    from .outbox import after_commit, apublish, publish, publish_many
+    from .inbox.verifiers import Contents, GitHub, Hmac, StandardWebhooks, Stripe, Verifier
+    from .outbox import CONTENT, Message, after_commit, apublish, publish, publish_many
+    from .outbox.relay import Relay, run_relay
+    from .outbox.topics import topic
+    from .running import run_messaging
+    from .seen import InProcessBloom, SeenFilter
+    from .seen.redis import RedisBloom, RedisSet
+    from .streams import (
+        Accepted,
+        Fenced,
+        OutOfOrder,
+        accept,
+        claim_stream,
+        reset_peer,
+        reset_stream,
+    )
 
 __all__ = [
+    "CONTENT",
+    "Accepted",
+    "Away",
+    "CeleryPublisher",
     "Consumer",
+    "ConsumerOptions",
+    "Contents",
+    "Deferred",
+    "Duplicate",
+    "Endpoint",
     "Event",
+    "Failed",
+    "Fenced",
+    "GitHub",
+    "Handled",
+    "Hmac",
+    "HttpPublisher",
+    "InProcessBloom",
+    "KafkaPublisher",
+    "KombuPublisher",
+    "LocalPublisher",
+    "Message",
+    "OutOfOrder",
+    "Outgoing",
+    "Publisher",
+    "RedisBloom",
+    "RedisSet",
+    "Refused",
+    "Relay",
+    "SeenFilter",
+    "SqsPublisher",
+    "StandardWebhooks",
+    "Stripe",
+    "Verifier",
     "WebhookReceiver",
+    "accept",
     "after_commit",
     "apublish",
+    "claim_stream",
+    "process_due",
     "publish",
     "publish_many",
+    "reset_peer",
+    "reset_stream",
+    "run_inbox",
+    "run_messaging",
+    "run_relay",
+    "topic",
 ]
 
 __getattr__ = lazily(
     __name__,
     globals(),
     {
+        "Accepted": "streams",
+        "Away": "brokers.base",
+        "CONTENT": "outbox",
+        "CeleryPublisher": "brokers.celery",
         "Consumer": "consumers",
+        "ConsumerOptions": "brokers.loop",
+        "Contents": "inbox.verifiers",
+        "Deferred": "brokers.base",
+        "Duplicate": "consumers",
+        "Endpoint": "brokers.http",
         "Event": "events",
+        "Failed": "consumers",
+        "Fenced": "streams",
+        "GitHub": "inbox.verifiers",
+        "Handled": "consumers",
+        "Hmac": "inbox.verifiers",
+        "HttpPublisher": "brokers.http",
+        "InProcessBloom": "seen",
+        "KafkaPublisher": "brokers.kafka",
+        "KombuPublisher": "brokers.rabbitmq",
+        "LocalPublisher": "brokers.local",
+        "Message": "outbox",
+        "OutOfOrder": "streams",
+        "Outgoing": "brokers.base",
+        "Publisher": "brokers.base",
+        "RedisBloom": "seen.redis",
+        "RedisSet": "seen.redis",
+        "Refused": "brokers.base",
+        "Relay": "outbox.relay",
+        "SeenFilter": "seen",
+        "SqsPublisher": "brokers.sqs",
+        "StandardWebhooks": "inbox.verifiers",
+        "Stripe": "inbox.verifiers",
+        "Verifier": "inbox.verifiers",
         "WebhookReceiver": "inbox.receivers",
+        "accept": "streams",
         "after_commit": "outbox",
         "apublish": "outbox",
+        "claim_stream": "streams",
+        "process_due": "inbox.processing",
         "publish": "outbox",
         "publish_many": "outbox",
+        "reset_peer": "streams",
+        "reset_stream": "streams",
+        "run_inbox": "inbox.processing",
+        "run_messaging": "running",
+        "run_relay": "outbox.relay",
+        "topic": "outbox.topics",
     },
 )

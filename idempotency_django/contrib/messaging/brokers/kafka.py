@@ -166,7 +166,7 @@ def run_consumer(
         config: the configuration of librdkafka, with at least ``bootstrap.servers``.
         dead_letter: the topic for messages that cannot be handled; required where
             ``idempotency_django.contrib.messaging`` is not installed to keep them.
-        options: see :class:`~idempotency_django.contrib.messaging.brokers.loop.ConsumerOptions`.
+        options: see :class:`~idempotency_django.contrib.messaging.ConsumerOptions`.
 
     Raises:
         ImproperlyConfigured: an option cannot be used, or there is no place for messages that

@@ -296,7 +296,7 @@ def run_consumer(
             outbox does: durable quorum queues.
         bindings: with ``declare``: topic exchanges, which are declared as well, and the routing key
             by which each is bound to the queue, such as ``{"shop": "order.#"}``.
-        options: see :class:`~idempotency_django.contrib.messaging.brokers.loop.ConsumerOptions`.
+        options: see :class:`~idempotency_django.contrib.messaging.ConsumerOptions`.
 
     Raises:
         ImproperlyConfigured: an option cannot be used, there is no such queue, or no place for

@@ -211,7 +211,7 @@ def run_consumer(
         visibility: when SQS delivers again what a process that died has received.
         wait: how long a call waits for messages, 1 to 20 seconds; SIGTERM waits for the call.
         client: arguments for ``boto3.client``, such as ``{"region_name": "eu-central-1"}``.
-        options: see :class:`~idempotency_django.contrib.messaging.brokers.loop.ConsumerOptions`.
+        options: see :class:`~idempotency_django.contrib.messaging.ConsumerOptions`.
 
     Raises:
         ImproperlyConfigured: an option cannot be used.

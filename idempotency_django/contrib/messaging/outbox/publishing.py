@@ -387,7 +387,7 @@ def publish(
             publish("orders", {"id": order.pk}, type="order.paid", group=f"order-{order.pk}")
 
     It is sent at least once if the transaction commits, and not at all if it rolls back. Each time
-    it has the same id, by which a :class:`~idempotency_django.contrib.messaging.consumers.Consumer`
+    it has the same id, by which a :class:`~idempotency_django.contrib.messaging.Consumer`
     recognises it. An attempt that is resumed publishes nothing a second time; a key that is used
     again after its record is gone publishes new messages.
 

@@ -121,7 +121,7 @@ class Topic:
             raise ImproperlyConfigured(
                 f"The BACKEND {self.backend!r} of the topic {self.name!r} creates a "
                 f"{type(made).__name__}, not a Publisher. Use a subclass of "
-                "idempotency_django.contrib.messaging.brokers.base.Publisher."
+                "idempotency_django.contrib.messaging.Publisher."
             )
         if self.source:
             made.source = self.source
