@@ -182,10 +182,9 @@ class TestStores:
         assert_replays(store, *done)
         redis.connection_pool.disconnect()
 
-    @pytest.mark.parametrize("functions", [True, False])
-    def test_database(self, using: str, functions: bool) -> None:
-        """In rows of a database, with functions on the server and without."""
-        store = DatabaseStore("default", using=using, functions=functions)
+    def test_database(self, using: str) -> None:
+        """In rows of a database."""
+        store = DatabaseStore("default", using=using)
         done = executed(store)
         assert_sealed(*rows(using))
         assert_replays(store, *done)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
 from django.db import DatabaseError, OperationalError, connection, connections, transaction
 from django.db.utils import ConnectionHandler
 from django.test import Client
@@ -86,17 +87,6 @@ class TestBudget:
 
     pytestmark: ClassVar[Any] = postgres_only
 
-    @pytest.fixture(params=[True, False], ids=["functions", "plain"], autouse=True)
-    def functions(self, request: pytest.FixtureRequest, settings: Any) -> bool:
-        """Whether the store calls functions of the server."""
-        backend = "idempotency_django.stores.database.DatabaseStore"
-        store = {"BACKEND": backend, "OPTIONS": {"functions": request.param}}
-        settings.IDEMPOTENCY = {"STORES": {"default": store}}
-        with transaction.atomic():
-            DatabaseStore("default").acquire(an_operation())  # what a process asks once
-            transaction.set_rollback(True)
-        return bool(request.param)
-
     def test_first_request(self, client: Client, atomic: bool) -> None:
         """2 statements more than the bare view, and not one commit more."""
         with counted() as bare:
@@ -107,26 +97,26 @@ class TestBudget:
         assert protected["COMMIT"] == 1  # the bare view's INSERT commits by itself, or its request
         assert "SAVEPOINT" not in protected
 
-    def test_replay(self, client: Client, functions: bool, atomic: bool, settings: Any) -> None:
-        """1 statement, with the audit record and without; 2 without functions."""
+    def test_replay(self, client: Client, atomic: bool, settings: Any) -> None:
+        """2 statements, with the audit record and without."""
         for record_replays in (True, False):
-            settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "RECORD_REPLAYS": record_replays}
+            settings.IDEMPOTENCY = {"RECORD_REPLAYS": record_replays}
             key = new_key()
             post(client, "/protected/", key)
             with counted() as replay:
                 post(client, "/protected/", key)
-            assert replay["statements"] == (1 if functions else 2)
+            assert replay["statements"] == 2
             assert "SAVEPOINT" not in replay
 
-    def test_mismatch(self, client: Client, functions: bool, settings: Any) -> None:
-        """1 statement; without functions 2, and 3 where replays are counted."""
+    def test_mismatch(self, client: Client, settings: Any) -> None:
+        """2 statements, and 3 where replays are counted."""
         for record_replays, budget in [(True, 3), (False, 2)]:
-            settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "RECORD_REPLAYS": record_replays}
+            settings.IDEMPOTENCY = {"RECORD_REPLAYS": record_replays}
             key = new_key()
             post(client, "/protected/", key)
             with counted() as mismatch:
                 post(client, "/protected/", key, "b")
-            assert mismatch["statements"] == (1 if functions else budget)
+            assert mismatch["statements"] == budget
 
     def test_refused_key(self, client: Client, django_assert_num_queries: Any) -> None:
         """Refused for its format: none."""
@@ -644,6 +634,33 @@ def test_reads_do_not_go_to_a_replica(client: Client, settings: Any) -> None:
         assert isinstance(store.acquire(operation), Claim)
     assert store.purge(timedelta(0), 10) == 0
     assert_replays(first, post(client, "/protected/", key))
+
+
+@postgres_only
+def test_tenants() -> None:
+    """Each schema has tables of its own, also when a live connection changes its search path."""
+    store, operation, schemas = DatabaseStore("default"), an_operation(), ("tenant_1", "tenant_2")
+    with connection.cursor() as cursor:
+        try:
+            for schema in schemas:
+                cursor.execute(f"CREATE SCHEMA {schema}; SET search_path TO {schema}")
+                call_command("migrate", "idempotency_django", verbosity=0)
+            for schema in [*schemas * 8]:  # often enough for the server to keep a plan
+                cursor.execute(f"SET search_path TO {schema}")
+                with store.transaction():
+                    claim = store.acquire(an_operation())
+                    assert isinstance(claim, Claim)
+                    assert store.complete(claim, ANSWER)
+            for schema in schemas:
+                cursor.execute(f"SET search_path TO {schema}")
+                with store.transaction():
+                    assert isinstance(store.acquire(operation), Claim)
+                assert IdempotencyKey.objects.count() == 9
+        finally:
+            cursor.execute("SET search_path TO DEFAULT")
+            for schema in schemas:
+                cursor.execute(f"DROP SCHEMA {schema} CASCADE")
+    assert IdempotencyKey.objects.count() == 0
 
 
 def test_odd_texts_are_storable(client: Client) -> None:

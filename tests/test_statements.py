@@ -36,9 +36,9 @@ def text_of(vendor: str) -> str:
 
 
 def test_files() -> None:
-    """Each kind of database has a file, and each file is one's, or has PostgreSQL's functions."""
+    """Each kind of database has a file, and each file is one's."""
     files = {path.stem for path in (FOLDER / "sql").iterdir()}
-    assert files - {"postgresql_functions_1", "postgresql_functions_2"} == set(VENDORS)
+    assert files == set(VENDORS)
 
 
 @each_vendor
@@ -71,7 +71,7 @@ def test_names_are_quoted(vendor: str) -> None:
     for name, sql in statements(vendor, lambda word: f"<{word}>").items():
         assert "{" not in sql, name
         if "key" not in name and name not in ("is_read_only", "failover_epoch"):
-            ours = f"<{IdempotencyKey._meta.db_table}" in sql or "function" in name
+            ours = f"<{IdempotencyKey._meta.db_table}" in sql
             assert ours or "steps" in name, name
 
 
@@ -124,7 +124,7 @@ def test_busy_scope_that_is_new() -> None:
     """A record is found by its key, however many others are in a scope that no statistics know."""
     using, operation = settings.ALIASES["postgres"], an_operation()
     store, rows = (
-        DatabaseStore("default", using=using, functions=False),
+        DatabaseStore("default", using=using),
         IdempotencyKey.objects.using(using),
     )
     rows.bulk_create(IdempotencyKeyFactory.build_batch(200, scope="known"))

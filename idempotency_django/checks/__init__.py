@@ -55,7 +55,6 @@ id                                     problem
 ``idempotency_django.E050``            a path in ``CONSUMERS`` is not a consumer
 ``idempotency_django.E051``            two consumers in ``CONSUMERS`` have the same name
 ``idempotency_django.W053``            tables of messaging are missing (``check --database``)
-``idempotency_django.W054``            a store's functions are missing (``check --database``)
 ``idempotency_django.W055``            no relay, processor or purge runs (``--deploy --database``)
 ``idempotency_django.W056``            Django's ``@condition`` answers a retry before its record
 ``idempotency_django.W057``            middleware changes template responses without effect

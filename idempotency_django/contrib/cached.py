@@ -164,7 +164,7 @@ class CachedStore(DatabaseStore):
     Args:
         alias: the store's name in ``IDEMPOTENCY["STORES"]``.
         using: as for :class:`~idempotency_django.stores.database.DatabaseStore`.
-        combine_statements, functions: likewise.
+        combine_statements: likewise.
         cache: the cache, by its alias in ``CACHES``. All processes must share it.
         max_age: how long an answer is cached at most. A record that is deleted while
             the cache cannot be reached may be replayed for this long.
@@ -182,15 +182,12 @@ class CachedStore(DatabaseStore):
         *,
         using: str = "default",
         combine_statements: bool = True,
-        functions: bool = True,
         cache: str = "default",
         max_age: timedelta = timedelta(minutes=10),
         prefix: str = "idempotency",
         recheck: timedelta | None = timedelta(seconds=5),
     ) -> None:
-        super().__init__(
-            alias, using=using, combine_statements=combine_statements, functions=functions
-        )
+        super().__init__(alias, using=using, combine_statements=combine_statements)
         self.cache = cache
         self.max_age = seconds_of("max_age", max_age)
         self.prefix = prefix

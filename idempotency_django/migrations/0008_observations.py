@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('idempotency_django', '0007_time_left'),
+        ('idempotency_django', '0005_scope_index'),
     ]
 
     operations = [

@@ -25,7 +25,6 @@ class _DatabaseStore(StoreContract):
     name: str
     cached: bool = False
     combines: bool = True
-    functions: bool = True
 
     @pytest.fixture(autouse=True)
     def _store(self) -> None:
@@ -33,8 +32,7 @@ class _DatabaseStore(StoreContract):
             pytest.skip(f"NO {self.name} HERE")
         store = CachedStore if self.cached else DatabaseStore
         using = settings.ALIASES[self.name]
-        options = {"combine_statements": self.combines, "functions": self.functions}
-        self.store = store("default", using=using, **options)
+        self.store = store("default", using=using, combine_statements=self.combines)
 
 
 @ALL_DATABASES
@@ -51,15 +49,6 @@ class TestPostgreSQLOneByOne(_DatabaseStore):
 
     name = "postgres"
     combines = False
-
-
-@ALL_DATABASES
-@pytest.mark.driver
-class TestPostgreSQLPlain(_DatabaseStore):
-    """The same, without functions on the server."""
-
-    name = "postgres"
-    functions = False
 
 
 @ALL_DATABASES

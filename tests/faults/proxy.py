@@ -17,11 +17,7 @@ from urllib.parse import urlsplit
 
 IDLE = b"I"
 READY = b"Z"
-COMMITS_BY_ITSELF = (
-    *("INSERT", "UPDATE", "DELETE"),
-    "SELECT idempotency_acquire_",
-    "SELECT 1\nWHERE idempotency_complete_",
-)
+COMMITS_BY_ITSELF = ("INSERT", "UPDATE", "DELETE")
 
 
 @dataclass(frozen=True)

@@ -150,20 +150,6 @@ def check_migrated(alias: str, using: str) -> Iterator[CheckMessage]:
         )
 
 
-def lacks_functions(alias: str, using: str) -> CheckMessage:
-    """The warning about a database that lacks the functions which ``migrate`` makes."""
-    return Warning(
-        f"The store {alias!r} sends plain statements to the database {using!r}, because the "
-        "functions are missing or its user cannot execute them.",
-        hint=(
-            "The functions make requests faster. Run: manage.py migrate idempotency_django "
-            f"--database {using}. Grant EXECUTE to the database user. Or set the store's option "
-            "functions to False."
-        ),
-        id="idempotency_django.W054",
-    )
-
-
 def missing_from(using: str, *models: type[Model]) -> Iterator[str]:
     """The tables of the models, or columns of them, that the database lacks."""
     connection = connections[using]

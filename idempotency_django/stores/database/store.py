@@ -32,7 +32,7 @@ from ..atomic_blocks import unpooled_connection
 from ..base import Store, in_progress
 from ..codec import decode, encode, encode_step
 from ..records import Claim, Operation, Payload, Record, Status, Step, new_token
-from .checks import check_database, check_migrated, check_writable, lacks_functions
+from .checks import check_database, check_migrated, check_writable
 from .dialects import DIALECTS, Dialect, plain
 from .transactions import (
     StoreTransaction,
@@ -185,9 +185,6 @@ class DatabaseStore(Store):
             in one with the answer, where psycopg 3 can do so. Set it to ``False`` behind a pooler
             that reserves a connection for a client that sends several statements in one message,
             such as Amazon RDS Proxy ("pinning").
-        functions: whether PostgreSQL claims and completes by the functions that ``migrate`` makes,
-            which it need not parse and plan for each request. Without them, it gets plain
-            statements.
     """
 
     supports_transactions: ClassVar[bool] = True
@@ -200,12 +197,10 @@ class DatabaseStore(Store):
         *,
         using: str = "default",
         combine_statements: bool = True,
-        functions: bool = True,
     ) -> None:
         super().__init__(alias)
         self.using = using
         self.combine_statements = combine_statements
-        self.functions = functions
 
     def acquire(self, operation: Operation) -> Claim | Record:
         self._forbid_misplaced(operation)
@@ -432,12 +427,9 @@ class DatabaseStore(Store):
 
     def check_live(self) -> Sequence[CheckMessage]:
         problems = check_writable(self.alias, self.using)
-        if sys.argv[1:2] == ["migrate"]:  # which is about to make the tables and the functions
+        if sys.argv[1:2] == ["migrate"]:  # which is about to make the tables
             return problems
-        problems = problems or [*check_migrated(self.alias, self.using)]
-        if not problems and self._dialect.lacks_functions():
-            return [lacks_functions(self.alias, self.using)]
-        return problems
+        return problems or [*check_migrated(self.alias, self.using)]
 
     # Transactions.
 
@@ -505,9 +497,7 @@ class DatabaseStore(Store):
                 f"DatabaseStore supports {', '.join(DIALECTS)}; the database {self.using!r} is "
                 f"{vendor!r}."
             )
-        return DIALECTS[vendor](
-            self.using, combine=self.combine_statements, functions=self.functions
-        )
+        return DIALECTS[vendor](self.using, combine=self.combine_statements)
 
     @property
     def _rows(self) -> IdempotencyKeyQuerySet:

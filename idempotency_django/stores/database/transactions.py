@@ -44,7 +44,7 @@ def translate_error(
         in_progress.busy = dialect.locks_database
         return in_progress
     refused = isinstance(error, InternalError) and dialect.is_read_only(error)
-    if lost or refused or dialect.is_function_gone(error):
+    if lost or refused:
         unavailable = StoreUnavailable()
         unavailable.rolled_back = rolled_back
         return unavailable

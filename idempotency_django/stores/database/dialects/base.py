@@ -98,12 +98,10 @@ class Dialect(ABC):
     in_transaction: Callable[[Any], object]
     """Called with the driver's connection; false: no transaction is known to be open on it."""
 
-    def __init__(self, using: str, *, combine: bool = True, functions: bool = True) -> None:
+    def __init__(self, using: str, *, combine: bool = True) -> None:
         self.using = using
         self.combine = combine
         """Whether several statements may be sent in one message."""
-        self.functions = functions
-        """Whether functions on the server may be called, where there are any."""
         self.sql = statements(self.vendor, connections[using].ops.quote_name)
         self._held = threading.local()
         self._ends = re.compile(rf"{_BEFORE}({self.ends})\b", re.IGNORECASE)
@@ -305,17 +303,6 @@ class Dialect(ABC):
     def is_missing(self, error: BaseException) -> bool:
         """Whether a database error says that a table or a column does not exist."""
         return self.code(error.__cause__) in self.missing
-
-    def lacks_functions(self) -> bool:
-        """Whether functions may be called that the server does not have."""
-        return False
-
-    def is_function_gone(self, error: BaseException) -> bool:
-        """Whether a database error says that a function of ours can no longer be called.
-
-        The next statements go without it.
-        """
-        return False
 
     def has_ended(self, error: BaseException) -> bool:
         """Whether a database error says that the server ended the transaction as too long."""

@@ -16,17 +16,12 @@ from django.db.models import BooleanField, Func, QuerySet, Value
 from ....models import GRACE, IdempotencyKey
 from ...codec import StoredPayload
 from ...records import Claim, Operation
-from .base import Dialect, Row, counts_in_place, lock_digest, values_of
+from .base import Dialect, lock_digest, values_of
 from .pipelining import Deferred, Pipeline, or_lost
 from .statements import Parameters
 
 _ONE_BY_ONE: Final = Pipeline(None)
-_FUNCTIONS: Final = ("idempotency_acquire_2", "idempotency_complete_1")
 _DEFERRABLE: Final = ("complete", "fence", "save_step")  # sent together with the COMMIT
-_GONE: Final = frozenset({"42883", "42501"})  # undefined_function, insufficient_privilege
-
-_has_functions: Final[dict[tuple[object, ...], bool]] = {}
-"""Whether a database has the functions."""
 
 
 class PostgreSQL(Dialect):
@@ -51,11 +46,10 @@ class PostgreSQL(Dialect):
         r"(?<![\w$])\$(\w*)\$(?s:.*?)(?:\$\1\$|\Z)|--[^\n]*|/\*(?s:.*?)(?:\*/|\Z)"
     )
 
-    def __init__(self, using: str, *, combine: bool = True, functions: bool = True) -> None:
-        super().__init__(using, combine=combine, functions=functions)
+    def __init__(self, using: str, *, combine: bool = True) -> None:
+        super().__init__(using, combine=combine)
         self._local = threading.local()
         self._or_lost = {name: or_lost(self.sql[name]) for name in _DEFERRABLE}
-        self._or_lost["complete_by_function"] = self.sql["complete_by_function_or_lost"]
 
     def _purge(self, given: Parameters) -> int:
         ids = [row[0] for row in self._rows("purge", given)]
@@ -83,48 +77,9 @@ class PostgreSQL(Dialect):
     def claimed(self, claim: Claim) -> None:
         self._pipeline.claimed(claim)
 
-    def acquire(self, operation: Operation, token: str) -> int | Row | None:
-        if not self._has_functions():
-            return super().acquire(operation, token)
-        given = claim_values(operation, token)
-        given["count"] = counts_in_place(operation)
-        given["relaxed"] = self._holds_nothing_else()
-        given["grace"] = GRACE.total_seconds()
-        [[result]] = self._rows("acquire_by_function", given)
-        if result is None:
-            return None
-        return int(result[0]) if len(result) == 1 else _row_of(*result)
-
     def write_answer(self, claim: Claim, given: Parameters) -> bool:
-        statement = "complete_by_function" if self._has_functions() else "complete"
-        deferred = Deferred(self.sql[statement], self._or_lost[statement], given)
-        return self._pipeline.defer(claim, deferred) or bool(self._execute(statement, given))
-
-    def _has_functions(self) -> bool:
-        """Whether the server has the functions, and they may be called; a process asks once."""
-        if not self.functions:
-            return False
-        known = _has_functions.get(self._server())
-        if known is None:
-            known = _has_functions[self._server()] = self._look_for_functions()
-        return known
-
-    def is_function_gone(self, error: BaseException) -> bool:
-        gone = self.code(error.__cause__) in _GONE and _has_functions.get(self._server(), False)
-        if gone:
-            _has_functions[self._server()] = False
-        return gone
-
-    def lacks_functions(self) -> bool:
-        return self.functions and not self._look_for_functions()
-
-    def _look_for_functions(self) -> bool:
-        [[found]] = self._rows("has_functions", {"functions": [*_FUNCTIONS]})
-        return bool(found)
-
-    def _server(self) -> tuple[object, ...]:
-        settings = connections[self.using].settings_dict
-        return settings["HOST"], settings["PORT"], settings["NAME"]
+        deferred = Deferred(self.sql["complete"], self._or_lost["complete"], given)
+        return self._pipeline.defer(claim, deferred) or super().write_answer(claim, given)
 
     def _holds_nothing_else(self) -> bool:
         """Whether the transaction is the store's own; in any other there are other things."""
@@ -216,31 +171,3 @@ def _described_answer(claim: Claim, answer: StoredPayload) -> dict[str, Any]:
         "headers": answer.headers,
         "body": None if answer.body is None else b64encode(answer.body).decode(),
     }
-
-
-def _row_of(
-    counted: str,
-    record_id: str,
-    status: str,
-    attempt: str,
-    fingerprint: str,
-    code: str | None,
-    headers: str,
-    body: str | None,
-    *facts: str | None,
-) -> Row:
-    """The row in a result of ``idempotency_acquire_2``."""
-    *flags, lease_left, ttl_left = facts
-    columns = (
-        int(record_id),
-        status,
-        int(attempt),
-        fingerprint,
-        None if code is None else int(code),
-        headers,
-        None if body is None else bytes.fromhex(body),
-        *(flag == "true" for flag in flags),
-        None if lease_left is None else float(lease_left),
-        None if ttl_left is None else float(ttl_left),
-    )
-    return Row(columns, counted == "true")

@@ -21,19 +21,6 @@ SELECT concat_ws(
     END
 ) FROM pg_control_system()
 
--- has_functions --
--- Whether the functions that migrations have made are there, and may be executed.
-SELECT bool_and(COALESCE(has_function_privilege(to_regproc(name), 'EXECUTE'), FALSE))
-FROM unnest(%(functions)s::text[]) AS name
-
--- acquire_by_function --
--- Claim, replay and read in one call.
-SELECT idempotency_acquire_2(
-    %(key)s, %(scope)s, %(operation)s, %(fingerprint)s, %(owner_token)s, %(principal)s, %(method)s,
-    %(path)s, %(caused_by)s, %(hold)s, %(ttl)s::interval, %(kept)s::interval, %(lease)s::interval,
-    %(lock)s, %(count)s, %(relaxed)s, %(grace)s::double precision * INTERVAL '1 second'
-)
-
 -- claim --
 -- The row of an operation that is new, if the lock of its key can be had without waiting. Whoever
 -- does not get the lock does not touch the unique index either, where it would have to wait.
@@ -163,15 +150,6 @@ UPDATE {table} SET
     {lease_expires_at} = NULL
 WHERE {id} = %(id)s AND {owner_token} = %(token)s AND {status} = 'in_progress'
 RETURNING {id}
-
--- complete_by_function --
--- The same.
-SELECT 1
-WHERE idempotency_complete_1(%(id)s, %(token)s, %(code)s, %(headers)s, %(body)s, FALSE)
-
--- complete_by_function_or_lost --
--- The same; if the claim is not its owner's, the server refuses and stops.
-SELECT idempotency_complete_1(%(id)s, %(token)s, %(code)s, %(headers)s, %(body)s, TRUE)
 
 -- complete_many --
 -- The same for many claims. The rows are named twice, so that they are found by their index even if
