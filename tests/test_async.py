@@ -32,7 +32,7 @@ from django.views.generic import View
 from idempotency_django import engine, signals
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.engine import Executed, Outcome, Replayed, Result, leases
-from idempotency_django.engine.context import ExecutionContext, UnprotectedContext
+from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.errors import StoreUnavailable
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import store_errors
@@ -1035,29 +1035,6 @@ class TestCancelledWhileAsking:
             assert task.cancelled()
             assert store.complete(held, STORED)
             assert executions == []
-
-        in_loop(work)
-
-    def test_unprotected(self) -> None:
-        """Where it is executed without protection a cancellation just ends it."""
-
-        async def work() -> None:
-            store, reached = Flaky(), asyncio.Event()
-            store.unreachable["acquire"] = 1
-
-            async def endless(execution: ExecutionContext | None) -> Result:
-                assert isinstance(execution, UnprotectedContext)
-                reached.set()
-                await asyncio.sleep(PATIENCE)
-                raise AssertionError
-
-            operation = an_operation(lease=LEASE, execute_without_store=True)
-            task = asyncio.ensure_future(arun(store, operation, endless))
-            await asyncio.wait_for(reached.wait(), PATIENCE)
-            task.cancel()
-            await asyncio.wait([task], timeout=PATIENCE)
-            assert task.cancelled()
-            assert store.get(operation.key, operation.scope) is None
 
         in_loop(work)
 

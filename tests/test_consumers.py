@@ -584,13 +584,9 @@ class TestFailures:
         assert effects() == 0
 
     def test_policy(self) -> None:
-        """A policy that checks the caller of a request is refused; an absent store stops it all."""
+        """A policy that checks the caller of a request is refused."""
         with pytest.raises(ImproperlyConfigured, match="check_replay"):
             Consumer("billing", policy=Policy(check_replay=lambda request, record: None))
-        with override_settings(
-            IDEMPOTENCY={"STORES": STORES, "POLICY": {"on_store_error": "execute"}}
-        ):
-            assert consumer()._policy.resolved().on_store_error == "refuse"
 
 
 def _release(row: IdempotencyKey) -> None:

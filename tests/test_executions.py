@@ -1002,7 +1002,7 @@ class TestAtomic:
 
 
 class TestUnprotected:
-    """What a handler is given while its store is away, with ``execute_without_store``."""
+    """What a handler is given that runs without protection, while its store is away."""
 
     @pytest.fixture(autouse=True)
     def _away(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1014,11 +1014,11 @@ class TestUnprotected:
             monkeypatch.setattr(kind, "extend", away)
 
     def unprotected(self, store: Store, operation: Operation, handler: Handler) -> Outcome:
-        return attempt(store, replace(operation, execute_without_store=True), handler)
+        return Executed(handler(UnprotectedContext(store, operation)))
 
     def test_attributes(self, store: Store) -> None:
         """It knows what it is for, as any other; it is the first attempt that it knows of."""
-        operation, seen = leased(execute_without_store=True), list[ExecutionContext]()
+        operation, seen = leased(), list[ExecutionContext]()
         self.unprotected(store, operation, seen.append)
         [execution] = seen
         assert isinstance(execution, UnprotectedContext)

@@ -55,7 +55,7 @@ from idempotency_django.engine import (
     Result,
     leases,
 )
-from idempotency_django.engine.context import ExecutionContext, UnprotectedContext
+from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.engine.leases import Lease
 from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
@@ -1033,36 +1033,10 @@ class TestUnreachableStore:
         assert isinstance(attempt(store, operation), Executed)
         assert effects() == 1
 
-    def test_execute(
-        self, store: Watched, sent: list[str], caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """With ``execute_without_store`` it is executed without protection, logged as such."""
-        operation, given = leased(), list[ExecutionContext]()
-        store.faults["acquire"] = ["before", "before"]
-        for _ in range(2):
-            outcome = attempt(store, operation, given.append, execute_without_store=True)
-            assert isinstance(outcome, Executed)
-        assert [type(execution) for execution in given] == [UnprotectedContext, UnprotectedContext]
-        errors = [r for r in caplog.records if "WITHOUT protection" in r.message]
-        assert [r.levelno for r in errors] == [logging.ERROR] * 2
-        assert sent == []
-        assert store.get(operation.key, operation.scope) is None
-
-    def test_execute_and_recover(self, store: Watched) -> None:
-        """What it raises is answered, or goes on."""
-        store.faults["acquire"] = ["before", "before"]
-        failing = _raises_after(effect)
-        outcome = attempt(
-            store, leased(), failing, lambda e: Result("500", None), execute_without_store=True
-        )
-        assert outcome == Executed("500")
-        with pytest.raises(LookupError):
-            attempt(store, leased(), failing, execute_without_store=True)
-
     def test_too_busy(self, store: Watched) -> None:
         """A store that is too busy to say more is a conflict, not a failure of the store."""
         store.error, store.faults["acquire"] = OperationInProgress, ["before"]
-        assert isinstance(attempt(store, leased(), execute_without_store=True), InProgress)
+        assert isinstance(attempt(store, leased()), InProgress)
         assert effects() == 0
 
 
@@ -1343,13 +1317,8 @@ urlpatterns = [
     path("leased/", idempotent(mode="leased")(create)),
     path("waiting/", idempotent(mode="leased", on_conflict="wait")(create)),
     path("held/", idempotent(mode="leased", on_interrupted="hold")(create)),
-    path("executes/", idempotent(mode="leased", on_store_error="execute")(create)),
     path("keeps-errors/", idempotent(mode="leased", should_store=store_errors)(create)),
     path("drf/", DRF.as_view()),
-    path(
-        "drf-executes/",
-        DRF.as_view(idempotency_policy=Policy(mode="leased", on_store_error="execute")),
-    ),
     path(
         "drf-keeps-errors/",
         DRF.as_view(idempotency_policy=Policy(mode="leased", should_store=store_errors)),
@@ -1453,13 +1422,6 @@ class TestRequests:
         assert_problem(response, 503, "store-unavailable")
         assert response["Retry-After"] == "1"
         assert effects() == 0
-
-    def test_on_store_error_execute(self, client: Client, watched: Watched) -> None:
-        """The view runs, with an execution that protects nothing."""
-        watched.faults["acquire"] = ["before"]
-        response = post(client, "/executes/", new_key())
-        assert response.status_code == 201
-        assert json.loads(response.content)["execution"] == "UnprotectedContext"
 
     @pytest.mark.usefixtures("at_once")
     def test_answer_not_stored(self, client: Client, watched: Watched) -> None:
@@ -1625,39 +1587,6 @@ class TestAtomicRequests:
             assert_problem(post(client, "/held/", key), 409, "held")
             assert sent == ["claimed", "conflicted", "conflicted"]
         assert effects() == done
-
-    @pytest.mark.parametrize("backend", ["WatchedDatabase", "WatchedMemory"])
-    @pytest.mark.parametrize("url", ["/executes/", "/drf-executes/"])
-    @pytest.mark.parametrize("reference", ["error", "503"])
-    def test_without_protection(
-        self, client: Client, settings: Any, backend: str, url: str, reference: str
-    ) -> None:
-        """What runs although the store is away runs in the request's transaction all the same."""
-        store, seen = _watched(settings, backend), []
-        store.faults["acquire"] = ["before", "before"]
-        client.raise_request_exception = False
-        with during(reference, lambda: seen.append(connection.in_atomic_block)):
-            assert post(client, url, new_key(), reference).status_code >= 500
-        assert seen == [True]
-        assert effects(reference) == 0
-        assert post(client, url, new_key()).status_code == 201
-        assert effects() == 1
-
-    @pytest.mark.parametrize("url", ["/executes/", "/drf-executes/"])
-    def test_without_protection_nor_database(
-        self, client: Client, url: str, watched: Watched, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Where that transaction is the one that cannot be opened nothing is executed: 503."""
-
-        @contextmanager
-        def closed(**_: Any) -> Iterator[None]:
-            raise StoreUnavailable
-            yield
-
-        watched.faults["acquire"] = ["before"]
-        monkeypatch.setattr(watched, "transaction", closed)
-        assert_problem(post(client, url, new_key()), 503, "store-unavailable")
-        assert effects() == 0
 
     def test_on_commit(self, client: Client) -> None:
         """Hooks of the view run once, when its answer is stored."""

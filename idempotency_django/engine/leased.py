@@ -24,7 +24,7 @@ from .. import signals
 from ..errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUnavailable
 from ..stores import Store
 from ..stores.records import Claim, Operation, Payload, Record, Status
-from .context import CURRENT, ExecutionContext, UnprotectedContext
+from .context import CURRENT, ExecutionContext
 from .leases import Lease, handlers_thread, kept_alive
 from .outcomes import (
     UNCERTAIN_ERRORS,
@@ -113,23 +113,17 @@ class LeasedRun:
             claim_or_record = await self._acquire()
         except OperationInProgress as error:
             return await self.driver.call(in_progress, self.store, self.operation, error)
-        except StoreUnavailable as error:
-            if not self.operation.execute_without_store:
-                raise
-            unavailable = error
-        else:
-            if isinstance(claim_or_record, Claim):
-                if claim_or_record.interrupted and await self.driver.call(
-                    hold_exhausted, self.store, claim_or_record
-                ):
-                    return Held()
-                # Of a late owner it may be the answer of its successor.
-                return await self._admitted(await self._attempted(claim_or_record, asked_at))
-            outcome = await self._admitted(decide(claim_or_record, self.operation))
-            if isinstance(outcome, Replayed) and not outcome.record.counted:
-                await self.driver.call(self.store.record_replay, outcome.record, self.operation)
-            return outcome
-        return await self._unprotected(unavailable)
+        if isinstance(claim_or_record, Claim):
+            if claim_or_record.interrupted and await self.driver.call(
+                hold_exhausted, self.store, claim_or_record
+            ):
+                return Held()
+            # Of a late owner it may be the answer of its successor.
+            return await self._admitted(await self._attempted(claim_or_record, asked_at))
+        outcome = await self._admitted(decide(claim_or_record, self.operation))
+        if isinstance(outcome, Replayed) and not outcome.record.counted:
+            await self.driver.call(self.store.record_replay, outcome.record, self.operation)
+        return outcome
 
     async def _acquire(self) -> Claim | Record:
         if self.store.recalls:
@@ -143,31 +137,6 @@ class LeasedRun:
         if self.admit is not None and isinstance(outcome, Replayed | Expired):
             await self.driver.call(self.admit, outcome.record)
         return outcome
-
-    async def _unprotected(self, unavailable: StoreUnavailable) -> Outcome:
-        problem: Exception | None = None
-        rolled_back: Result | None = None
-        try:
-            # Where one is on the very database that cannot be reached, nothing is run.
-            with self.around:
-                logger.error(
-                    "%s is executed WITHOUT protection, because its store cannot be reached and "
-                    "its policy has on_store_error='execute'. A retry of %s executes it again.",
-                    self.operation.name,
-                    self.operation.key,
-                    exc_info=unavailable,
-                )
-                execution = UnprotectedContext(self.store, self.operation)
-                result = await self.driver.execute(execution)
-                if not isinstance(result.payload, Payload):
-                    raise RolledBack(result)
-        except RolledBack as signal:
-            result = rolled_back = signal.result
-        except Exception as raised:  # noqa: BLE001  # the adapter makes an answer of it, or raises
-            problem = raised
-        if problem is not None:
-            result = rolled_back = await self.driver.call(self.recover, problem)
-        return Executed(result.response, None, rolled_back, problem)
 
     # Once it is claimed.
 

@@ -403,10 +403,6 @@ class Policy:
     if something ended its transaction.
     """
 
-    on_store_error: Literal["refuse", "execute"] = _field("refuse", _one_of("refuse", "execute"))
-    """The behaviour while the store of a leased operation cannot be reached. ``"refuse"``: requests
-    get 503. ``"execute"``: the view runs without protection, and an error is logged."""
-
     _identity: tuple[int, object] = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:

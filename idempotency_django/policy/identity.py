@@ -376,7 +376,6 @@ def _operations(policy: Policy) -> partial[Operation]:
         reserved=policy.reserved,
         hold=policy.on_interrupted == "hold",
         wait=_longest_wait(policy),
-        execute_without_store=policy.on_store_error == "execute",
         count_replays=conf.record_replays,
         extend_on_replay=isinstance(policy.ttl, SlidingTTL),
     )

@@ -47,7 +47,6 @@ class Operation:
         max_attempts: how many attempts may fail or be interrupted before an operator must settle
             it; ``None``: any number.
         wait: how long to wait for another execution of it; ``None``: not at all.
-        execute_without_store: execute it without protection if its store cannot be reached.
         count_replays: record its replays in the audit trail.
         extend_on_replay: count ``ttl`` and ``retention`` from the last use, not the first.
         principal: who is calling, for the audit (``"user:42"``).
@@ -72,7 +71,6 @@ class Operation:
     hold: bool = False
     max_attempts: int | None = None
     wait: timedelta | None = None
-    execute_without_store: bool = False
     count_replays: bool = False
     extend_on_replay: bool = False
     principal: str = ""

@@ -502,8 +502,7 @@ class Consumer:
                 "of an HTTP request. A message has none: check its sender before calling the "
                 "consumer."
             )
-        # An event can wait for the store, which a request cannot: it is delivered again.
-        policy = (policy or Policy()).over(Policy(ttl=LIFETIME, on_store_error="refuse"))
+        policy = (policy or Policy()).over(Policy(ttl=LIFETIME))
         if ttl is not UNSET:
             policy = policy.replace(ttl=ttl)
         self.name = name

@@ -411,8 +411,7 @@ def policy_of(receiver: type[WebhookReceiver]) -> Policy:
 
 @lru_cache(maxsize=256)
 def _declared(policy: Policy | None, ttl: timedelta | None) -> Policy:
-    # A message can wait for the store, which a request cannot.
-    return (policy or Policy()).over(Policy(on_store_error="refuse")).replace(ttl=ttl)
+    return (policy or Policy()).replace(ttl=ttl)
 
 
 def scope_of(source: str) -> str:

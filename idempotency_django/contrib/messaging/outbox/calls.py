@@ -91,7 +91,7 @@ SCOPE: Final = "call:after_commit"
 
 _LAZY: Final = (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)
 _METHOD: Final = "CALL"
-_POLICY: Final = Policy(mode="leased", ttl=timedelta(days=30), on_store_error="refuse")
+_POLICY: Final = Policy(mode="leased", ttl=timedelta(days=30))
 
 
 @dataclass(frozen=True, slots=True)
