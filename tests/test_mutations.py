@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -317,29 +316,11 @@ class TestReport:
         first, *_ = json.loads(report("--format=json"))["endpoints"]
         assert (first["route"], first["mutation"]) == ("/graphql/", "payNow")
 
-    def test_fail_on(self, serve: Serve, tmp_path: Path) -> None:
-        """An unprotected mutation makes CI fail, until the baseline has it."""
+    def test_fail_on(self, serve: Serve) -> None:
+        """An unprotected mutation makes CI fail."""
         serve()
         with pytest.raises(CommandError, match=r"3 of 7 .*: POST /graphql/ ship \(unprotected\)"):
             report("--fail-on=unprotected")
-        chosen = ["--fail-on=unprotected", f"--baseline={tmp_path / 'baseline.json'}"]
-        report(*chosen, "--update-baseline")
-        report(*chosen)
-        accepted = json.loads((tmp_path / "baseline.json").read_text())
-        assert accepted["POST /graphql/ ship"] == "unprotected"
-
-    def test_sarif(self, serve: Serve) -> None:
-        """A finding has the file and the line of the resolver."""
-        serve()
-        [run] = json.loads(report("--format=sarif"))["runs"]
-        [result] = [
-            each
-            for each in run["results"]
-            if each["partialFingerprints"]["endpoint/v1"] == "POST /graphql/ ship"
-        ]
-        [location] = result["locations"]
-        file = location["physicalLocation"]["artifactLocation"]["uri"]
-        assert file == "tests/test_mutations.py"
 
 
 class TestPlugin:

@@ -1146,18 +1146,9 @@ class TestReport:
         first, *others = json.loads(report("--format", "json"))["endpoints"]
         assert first["endpoint"] == "POST /mailing/"
         assert first["counts"]["replayed"] == 2
-        assert first["file"] == "tests/test_shadow.py"
         assert first["effects"][0]["kind"] == "process"
         assert first["effects"][0]["repeated"] == 2
         assert {each["endpoint"] for each in others} >= {"POST /view/", "POST /drf/"}
-
-    def test_sarif(self) -> None:
-        """Code scanning gets an error for each endpoint that executed duplicates."""
-        [run] = json.loads(report("--format", "sarif"))["runs"]
-        [result] = run["results"]
-        assert result["ruleId"] == run["tool"]["driver"]["rules"][0]["id"]
-        assert "POST /mailing/: executed 2 duplicates. It started true" in result["message"]["text"]
-        assert result["locations"]
 
     def test_reset(self) -> None:
         """The counts start again, for example after a change of the clients."""
@@ -1185,9 +1176,8 @@ class TestReport:
 
     def test_arguments(self) -> None:
         """What makes no sense together is refused."""
-        for arguments in (["--fail-on", "broken"], ["--baseline", "a.json"]):
-            with pytest.raises(CommandError, match="--shadow takes neither"):
-                report(*arguments)
+        with pytest.raises(CommandError, match="--shadow does not take --fail-on"):
+            report("--fail-on", "broken")
         with pytest.raises(CommandError, match="--reset needs --shadow"):
             call_command("idempotency_report", "--reset")
 

@@ -93,14 +93,9 @@ class Endpoint:
     mutation: str = ""
 
     @property
-    def defined(self) -> Any:
-        """The class or function of the view, without what is around it."""
-        return inspect.unwrap(view_class_of(self.view) or self.view)
-
-    @property
     def view_name(self) -> str:
         """The dotted name of the view."""
-        view = self.defined
+        view = inspect.unwrap(view_class_of(self.view) or self.view)
         return dotted_name(view if hasattr(view, "__qualname__") else type(view))
 
     @property

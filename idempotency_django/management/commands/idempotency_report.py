@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from argparse import ArgumentParser, ArgumentTypeError
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
@@ -18,7 +15,6 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, router
 from django.urls import get_resolver
 
-from ... import __version__
 from ...checks.inventory import Endpoint, endpoints
 from ...conf import conf
 from ...engine.effects import DID
@@ -36,8 +32,6 @@ REPORTED: Final = {
 }
 """The statuses that ``--fail-on`` takes, the worst first."""
 
-DUPLICATES: Final = "duplicates"
-_DUPLICATES_TEXT: Final = "The endpoint is only observed, and executed duplicates."
 _COLUMNS: Final = {
     "replayed": "Executed again",
     "in_progress": "At the same time",
@@ -45,18 +39,10 @@ _COLUMNS: Final = {
     "missing": "No key",
     "refused": "Bad key",
 }
-_LEVELS: Final = {
-    "broken": "error",
-    "unprotected": "warning",
-    "observed": "warning",
-    "optional": "note",
-    DUPLICATES: "error",
-}
 _SWITCHED_OFF: Final = (
     "WARNING: IDEMPOTENCY['ENABLED'] is False. Nothing is enforced or observed now; the statuses "
     "are those with True."
 )
-_SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +62,6 @@ class Line:
         lifetime: for how many seconds a retry gets the first response; ``None``: without limit, or
             it is not protected.
         problem: why it is broken, and what to do.
-        file: where the view is defined, relative to the working directory; empty: unknown.
-        number: of the line there.
         urlconf: the URLconf that it was asked for with; empty: the project's ``ROOT_URLCONF``.
         mutation: the name of the mutation of GraphQL; empty: it is a view.
     """
@@ -90,8 +74,6 @@ class Line:
     mode: str = ""
     lifetime: float | None = None
     problem: str = ""
-    file: str = ""
-    number: int = 1
     urlconf: str = ""
     mutation: str = ""
 
@@ -107,18 +89,8 @@ class Line:
 
     @property
     def name(self) -> str:
-        """The name in a baseline. Several endpoints may have it: parameters have no types there."""
+        """The endpoint, and the URLconf that it was asked for with."""
         return f"{self.endpoint} in {self.urlconf}" if self.urlconf else self.endpoint
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """What a baseline counts."""
-        return self.name, self.status
-
-    @property
-    def found(self) -> bool:
-        """Whether it is a finding."""
-        return self.status in REPORTED
 
 
 class Command(BaseCommand):
@@ -134,10 +106,9 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--format",
-            choices=["table", "json", "sarif"],
+            choices=["table", "json"],
             default="table",
-            help="A table for people, JSON for programs, or SARIF for code scanning "
-            "(default: table).",
+            help="A table for people, or JSON for programs (default: table).",
         )
         parser.add_argument(
             "--fail-on",
@@ -145,17 +116,6 @@ class Command(BaseCommand):
             default=(),
             metavar="STATUS[,STATUS]",
             help=f"End with 1 if an endpoint has one of these statuses: {', '.join(REPORTED)}.",
-        )
-        parser.add_argument(
-            "--baseline",
-            type=Path,
-            metavar="FILE",
-            help="Accept the endpoints listed in this file. --fail-on ignores them.",
-        )
-        parser.add_argument(
-            "--update-baseline",
-            action="store_true",
-            help="Write the endpoints that --fail-on finds into the baseline file.",
         )
         parser.add_argument(
             "--urlconf",
@@ -189,53 +149,30 @@ class Command(BaseCommand):
             return
         if options["reset"]:
             raise CommandError("--reset needs --shadow.")
-        fail_on, file = options["fail_on"], options["baseline"]
-        if options["update_baseline"] and not (file and fail_on):
-            raise CommandError("--update-baseline needs --baseline FILE and --fail-on STATUS.")
+        fail_on = options["fail_on"]
         lines, others = _lines(options["everything"], options["urlconf"])
-        if options["update_baseline"]:
-            accepted = Counter(line.key for line in lines if line.status in fail_on)
-            if lines:
-                _write_baseline(file, accepted)
-        else:
-            accepted = _accepted(file) if file else Counter()
-        known = _known(lines, accepted)
         match options["format"]:
             case "json":
                 self.stdout.write(_as_json(lines))
-            case "sarif":
-                self.stdout.write(_as_sarif(_results(lines, known), REPORTED))
             case _:
                 text = [*_warning(), *_table(lines), "", _summary(lines, others)]
                 self.stdout.write("\n".join(text))
-        listed = Counter(name for name, _ in accepted.elements())
-        if stale := sorted(
-            (listed - Counter(each.name for each in lines if each.found)).elements()
-        ):
-            self.stderr.write(
-                f"Remove from {file}: {', '.join(stale)}. They are protected, or no longer exist."
-            )
         if fail_on and not lines:
             raise CommandError(
                 "There is no endpoint that can change something, so --fail-on checks nothing. Is "
                 "this the right URLconf (--urlconf)? If so, add --fail-on with the first endpoint."
             )
-        pairs = zip(lines, known, strict=True)
-        if new := [line for line, is_known in pairs if line.status in fail_on and not is_known]:
-            names = ", ".join(
-                f"{line.name} ({line.status}"
-                f"{', one more than in the baseline' if line.key in accepted else ''})"
-                for line in new
-            )
+        if found := [line for line in lines if line.status in fail_on]:
+            names = ", ".join(f"{line.name} ({line.status})" for line in found)
             raise CommandError(
-                f"{len(new)} of {_counted(len(lines), 'endpoint')} "
-                f"need{'s' if len(new) == 1 else ''} attention: {names}. Protect them, mark them "
-                "with @idempotency_exempt, or accept them with --update-baseline."
+                f"{len(found)} of {_counted(len(lines), 'endpoint')} "
+                f"need{'s' if len(found) == 1 else ''} attention: {names}. Protect them, or mark "
+                "them with @idempotency_exempt."
             )
 
     def _report_shadow(self, options: dict[str, Any]) -> None:
-        if options["fail_on"] or options["baseline"]:
-            raise CommandError("--shadow takes neither --fail-on nor --baseline.")
+        if options["fail_on"]:
+            raise CommandError("--shadow does not take --fail-on.")
         lines, _ = _lines(options["everything"], options["urlconf"])
         try:
             shadows = _shadows(lines)
@@ -253,9 +190,6 @@ class Command(BaseCommand):
                     "not_observed": [line.endpoint for line in broken],
                 }
                 self.stdout.write(json.dumps(shown, indent=2, default=datetime.isoformat))
-            case "sarif":
-                results = [each.result for each in shadows if each.duplicates]
-                self.stdout.write(_as_sarif(results, {DUPLICATES: _DUPLICATES_TEXT}))
             case _:
                 self.stdout.write("\n".join([*_warning(), *_shadow_table(shadows, broken)]))
         if options["reset"]:
@@ -277,51 +211,6 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _write_baseline(file: Path, accepted: Counter[tuple[str, str]]) -> None:
-    """Write a status for each endpoint, or a list if several have its name."""
-    statuses: dict[str, list[str]] = {}
-    for name, status in sorted(accepted.elements()):
-        statuses.setdefault(name, []).append(status)
-    values = {name: each if len(each) > 1 else each[0] for name, each in statuses.items()}
-    try:
-        file.write_text(f"{json.dumps(values, indent=2)}\n", encoding="utf-8")
-    except OSError as error:
-        raise CommandError(f"The baseline {file} cannot be written: {error}") from error
-
-
-def _accepted(file: Path) -> Counter[tuple[str, str]]:
-    """How often a baseline has an endpoint with a status."""
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CommandError(
-            f"The baseline {file} does not exist. Write it with --update-baseline."
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise CommandError(f"The baseline {file} cannot be read: {error}") from error
-    accepted = [
-        (name, status)
-        for name, value in (values if isinstance(values, dict) else {}).items()
-        for status in (value if isinstance(value, list) else [value])
-    ]
-    if not isinstance(values, dict) or any(status not in [*REPORTED] for _, status in accepted):
-        raise CommandError(
-            f"The baseline {file} must be a JSON object such as "
-            '{"POST /api/orders/": "unprotected"}. Write it with --update-baseline.'
-        )
-    return Counter(accepted)
-
-
-def _known(lines: Iterable[Line], accepted: Counter[tuple[str, str]]) -> list[bool]:
-    """Whether each line is in the baseline, which has as many equal ones as were accepted."""
-    seen: Counter[tuple[str, str]] = Counter()
-    known = []
-    for line in lines:
-        seen[line.key] += 1
-        known.append(seen[line.key] <= accepted[line.key])
-    return known
-
-
 def _lines(everything: bool, urlconfs: Sequence[str]) -> tuple[list[Line], int]:
     """The endpoints, and how many of Django and this package are left out."""
     for name in urlconfs:
@@ -336,14 +225,11 @@ def _lines(everything: bool, urlconfs: Sequence[str]) -> tuple[list[Line], int]:
 
 
 def _line(endpoint: Endpoint, urlconf: str) -> Line:
-    file, number = _source(endpoint.defined)
     known: dict[str, Any] = {
         "urlconf": urlconf,
         "route": endpoint.route,
         "method": endpoint.method,
         "view": endpoint.view_name,
-        "file": file,
-        "number": number,
         "mutation": endpoint.mutation,
     }
     if endpoint.problem:
@@ -363,17 +249,6 @@ def _line(endpoint: Endpoint, urlconf: str) -> Line:
         mode="auto" if policy.mode == "observe" else policy.mode,  # no mutation is observed
         lifetime=policy.ttl.total_seconds() if policy.ttl else None,
     )
-
-
-def _source(view: Any) -> tuple[str, int]:
-    """The file and the line of a view."""
-    with suppress(TypeError, OSError, ValueError):
-        file = Path(inspect.getsourcefile(view) or "")
-        number = inspect.getsourcelines(view)[1]
-        return str(
-            file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-        ), number
-    return "", 1
 
 
 def _warning() -> list[str]:
@@ -420,56 +295,6 @@ def _as_json(lines: Sequence[Line]) -> str:
     return json.dumps({**_head(), "endpoints": shown}, indent=2, ensure_ascii=False)
 
 
-def _result(rule: str, name: str, text: str, file: str, number: int) -> dict[str, Any]:
-    """A result of SARIF for an endpoint."""
-    result: dict[str, Any] = {
-        "ruleId": f"idempotency/{rule}",
-        "level": _LEVELS[rule],
-        "message": {"text": f"{name}: {text}"},
-        "partialFingerprints": {"endpoint/v1": name},
-    }
-    if file:
-        location = {"artifactLocation": {"uri": Path(file).as_posix()}}
-        region = {"startLine": number}
-        result["locations"] = [{"physicalLocation": {**location, "region": region}}]
-    return result
-
-
-def _results(lines: Sequence[Line], known: Sequence[bool]) -> Iterator[dict[str, Any]]:
-    for line, is_known in zip(lines, known, strict=True):
-        if not line.found:
-            continue
-        text = line.problem or REPORTED[line.status]
-        result = _result(line.status, line.name, text, line.file, line.number)
-        if is_known:
-            result["suppressions"] = [{"kind": "external", "justification": "In the baseline."}]
-        yield result
-
-
-def _as_sarif(results: Iterable[dict[str, Any]], texts: Mapping[str, str]) -> str:
-    """SARIF 2.1.0, for GitHub code scanning and others."""
-    rules = [
-        {
-            "id": f"idempotency/{status}",
-            "shortDescription": {"text": text},
-            "defaultConfiguration": {"level": _LEVELS[status]},
-        }
-        for status, text in texts.items()
-    ]
-    driver = {
-        "name": "idempotency_django",
-        "version": __version__,
-        "informationUri": "https://idempotency-django.readthedocs.io/",
-        "rules": rules,
-    }
-    run: dict[str, Any] = {"tool": {"driver": driver}, "results": list(results)}
-    if not conf.enabled:
-        told = {"level": "warning", "message": {"text": _SWITCHED_OFF}}
-        invocation = {"executionSuccessful": True, "toolConfigurationNotifications": [told]}
-        run["invocations"] = [invocation]
-    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
-
-
 # The shadow mode.
 
 
@@ -483,8 +308,6 @@ class Shadow:
         counts: the requests by outcome; see :data:`~idempotency_django.http.shadow.OUTCOMES`.
         differs: the duplicates whose response was not the first one.
         effects: what its view did outside of the database, and how often a duplicate did it again.
-        file: where the view is defined, relative to the working directory; empty: unknown.
-        number: of the line there.
     """
 
     endpoint: str
@@ -492,20 +315,11 @@ class Shadow:
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(shadow.OUTCOMES, 0))
     differs: int = 0
     effects: list[dict[str, Any]] = field(default_factory=list)
-    file: str = ""
-    number: int = 1
 
     @property
     def duplicates(self) -> int:
         """How many duplicates were executed."""
         return sum(self.counts[outcome] for outcome in shadow.DUPLICATES)
-
-    @property
-    def result(self) -> dict[str, Any]:
-        """Its finding for SARIF."""
-        told = _counted(self.duplicates, "duplicate")
-        text = f"executed {told}. {' '.join(self.told_effects)}".rstrip()
-        return _result(DUPLICATES, self.endpoint, text, self.file, self.number)
 
     @property
     def told_effects(self) -> list[str]:
@@ -546,9 +360,6 @@ def _shadows(lines: Iterable[Line]) -> list[Shadow]:
             if any_method in known:  # its methods are known only by their requests
                 known.setdefault(row.endpoint, known[any_method])
                 shadows.pop(any_method, None)
-    for name, each in shadows.items():
-        if line := known.get(name):
-            each.file, each.number = line.file, line.number
     return sorted(shadows.values(), key=lambda each: (-each.duplicates, each.endpoint))
 
 
