@@ -27,10 +27,8 @@ from .http.marking import FAILED, IGNORED, mark, refused
 from .http.messages import PLANNED, key_header, mark_response, meta_name, problem_response
 from .http.serving import log_unread_field
 from .http.unwrapping import (
-    POLICY,
     ViewFunction,
     cached_on,
-    innermost,
     is_async,
     is_exempt,
     is_exempt_by_module,
@@ -40,7 +38,7 @@ from .http.unwrapping import (
     protected_part,
     view_class_of,
 )
-from .http.wrapping import log_unclaimed, log_unobserved, protect
+from .http.wrapping import log_unclaimed, protect
 from .policy import (
     PROJECT_POLICY,
     UNSAFE_METHODS,
@@ -151,13 +149,10 @@ class IdempotencyMiddleware:
             or key_header(request, dialect) is not None
             or (dialect.sent_header and meta_name(dialect.sent_header) in request.META)
         )
-        observes = policy.mode == "observe"
-        if not (has_key or policy.key or policy.requires_key(method) or observes):
+        if not (has_key or policy.key or policy.requires_key(method)):
             log_unread_field(request)
             return None
         if conf.middleware_exempt and is_exempt_by_module(view):
-            return None
-        if observes and not known.is_observable:
             return None
         request._idempotency_view = view  # type: ignore[attr-defined]
         return known
@@ -202,16 +197,6 @@ class _ViewFacts:
         return False, None if is_exempt(part) else policy_of(part, method)
 
     @cached_property
-    def is_observable(self) -> bool:
-        """Whether the view can be protected; if not, that is logged, and it runs as usual."""
-        try:
-            protect(self.view, PROJECT_POLICY)
-        except ImproperlyConfigured as error:
-            log_unobserved(innermost(self.view), error)
-            return False
-        return True
-
-    @cached_property
     def protected(self) -> Any:
         """The view with its innermost function protected."""
         declared = policy_of(self.view)
@@ -238,10 +223,7 @@ def _refuse_unprotected(request: HttpRequest, view: ViewFunction) -> HttpRespons
     is_inside, declared = known.knows(request.method or "")
     if is_inside or declared is None:  # it says so itself
         return None
-    if declared is UNSET:
-        if conf.middleware_protects != WITH_POLICY:
-            return None
-    elif resolve(declared).mode == "observe":
+    if declared is UNSET and conf.middleware_protects != WITH_POLICY:
         return None
     error = KeyUnsupported()
     response = problem_response(error)
@@ -308,25 +290,9 @@ def _checked(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBa
         planned = getattr(request, PLANNED, None)
         # Where something refuses a request of a protected view before the claim, no key is ignored.
         is_ignored = view is None or not conf.enabled or 200 <= response.status_code < 300
-        if planned or (planned is None and is_ignored and not _only_observes(request)):
+        if planned or (planned is None and is_ignored):
             mark(response, FAILED if planned else IGNORED)
     return response
-
-
-def _only_observes(request: HttpRequest) -> bool:
-    """Whether the view of a request that never came to it only observes: no response is changed."""
-    match, method = request.resolver_match, request.method or ""
-    if match is None:
-        return False
-    known = _facts_of(match.func)
-    is_inside, declared = known.knows(method)
-    if is_inside:
-        declared = getattr(protected_part(part_for(match.func, method), method), POLICY, None)
-    elif declared is UNSET and conf.middleware_protects == WITH_POLICY:
-        return False
-    if known.is_exempt or declared is None:
-        return False
-    return resolve(PROJECT_POLICY if declared is UNSET else declared).mode == "observe"
 
 
 async def _achecked(

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections, models, transaction
+from django.db import connections, models
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import F, Q
+from django.db.models import Q
 from django.db.models.functions import Left, Now
 from django.utils.translation import gettext_lazy as _
 
-from .logs import escaped
 from .stores.codec import StoredTextField
 from .stores.records import ORIGIN, Status
 
@@ -232,67 +229,3 @@ class IdempotencyStep(models.Model):
 
     def __str__(self) -> str:
         return f"{self.position + 1}. {self.name}"
-
-
-class IdempotencyObservationQuerySet(models.QuerySet["IdempotencyObservation"]):
-    """The counting of observed requests."""
-
-    def add(
-        self, endpoint: str, what: str, place: str = "", peer: str = "", *, by: int = 1
-    ) -> None:
-        """Count something, in one statement that any number of processes may send.
-
-        Args:
-            endpoint: the method and the route.
-            what: an outcome, ``"differs"``, or the kind of an effect.
-            place: of an effect, the line of code.
-            peer: of an effect.
-            by: how many; 0 only notes that there is such a thing.
-        """
-        # A file or a program may be named by any bytes, which are no text for a database.
-        endpoint, place, peer = escaped(endpoint)[:255], escaped(place)[-255:], escaped(peer)[:255]
-        name = hashlib.sha256("\0".join((endpoint, what, place)).encode()).hexdigest()
-        rows = self.filter(name=name)
-        # In a test's transaction, an error must not spoil it; elsewhere a block is two statements.
-        inside = connections[self.db].in_atomic_block
-        with transaction.atomic(using=self.db) if inside else nullcontext():
-            if rows.update(count=F("count") + by):
-                return
-            known = {"endpoint": endpoint, "what": what, "place": place, "peer": peer}
-            now: Any = DatabaseNow()
-            # Another process may be faster: then it is not inserted, and counted all the same.
-            new = IdempotencyObservation(name=name, since=now, **known)
-            self.bulk_create([new], ignore_conflicts=True)
-            rows.update(count=F("count") + by)
-
-
-class IdempotencyObservation(models.Model):
-    """How often an endpoint that is only observed (``mode="observe"``) got what kind of request.
-
-    The rows are as many as endpoints, times outcomes, plus lines of code with effects. None of them
-    names a caller or a key.
-    """
-
-    id = models.BigAutoField(primary_key=True)
-    # A digest of what is counted, because some databases cannot index all of that together.
-    name = ExactCharField(_("name"), max_length=64, unique=True)
-    endpoint = models.CharField(_("endpoint"), max_length=255)
-    # An outcome of a request, "differs", or the kind of an effect.
-    what = models.CharField(_("what"), max_length=16)
-    # Of an effect: the line of code, and the peer that was seen there first.
-    place = models.CharField(_("place"), max_length=255, default="", blank=True)
-    peer = models.CharField(_("peer"), max_length=255, default="", blank=True)
-    count = models.PositiveBigIntegerField(_("count"), default=0)
-    since = models.DateTimeField(_("since"))
-
-    objects: ClassVar[models.Manager[IdempotencyObservation]] = models.Manager.from_queryset(
-        IdempotencyObservationQuerySet
-    )()
-
-    class Meta:
-        verbose_name = _("idempotency observation")
-        verbose_name_plural = _("idempotency observations")
-        default_permissions = ()
-
-    def __str__(self) -> str:
-        return f"{self.endpoint}: {self.what} {self.place} {self.peer}".rstrip()

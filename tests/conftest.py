@@ -35,12 +35,9 @@ SIGNALS = "claimed completed replayed conflicted mismatched failed released lost
 AUDITED = (
     "replayed/suite.py",
     "test_effects_outside.py",
-    "test_examples[docs/operations/adopt.md]",
     "test_examples[docs/operations/testing.md]",
     "test_mutations.py::TestPlugin",
-    "test_ninja.py::test_observe_mode",
     "test_replaying.py",
-    "test_shadow.py",
 )
 """Tests that install an audit hook, which stays as long as the process: parts of their ids."""
 

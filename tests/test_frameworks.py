@@ -120,15 +120,6 @@ def test_refused_by_a_check(package: str) -> None:
     assert next(endpoint.framework for endpoint in endpoints()) == VIEWS[package][0]
 
 
-def test_observed(package: str, client: Client, settings: Any) -> None:
-    """Where the project only observes, its views run and are not observed, as a warning says."""
-    settings.IDEMPOTENCY = {"POLICY": {"mode": "observe"}}
-    if package != "ariadne_django":  # whose work is not given here
-        assert post(client, "/api/1/", new_key()).status_code == 201
-    found = {m.id for m in run_checks() if str(m.id).startswith("idempotency_django.")}
-    assert found == {"idempotency_django.W072"}
-
-
 @pytest.mark.parametrize("package", ["strawberry", "graphene_django"])
 def test_way_out(package: str) -> None:
     """The refusal names what protects the work."""

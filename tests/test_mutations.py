@@ -19,7 +19,7 @@ from strawberry.django.views import AsyncGraphQLView, GraphQLView
 from strawberry.extensions import FieldExtension
 from strawberry.schema.config import StrawberryConfig
 
-from idempotency_django.checks.inventory import Endpoint, endpoints
+from idempotency_django.checks.inventory import endpoints
 from idempotency_django.contrib.messaging import publish
 from idempotency_django.decorators import idempotency_exempt
 from idempotency_django.policy import PAYMENT, Policy
@@ -216,45 +216,6 @@ class TestEndpoints:
             *(("/a/", each[2]) for each in FOUND),
             *(("/b/", name) for name in ("number", "create", "cancel")),
         ]
-
-
-class TestShadowMode:
-    """Mutations are not observed, so nothing says that they are."""
-
-    @pytest.mark.django_db(transaction=True)
-    @pytest.mark.parametrize("where", ["project", "mutation"])
-    def test_protected(self, serve: Serve, settings: Any, client: Client, where: str) -> None:
-        """A mutation is protected where views are only observed, and the inventory says so."""
-        mode = {"mode": "observe"}
-        settings.IDEMPOTENCY = {"POLICY": mode} if where == "project" else {}
-        extension = IdempotencyExtension(**({} if where == "project" else mode))
-        serve(pay=strawberry.mutation(work, extensions=[extension]))
-        key = new_key()
-        for _ in range(2):
-            query = {"query": f'mutation {{ pay(reference: "a", idempotencyKey: "{key}") }}'}
-            assert client.post("/graphql/", query, "application/json").json()["data"]["pay"] == 1
-        assert effects() == 1
-        [endpoint] = endpoints()
-        assert not endpoint.observes
-        assert endpoint.enforced is not None
-        assert messages() == []
-        [line] = json.loads(report("--format=json"))["endpoints"]
-        assert (line["status"], line["mode"]) == ("optional", "auto")
-
-    def test_nothing_to_observe(self, serve: Serve, settings: Any) -> None:
-        """Mutations that nothing protects are no views that could be observed (W071)."""
-        settings.MIDDLEWARE = ways.MIDDLEWARE
-        settings.IDEMPOTENCY = {"POLICY": {"mode": "observe"}, "MIDDLEWARE_EXEMPT": ["strawberry"]}
-        serve()
-        assert messages() == []
-
-
-def test_observes() -> None:
-    """A view whose policy observes is observed; without a policy, it is not."""
-    observing, other = Policy(mode="observe"), Policy()
-    assert Endpoint("/", "POST", work, observing, "decorator").observes
-    assert not Endpoint("/", "POST", work, other, "decorator").observes
-    assert not Endpoint("/", "POST", work, None, "").observes
 
 
 def publishes(reference: str) -> int:

@@ -51,7 +51,7 @@ from idempotency_django import idempotent_call
 from idempotency_django.checks.inventory import endpoints
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.errors import FingerprintMismatch, IdempotencyError
-from idempotency_django.models import IdempotencyKey, IdempotencyObservation
+from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy, store_errors
 from tests import ways
 from tests.models import Effect
@@ -308,51 +308,6 @@ def test_credentials_that_identify_nobody(
     serve(orders(auth=lambda request: known, policy=Policy(principal=lambda request: "alice")))
     key = new_key()
     assert_replays(post(client, "/v1/orders", key), post(client, "/v1/orders", key))
-
-
-def test_observe_mode(serve: Serve, client: Client) -> None:
-    """An operation that only observes returns what it returns without us, also to a decorator above
-    it and to a function that calls it. Its duplicates are counted.
-    """
-    protected = idempotent(mode="observe")(create)
-
-    def calls(request: HttpRequest, order: Order) -> Any:
-        return {"of": protected(request, order).value}
-
-    def envelope(function: Any) -> Any:
-        return wraps(function)(lambda *args, **kwargs: {"of": function(*args, **kwargs).value})
-
-    @idempotent(mode="observe")
-    def iterator(request: HttpRequest) -> Any:
-        return ({"number": number} for number in range(2))
-
-    @idempotent(mode="observe")
-    async def asynchronous(request: HttpRequest) -> Any:
-        return {"number": 7}
-
-    router = Router()
-    router.post("/plain", response={201: Made})(protected)
-    router.post("/wrapped")(envelope(protected))
-    router.post("/calls")(calls)
-    router.post("/iterator", response=list[Made])(iterator)
-    router.post("/async", response=Made)(asynchronous)
-    serve(router)
-    for _ in range(2):
-        headers = {"Idempotency-Key": "6e8bc430-9c3a-11d9-9669-0800200c9a66"}
-        listed = client.post("/v0/iterator", headers=headers)
-        assert listed.json() == [{"number": 0}, {"number": 1}]
-        assert client.post("/v0/async", headers=headers).json() == {"number": 7}
-    for endpoint in ("iterator", "async"):
-        rows = IdempotencyObservation.objects.filter(endpoint=f"POST /v0/{endpoint}")
-        assert {row.what: row.count for row in rows} == {"executed": 1, "replayed": 1}
-    key = new_key()
-    for number in (1, 2):
-        response = post(client, "/v0/plain", key)
-        assert (response.status_code, response.json()) == (201, {"number": number})
-    assert post(client, "/v0/wrapped", new_key()).json() == {"of": {"number": 3}}
-    assert post(client, "/v0/calls", new_key()).json() == {"of": {"number": 4}}
-    rows = IdempotencyObservation.objects.filter(endpoint="POST /v0/plain", count__gt=0)
-    assert {row.what: row.count for row in rows} == {"executed": 1, "replayed": 1, "differs": 1}
 
 
 def test_a_raised_error_is_rolled_back(serve: Serve, client: Client) -> None:

@@ -340,19 +340,8 @@ def test_protected(driver: Driver, client: Client) -> None:
     assert (driver.findings, driver.test.counts["sent"]) == ("", 2)
 
 
-def test_observed(driver: Driver, settings: Any) -> None:
-    """An endpoint that only observes is not called protected: what protects it is another mode."""
-    settings.MIDDLEWARE = ways.MIDDLEWARE
-    settings.IDEMPOTENCY = {"POLICY": {"mode": "observe"}}
-    Client().post("/unprotected/", headers=KEY)
-    assert "The endpoint is only observed" in driver.findings
-    assert 'mode="auto"' in driver.findings
-
-
-@pytest.mark.parametrize("mode", ["observe", "auto"])
-def test_cannot_be_protected(driver: Driver, settings: Any, mode: str) -> None:
+def test_cannot_be_protected(driver: Driver, settings: Any) -> None:
     """Where the middleware cannot protect a view, the advice is that of its refusal."""
-    settings.IDEMPOTENCY = {"POLICY": {"mode": mode}}
     settings.MIDDLEWARE = ways.MIDDLEWARE
     Client().post("/in-ninja/")
     assert "Nothing protects this endpoint. " in driver.findings

@@ -20,7 +20,7 @@ from idempotency_django import aidempotent_call, idempotent, idempotent_call
 from idempotency_django.contrib.jobs import idempotent_job
 from idempotency_django.drf import idempotent_items
 from idempotency_django.engine.functions import idempotent_outcome
-from idempotency_django.models import IdempotencyKey, IdempotencyObservation
+from idempotency_django.models import IdempotencyKey
 from tests.models import Effect
 from tests.support import effects, is_replay, new_key, post
 from tests.ways import MIDDLEWARE, WAYS, Way
@@ -119,17 +119,6 @@ def test_status() -> None:
     """Each response to a key says that it has no effect, whatever its status is."""
     response = Client().post("/refusing/", headers={"Idempotency-Key": new_key()})
     assert (response.status_code, response["Idempotency-Status"]) == (400, "ignored")
-
-
-@pytest.mark.parametrize("url", ["/optional/", "/astepping/"])
-def test_shadow_mode(url: str, settings: Any) -> None:
-    """Nothing is observed, either."""
-    settings.IDEMPOTENCY = {"ENABLED": False, "POLICY": {"mode": "observe"}}
-    headers = {"Idempotency-Key": new_key()}
-    for client in (Client().post, async_to_sync(AsyncClient().post)):
-        assert client(url, headers=headers).status_code == 200
-    assert not IdempotencyKey.objects.exists()
-    assert not IdempotencyObservation.objects.exists()
 
 
 @pytest.mark.parametrize("key", [{}, {"idempotency_key": "a"}, {"idempotency_key": 1}])

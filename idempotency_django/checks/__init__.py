@@ -63,10 +63,7 @@ id                                     problem
 ``idempotency_django.W061``            a Celery task has a policy or key, but not our base class
 ``idempotency_django.W062``            ENABLED switches all protection off, and DEBUG is False
 ``idempotency_django.E068``            unprotected keys are to be refused, without our middleware
-``idempotency_django.W069``            protected views are only observed, by the project's policy
 ``idempotency_django.W070``            Celery deduplicates messages before its tasks see them
-``idempotency_django.W071``            the project's policy observes, but no view is observed
-``idempotency_django.W072``            a view is not observed, because it cannot be protected
 =====================================  =========================================================
 """
 

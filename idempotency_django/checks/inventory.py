@@ -101,20 +101,11 @@ class Endpoint:
     @property
     def enforced(self) -> Policy | None:
         """The policy that every request with a key is held to, resolved; ``None``: there is none,
-        it only observes, the endpoint cannot be protected, or the protection is turned off.
+        the endpoint cannot be protected, or the protection is turned off.
         """
-        if self.policy is None or self.problem or self.observes or not conf.enabled:
+        if self.policy is None or self.problem or not conf.enabled:
             return None
         return self.policy.resolved()
-
-    @property
-    def observes(self) -> bool:
-        """Whether its policy only observes, so that nothing is enforced. Mutations are not
-        observed: they are protected then, too.
-        """
-        if self.policy is None or self.how == "extension":
-            return False
-        return self.policy.resolved().mode == "observe"
 
     @property
     def is_built_in(self) -> bool:

@@ -77,8 +77,6 @@ def _of_endpoints() -> Iterator[CheckMessage]:
     everything = list(endpoints())
     yield from _frameworks(everything)
     yield from _locked_out(everything)
-    yield from _no_longer_enforced(everything)
-    yield from _observing_nothing(everything)
     reported: set[tuple[int, str]] = set()  # a view may have many routes, and no hash
     for endpoint in everything:
         for message in _check_endpoint(endpoint):
@@ -95,20 +93,7 @@ def _frameworks(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
             found.setdefault(endpoint.framework, []).append(endpoint)
     for served in found.values():
         hint = f"It serves {_routes(served)}."
-        if any(map(_observes, served)):
-            yield _not_observed(served[0], hint)
-        else:
-            yield Error(served[0].problem, hint=hint, id="idempotency_django.E023")
-
-
-def _not_observed(endpoint: Endpoint, served: str) -> CheckMessage:
-    """The warning for a view that is not observed, because it could not be protected either."""
-    return Warning(
-        endpoint.problem,
-        hint=f"{served} It is not observed now, and mode='observe' is all that keeps this from "
-        "being an error.",
-        id="idempotency_django.W072",
-    )
+        yield Error(served[0].problem, hint=hint, id="idempotency_django.E023")
 
 
 def _routes(served: Iterable[Endpoint]) -> str:
@@ -140,49 +125,6 @@ def _locked_out(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
         )
 
 
-def _no_longer_enforced(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
-    """One warning where views declare a protection that the project's policy switches off."""
-    declaring = [
-        endpoint
-        for endpoint in everything
-        if endpoint.policy is not None
-        and endpoint.policy.mode is UNSET
-        and not (endpoint.problem or endpoint.varies)
-        and (endpoint.how != "middleware" or policy_of(endpoint.view, endpoint.method) is not UNSET)
-        and _observes(endpoint)
-    ]
-    if declaring:
-        yield Warning(
-            "Views that declare a protection are not protected, because the project's policy has "
-            f'mode="observe": {_routes(declaring)}.',
-            hint='Give their policies mode="auto", or mode="observe" if that is intended.',
-            id="idempotency_django.W069",
-        )
-
-
-def _observing_nothing(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
-    """One warning where the project's policy observes, but nothing applies it to a view."""
-    policy, _ = tried(Policy().resolved)
-    if policy is None or policy.mode != "observe" or any(map(_observes, everything)):
-        return
-    if any(not (each.how or each.in_admin or each.mutation) for each in everything):
-        yield Warning(
-            'The project\'s policy has mode="observe", but no view is observed, so '
-            "idempotency_report --shadow counts nothing.",
-            hint=(
-                "Add 'idempotency_django.middleware.IdempotencyMiddleware' to MIDDLEWARE, without "
-                "IDEMPOTENCY['MIDDLEWARE_PROTECTS'] = 'with-policy'. Or put "
-                '@idempotent(mode="observe") on the views.'
-            ),
-            id="idempotency_django.W071",
-        )
-
-
-def _observes(endpoint: Endpoint) -> bool:
-    """Whether the endpoint's policy enforces nothing, so that a request is never refused."""
-    return tried(lambda: endpoint.observes)[0] is True
-
-
 def _typical(method: str) -> str:
     """The method, or a typical method if the view declares none."""
     return "POST" if method == "*" else method
@@ -196,10 +138,7 @@ def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
             f"It serves {endpoint.route}. Change the view as described, or leave it unprotected: "
             "add @idempotency_exempt, or remove @idempotent or the mixin."
         )
-        if _observes(endpoint):
-            yield _not_observed(endpoint, hint)
-        else:
-            yield Error(endpoint.problem, hint=hint, id="idempotency_django.E022")
+        yield Error(endpoint.problem, hint=hint, id="idempotency_django.E022")
     declared = policy_of(endpoint.view, endpoint.method) if endpoint.how == "" else None
     if isinstance(declared, Policy) and not endpoint.problem:  # which nothing reads
         yield Error(

@@ -22,7 +22,6 @@ from http.client import responses as reasons
 from types import FunctionType, MethodType
 from typing import Any, Final
 
-from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
@@ -41,10 +40,6 @@ from ..policy.invocation import Invocation
 
 _CALLBACKS: Final = "_ninja_contribute_to_operation"
 """The attribute of a function with what ninja calls for each operation that is made of it."""
-
-
-_AFTER: Final = "_idempotency_after"
-"""The attribute of a request whose response is observed when ninja has made it."""
 
 
 class NinjaAdapter(ViewAdapter):
@@ -109,18 +104,6 @@ class NinjaAdapter(ViewAdapter):
 
     async def arespond(self) -> HttpResponseBase:
         return self._made(await self._view())
-
-    def observe(self, result: Any, after: Any) -> None:
-        if isinstance(result, HttpResponseBase):
-            after(result)
-        else:  # ninja makes the response once: what it is made of may be an iterator
-            setattr(self.http_request, _AFTER, after)
-
-    async def aobserve(self, result: Any, after: Any) -> None:
-        if isinstance(result, HttpResponseBase):
-            await super().aobserve(result, after)
-        else:
-            setattr(self.http_request, _AFTER, after)
 
     def _made(self, result: Any) -> HttpResponseBase:
         """The response, made within the transaction, because it is stored."""
@@ -201,7 +184,7 @@ def _prepare(operation: Any, policy: Policy) -> None:
     operation.run = reduce(lambda run, decorate: decorate(run), operation._run_decorators, bare)
     methods = UNSAFE_METHODS.intersection(operation.methods)
     resolved = policy.resolved()
-    if methods and resolved.mode != "observe":
+    if methods:
         operation.openapi_extra = _documented(operation, resolved, min(methods))
 
 
@@ -217,21 +200,9 @@ def _noting(run: Any) -> Callable[..., Any]:
     @wraps(run)
     def noted(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         setattr(request, ADAPTER, OperationAdapter)
-        response = run(request, *args, **kwargs)
-        if inspect.isawaitable(response):
-            return _anoted(request, response)
-        if (after := vars(request).pop(_AFTER, None)) is not None:
-            after(response)
-        return response
+        return run(request, *args, **kwargs)
 
     return noted
-
-
-async def _anoted(request: HttpRequest, made: Any) -> Any:
-    response = await made
-    if (after := vars(request).pop(_AFTER, None)) is not None:
-        await sync_to_async(after)(response)
-    return response
 
 
 def _documented(operation: Any, policy: Policy, method: str) -> dict[str, Any]:

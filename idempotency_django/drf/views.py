@@ -116,7 +116,7 @@ class IdempotentViewMixin:  # see below
         self._idempotency_policy = policy
         # dispatch() looks the handler up next. What it finds on the view itself runs after
         # everything that initial() checks, in subclasses too.
-        replace_handler(self, request, partial(serve_view, policy), policy)
+        replace_handler(self, request, partial(serve_view, policy))
 
     def perform_content_negotiation(self, *args: Any, **kwargs: Any) -> Any:
         renderer, media_type = super().perform_content_negotiation(*args, **kwargs)  # type: ignore[misc]

@@ -137,12 +137,6 @@ class RequestTransactions(Atomic):
         with store.transaction() if is_shared else nullcontext(), _atomic(others):
             yield is_shared
 
-    def after(self, function: Callable[[BaseException | None], None]) -> None:
-        """Call the function when the transactions have ended, with the error if they rolled back
-        because of one.
-        """
-        self._after.push(lambda _, error, __: function(error))
-
     def own_transactions(self) -> AbstractContextManager[None]:
         """For what rolls back the request's transactions, as REST framework's handler of errors.
 
@@ -154,7 +148,7 @@ class RequestTransactions(Atomic):
     def _rollback(self) -> Exception | None:
         """If the store's transaction is to roll back, roll back all; the reason for callbacks.
 
-        Without a store, as where a request is only observed, each rolls back for itself.
+        Without a store, as where a request has no key, each rolls back for itself.
         """
         deciding = self._open if self._last is None else [self._last]
         if not any(connections[alias].needs_rollback for alias in deciding):

@@ -14,7 +14,6 @@ from http.client import responses as reasons
 from types import TracebackType
 from typing import Any, Final
 
-from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.core.exceptions import DisallowedHost, ImproperlyConfigured
 from django.db import models
@@ -449,25 +448,6 @@ class Adapter(ABC):
     async def arespond(self) -> HttpResponseBase:
         """The same, of an async view."""
         raise NotImplementedError
-
-    def run_view(self) -> Any:
-        """Run the view as if it was not protected: its framework makes the answer later."""
-        return self.respond()
-
-    async def arun_view(self) -> Any:
-        """The same, of an async view."""
-        return await self.arespond()
-
-    def observe(self, result: Any, after: Callable[[HttpResponseBase | None], None]) -> None:
-        """Call ``after`` with the response that :meth:`run_view` returned, or that is made of it.
-
-        ``None``: there is an error instead.
-        """
-        after(result if isinstance(result, HttpResponseBase) else None)
-
-    async def aobserve(self, result: Any, after: Callable[[HttpResponseBase | None], None]) -> None:
-        """The same, of an async view."""
-        await sync_to_async(Adapter.observe)(self, result, after)
 
     @abstractmethod
     def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:

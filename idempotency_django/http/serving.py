@@ -65,7 +65,6 @@ from .messages import (
 from .replays import CSRF_USED, CsrfTokenTracker
 from .resources import url_of
 from .sessions import SessionSnapshot, save_session
-from .shadow import aserve_observed, is_observed, serve_observed
 from .status import UNKNOWN, accepted_response
 
 logger = logging.getLogger("idempotency_django")
@@ -75,8 +74,6 @@ def init_idempotency(request: HttpRequest) -> bool:
     """Give the request its ``idempotency``, ``None`` so far; ``False``: it has one already."""
     execution = getattr(request, "idempotency", None) or None
     request.idempotency = execution  # type: ignore[attr-defined]  # ours, for the view
-    if isinstance(execution, UnprotectedContext) and is_observed(request):
-        return True  # an observed view has claimed nothing: a part of it may be enforced
     return execution is None
 
 
@@ -113,12 +110,6 @@ def serve(
     if takes_part and not conf.enabled:
         with _switched_off(adapter, policy):
             return adapter.respond()
-    if takes_part and policy.mode == "observe":
-        if is_observed(request):
-            return adapter.run_view()  # type: ignore[no-any-return]  # who calls it is counted
-        setattr(request, PLANNED, False)
-        unprotected = partial(_unprotected, adapter, policy)
-        return serve_observed(adapter, policy, transactions, unprotected)  # type: ignore[no-any-return]
     plan = planned(policy, adapter) if takes_part else None
     if plan is None:
         if takes_part:
@@ -210,7 +201,6 @@ def _give_none(request: HttpRequest, policy: Policy, *, asynchronous: bool) -> N
 def _running(adapter: Adapter, execution: ExecutionContext) -> Iterator[None]:
     """The view runs in the block, as the request's attempt."""
     request: Any = adapter.http_request
-    around = request.idempotency  # an observed view's, of which this is a part
     request.idempotency = execution
     try:
         if CSRF_USED in request.META:
@@ -218,7 +208,7 @@ def _running(adapter: Adapter, execution: ExecutionContext) -> Iterator[None]:
         with adapter.tracking_tokens():
             yield
     finally:
-        request.idempotency = around  # None: a second run needs a claim of its own
+        request.idempotency = None  # a second run needs a claim of its own
 
 
 def _execute(
@@ -250,12 +240,6 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
     if not conf.enabled:
         with _switched_off(adapter, policy):
             return await adapter.arespond()
-    if policy.mode == "observe":
-        if is_observed(adapter.http_request):
-            return await adapter.arun_view()  # type: ignore[no-any-return]
-        setattr(adapter.http_request, PLANNED, False)
-        unprotected = partial(_unprotected, adapter, policy)
-        return await aserve_observed(adapter, policy, unprotected)  # type: ignore[no-any-return]
     # In a thread: the caller is looked up in the database, and a policy's callables may use it too.
     plan = await sync_to_async(planned)(policy, adapter, asynchronous=True)
     if plan is None:

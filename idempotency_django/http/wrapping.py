@@ -107,12 +107,6 @@ class ViewAdapter(Adapter):
             return response
         return await sync_to_async(render)(response)
 
-    def run_view(self) -> Any:
-        return self._view()
-
-    async def arun_view(self) -> Any:
-        return await self._view()
-
     def _checked(self, response: object) -> HttpResponseBase:
         """What the view returned, which must be a response."""
         if isinstance(response, HttpResponseBase):
@@ -400,13 +394,13 @@ def _protected_dispatch(dispatch: Any, policy: Any) -> Any:
             if asks_for_transaction(view.dispatch):
                 # method_decorator has decorated a stand-in that is not async: Django cannot know.
                 raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
-            replace_handler(view, request, functools.partial(aserve_view, chosen, view), chosen)
+            replace_handler(view, request, functools.partial(aserve_view, chosen, view))
             return _achecked(view, request, dispatch(view, *args, **kwargs))
         left_out = getattr(view, "idempotency_left_out", getattr(view.dispatch, NON_ATOMIC, None))
         transactions = None if left_out is None else request_transactions(left_out)
         view._idempotency_transactions = transactions  # type: ignore[attr-defined]
         serve_once = functools.partial(_serve_once, chosen, transactions, view)
-        replace_handler(view, request, serve_once, chosen)
+        replace_handler(view, request, serve_once)
         with transactions if transactions and transactions.aliases else _NOTHING:
             response = dispatch(view, *args, **kwargs)
         log_unreached(view, request, response)
@@ -441,7 +435,7 @@ def _serve_once(
 # The handler of a class-based view.
 
 
-def replace_handler(view: Any, request: HttpRequest, serve: Serve, policy: Policy) -> None:
+def replace_handler(view: Any, request: HttpRequest, serve: Serve) -> None:
     """Replace the request's handler with one that lets ``serve`` run it.
 
     Decorators on the handler run for every request. A handler that is protected already stays.
@@ -450,7 +444,6 @@ def replace_handler(view: Any, request: HttpRequest, serve: Serve, policy: Polic
         view: the instance of a class-based view that answers this request.
         request: the request.
         serve: called with the request, as the handler gets it, and what runs the handler.
-        policy: the handler's. If it only observes, a handler that cannot be replaced stays.
 
     Raises:
         ImproperlyConfigured: the handler has a decorator that is not known, or is not a method.
@@ -465,15 +458,8 @@ def replace_handler(view: Any, request: HttpRequest, serve: Serve, policy: Polic
         handler = before[1]  # its own again: a loop around dispatch() runs the view again
     if handler is None:
         return
-    try:
-        function = method_of(view, handler)
-        once = cached_on(function, _ONCE, functools.partial(protect_innermost, function, _once))
-    except ImproperlyConfigured as error:
-        if resolve(policy).mode != "observe":
-            raise
-        log_unobserved(type(view), error)
-        view._idempotency_reached = True
-        return
+    function = method_of(view, handler)
+    once = cached_on(function, _ONCE, functools.partial(protect_innermost, function, _once))
     stand_in = MethodType(once, view)
     setattr(view, name, stand_in)
     view._idempotency_placed = (stand_in, handler)
@@ -508,17 +494,6 @@ def _once(function: Any) -> Any:
         return instance._idempotency_serve(request, run)
 
     return markcoroutinefunction(once) if iscoroutinefunction(function) else once
-
-
-_unobserved: Final[set[str]] = set()
-
-
-def log_unobserved(view: Any, error: ImproperlyConfigured) -> None:
-    """Log once that a view cannot be observed, because it could not be protected either."""
-    name = name_of(view)
-    if name not in _unobserved:
-        _unobserved.add(name)
-        logger.error("%s is not observed, because it cannot be protected: %s", name, error)
 
 
 def log_unreached(view: Any, request: HttpRequest, response: HttpResponseBase) -> None:

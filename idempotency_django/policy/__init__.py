@@ -315,14 +315,12 @@ class Policy:
     the end of ``ttl`` and that of ``key_ttl``, the key is refused (409), and the view does not run.
     ``None``: the key lives as long as its response."""
 
-    mode: Literal["auto", "transactional", "leased", "observe"] = _field(
-        "auto", _one_of("auto", "transactional", "leased", "observe")
+    mode: Literal["auto", "transactional", "leased"] = _field(
+        "auto", _one_of("auto", "transactional", "leased")
     )
     """``"transactional"``: claim, effect and answer are one transaction. ``"leased"``: the claim is
     committed first and kept alive, for effects outside the database. ``"auto"``: transactional
-    where possible (a store with transactions and a sync view), else leased. ``"observe"``: a view
-    runs unprotected, and the requests are counted for ``idempotency_report --shadow``; what is no
-    view is protected as with ``"auto"``."""
+    where possible (a store with transactions and a sync view), else leased."""
 
     on_conflict: Literal["reject", "wait", "accepted"] | timedelta = _field("reject", _on_conflict)
     """The response to a request while its operation is in progress. ``"reject"``: 409 at once.

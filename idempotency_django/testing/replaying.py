@@ -54,8 +54,6 @@ _ADVICE: Final = {
     "handler.",
     "unkeyed": "The endpoint is protected, but not for this request: it has no key, or the "
     "policy leaves it out. Send a key, or require one.",
-    "observed": "The endpoint is only observed, so a client that retries does it twice. To protect "
-    'it, give its policy mode="auto".',
     "refused": "A client that retries does not get the first response. Compare the two requests: "
     "what changes between them must not identify the operation.",
     "foreign": "A key must belong to its caller: look it up together with the user.",
@@ -343,8 +341,6 @@ class _Sending:
         endpoint = self._endpoint
         if endpoint.problem:
             return f"Nothing protects this endpoint. {endpoint.problem}"
-        if endpoint.observes:
-            return _ADVICE["observed"]
         if endpoint.policy:
             return _ADVICE["unkeyed"]
         return _ADVICE["mutation" if endpoint.mutation else "unprotected"]

@@ -5,43 +5,29 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser, ArgumentTypeError
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from datetime import datetime
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
-from django.db import DatabaseError, router
 from django.urls import get_resolver
 
 from ...checks.inventory import Endpoint, endpoints
 from ...conf import conf
-from ...engine.effects import DID
-from ...http import shadow
-from ...models import IdempotencyObservation
 from ...policy import keys, project_dialect
 from ...policy.identity import header_of
-from ...stores import stores
 
 REPORTED: Final = {
     "broken": "The endpoint has a policy and cannot be protected.",
     "unprotected": "Nothing protects the endpoint: a retry repeats its effects.",
-    "observed": "The endpoint is only observed (mode='observe'): a retry repeats its effects.",
     "optional": "The endpoint is protected for requests that have a key, and accepts others.",
 }
 """The statuses that ``--fail-on`` takes, the worst first."""
 
-_COLUMNS: Final = {
-    "replayed": "Executed again",
-    "in_progress": "At the same time",
-    "mismatched": "Other content",
-    "missing": "No key",
-    "refused": "Bad key",
-}
 _SWITCHED_OFF: Final = (
-    "WARNING: IDEMPOTENCY['ENABLED'] is False. Nothing is enforced or observed now; the statuses "
-    "are those with True."
+    "WARNING: IDEMPOTENCY['ENABLED'] is False. Nothing is enforced now; the statuses are those "
+    "with True."
 )
 
 
@@ -54,11 +40,10 @@ class Line:
         method: the method; ``"*"``: the view does not declare its methods.
         view: the dotted name of the view.
         status: ``"required"``, ``"optional"`` or ``"derived"``, by how a request gets its key;
-            ``"observed"``, ``"exempt"``, ``"unprotected"``, or ``"broken"``.
+            ``"exempt"``, ``"unprotected"``, or ``"broken"``.
         how: what protects it: ``"mixin"``, ``"decorator"``, ``"middleware"``, ``"extension"``, or
             ``"inbox"``, which handles each webhook once; else empty.
-        mode: ``"transactional"``, ``"leased"``, ``"auto"`` or ``"observe"``; empty if it is not
-            protected.
+        mode: ``"transactional"``, ``"leased"`` or ``"auto"``; empty if it is not protected.
         lifetime: for how many seconds a retry gets the first response; ``None``: without limit, or
             it is not protected.
         problem: why it is broken, and what to do.
@@ -131,24 +116,8 @@ class Command(BaseCommand):
             dest="everything",
             help="Include the views of Django, REST framework and this package.",
         )
-        parser.add_argument(
-            "--shadow",
-            action="store_true",
-            help="Report what was counted at endpoints with mode='observe': which of them executed "
-            "duplicates.",
-        )
-        parser.add_argument(
-            "--reset",
-            action="store_true",
-            help="With --shadow: delete the counts after the report.",
-        )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        if options["shadow"]:
-            self._report_shadow(options)
-            return
-        if options["reset"]:
-            raise CommandError("--reset needs --shadow.")
         fail_on = options["fail_on"]
         lines, others = _lines(options["everything"], options["urlconf"])
         match options["format"]:
@@ -169,32 +138,6 @@ class Command(BaseCommand):
                 f"need{'s' if len(found) == 1 else ''} attention: {names}. Protect them, or mark "
                 "them with @idempotency_exempt."
             )
-
-    def _report_shadow(self, options: dict[str, Any]) -> None:
-        if options["fail_on"]:
-            raise CommandError("--shadow does not take --fail-on.")
-        lines, _ = _lines(options["everything"], options["urlconf"])
-        try:
-            shadows = _shadows(lines)
-        except DatabaseError as error:
-            raise CommandError(
-                f"Cannot read the counts: {str(error).strip().rstrip('.')}. Check that the "
-                "database is running and migrated (manage.py migrate)."
-            ) from error
-        broken = [line for line in lines if line.status == "broken"]
-        match options["format"]:
-            case "json":
-                shown = {
-                    **_head(),
-                    "endpoints": [asdict(each) for each in shadows],
-                    "not_observed": [line.endpoint for line in broken],
-                }
-                self.stdout.write(json.dumps(shown, indent=2, default=datetime.isoformat))
-            case _:
-                self.stdout.write("\n".join([*_warning(), *_shadow_table(shadows, broken)]))
-        if options["reset"]:
-            for using in _databases():
-                IdempotencyObservation.objects.using(using).all().delete()
 
 
 def _statuses(value: str) -> tuple[str, ...]:
@@ -239,14 +182,12 @@ def _line(endpoint: Endpoint, urlconf: str) -> Line:
     if endpoint.policy is None:
         return Line(**known, status=endpoint.how or "unprotected")
     policy = endpoint.policy.resolved()
-    if endpoint.observes:
-        return Line(**known, status="observed", how=endpoint.how, mode=policy.mode)
     status = "required" if policy.requires_key(endpoint.method.replace("*", "POST")) else "optional"
     return Line(
         **known,
         status="derived" if not keys.reads_header(policy.key) else status,
         how=endpoint.how,
-        mode="auto" if policy.mode == "observe" else policy.mode,  # no mutation is observed
+        mode=policy.mode,
         lifetime=policy.ttl.total_seconds() if policy.ttl else None,
     )
 
@@ -293,97 +234,3 @@ def _head() -> dict[str, Any]:
 def _as_json(lines: Sequence[Line]) -> str:
     shown = [{field.name: getattr(line, field.name) for field in fields(line)} for line in lines]
     return json.dumps({**_head(), "endpoints": shown}, indent=2, ensure_ascii=False)
-
-
-# The shadow mode.
-
-
-@dataclass(slots=True)
-class Shadow:
-    """An observed endpoint, and what was counted there.
-
-    Attributes:
-        endpoint: the method and the route.
-        since: when its first request was counted; ``None``: there was none.
-        counts: the requests by outcome; see :data:`~idempotency_django.http.shadow.OUTCOMES`.
-        differs: the duplicates whose response was not the first one.
-        effects: what its view did outside of the database, and how often a duplicate did it again.
-    """
-
-    endpoint: str
-    since: datetime | None = None
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(shadow.OUTCOMES, 0))
-    differs: int = 0
-    effects: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def duplicates(self) -> int:
-        """How many duplicates were executed."""
-        return sum(self.counts[outcome] for outcome in shadow.DUPLICATES)
-
-    @property
-    def told_effects(self) -> list[str]:
-        """A sentence for each of its effects."""
-        return [
-            f"It {DID[each['kind']]} {each['peer']}"
-            f"{' at ' + each['where'] if each['where'] else ''}, "
-            f"{_counted(each['repeated'], 'time')} again."
-            for each in self.effects
-        ]
-
-    def add(self, row: IdempotencyObservation) -> None:
-        """Add what was counted."""
-        self.since = min(self.since or row.since, row.since)
-        if row.what == shadow.DIFFERS:
-            self.differs += row.count
-        elif row.what in self.counts:
-            self.counts[row.what] += row.count
-        else:
-            effect = {"kind": row.what, "peer": row.peer, "where": row.place}
-            self.effects.append({**effect, "repeated": row.count})
-
-
-def _databases() -> set[str]:
-    """The databases with counts: those of the stores, or that of the model."""
-    usual = router.db_for_write(IdempotencyObservation)
-    return {stores[alias].using or usual for alias in conf.stores}
-
-
-def _shadows(lines: Iterable[Line]) -> list[Shadow]:
-    """The observed endpoints, and those that have been: most duplicates first."""
-    known = {line.endpoint: line for line in lines}
-    shadows = {name: Shadow(name) for name, line in known.items() if line.status == "observed"}
-    for using in _databases():
-        for row in IdempotencyObservation.objects.using(using).order_by("pk"):
-            shadows.setdefault(row.endpoint, Shadow(row.endpoint)).add(row)
-            any_method = f"* {row.endpoint.partition(' ')[2]}"
-            if any_method in known:  # its methods are known only by their requests
-                known.setdefault(row.endpoint, known[any_method])
-                shadows.pop(any_method, None)
-    return sorted(shadows.values(), key=lambda each: (-each.duplicates, each.endpoint))
-
-
-def _shadow_table(shadows: Sequence[Shadow], broken: Sequence[Line]) -> Iterator[str]:
-    rows = [["Endpoint", "Requests", *_COLUMNS.values(), "Response differs"]]
-    rows += [
-        [
-            each.endpoint,
-            str(sum(each.counts.values())),
-            *(str(each.counts[outcome]) for outcome in _COLUMNS),
-            str(each.differs),
-        ]
-        for each in shadows
-    ]
-    for text, shown in zip(_aligned(rows), [None, *shadows], strict=True):
-        yield text
-        if shown:
-            yield from (f"    {sentence}" for sentence in shown.told_effects)
-    yield ""
-    found = [each for each in shadows if each.duplicates]
-    total = sum(each.duplicates for each in found)
-    since = min((each.since for each in shadows if each.since), default=None)
-    begun = f" since {since:%Y-%m-%d %H:%M}" if since else ""
-    yield f"{len(found)} of {len(shadows)} observed endpoints had duplicates: {total}{begun}."
-    if broken:
-        names = ", ".join(line.endpoint for line in broken)
-        yield f"Not observed, because they cannot be protected: {names}. See idempotency_report."
