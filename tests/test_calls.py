@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -115,6 +117,22 @@ def test_failure(policy: Policy) -> None:
     with pytest.raises(LookupError, match="boom"):
         call(policy, explode)
     assert call(policy)["attempt"] == 2
+
+
+def test_result_of_djangos_types(policy: Policy) -> None:
+    """The first call and a replay return what Django's encoder writes, read back as JSON."""
+    made = {
+        "at": datetime(2030, 1, 2, tzinfo=UTC),
+        "paid": Decimal("5.00"),
+        "lines": (1, UUID(int=7)),
+    }
+    as_json = {"at": "2030-01-02T00:00:00Z", "paid": "5.00", "lines": [1, str(UUID(int=7))]}
+    step = policy.mode == "leased"
+
+    def pay(execution: ExecutionContext) -> Any:
+        return execution.step("pay", lambda: made) if step else made
+
+    assert call(policy, pay) == call(policy, pay) == as_json
 
 
 def test_result_that_is_not_json(policy: Policy) -> None:

@@ -351,10 +351,7 @@ class TestSteps:
 
     def test_result_is_not_json(self, store: Store) -> None:
         """What is no JSON is a clear error; nothing of the step is kept."""
-        for result in (
-            *(object(), {1, 2}, b"bytes", math.nan, math.inf, {(1, 2): 3}),
-            *(timezone.now(), uuid.uuid4()),
-        ):
+        for result in (object(), {1, 2}, b"bytes", math.nan, math.inf, {(1, 2): 3}):
             operation = leased()
 
             def work() -> object:

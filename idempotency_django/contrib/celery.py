@@ -13,20 +13,19 @@ from types import FunctionType
 from typing import Any, ClassVar, Final
 
 from celery import Celery, Task, current_task, states
-from celery.backends.base import BaseKeyValueStoreBackend, DisabledBackend
+from celery.backends.base import BaseKeyValueStoreBackend
 from celery.exceptions import Ignore, Reject
 from celery.signals import before_task_publish
 from celery.worker.request import Request
 from django.core.exceptions import ImproperlyConfigured
 from kombu.exceptions import OperationalError
-from kombu.utils.json import dumps, loads
+from kombu.utils.json import dumps
 
 from ..backoff import Backoff
 from ..conf import conf
 from ..engine.context import ExecutionContext, current_execution
 from ..engine.functions import idempotent_call, run_plan
 from ..engine.planning import Plan, plan_call
-from ..engine.results import dump_result, load_result, type_of_result
 from ..errors import (
     ClaimLost,
     IdempotencyError,
@@ -124,9 +123,6 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
             when its message is delivered again and when it retries.
         max_attempts: how many attempts may fail or be interrupted before the task is held for an
             operator; ``None``: any number.
-        result: the type of the result, such as a dataclass or a model of pydantic, to rebuild it
-            as; ``None``: the return annotation, unless ``pydantic=True``, as for
-            :func:`~idempotency_django.engine.functions.idempotent_call`.
         acks_late: ``True`` here, or a task whose worker dies would be lost.
         reject_on_worker_lost: likewise for a task whose process is killed, and not its worker.
 
@@ -136,8 +132,7 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
         OperationHeld: it was interrupted or failed too often: an operator must settle it.
         FingerprintMismatch: its key was used with other arguments.
         ResponseNotStored: it was executed, but its result was kept neither here nor by Celery.
-        TypeError: an argument is not plain data, or the result is not JSON; or Celery's backend of
-            results cannot store its type.
+        TypeError: an argument is not plain data, or the result is not JSON.
     """
 
     abstract = True
@@ -148,7 +143,6 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
     idempotency_policy: ClassVar[Policy | None] = None
     key: ClassVar[KeyRule | None] = None
     max_attempts: ClassVar[int | None] = None
-    result: ClassVar[Any] = None
 
     run: Callable[..., Any]
 
@@ -266,25 +260,20 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
         def execute(execution: ExecutionContext) -> Any:
             self.push_request(args=args, kwargs=kwargs, idempotency=execution)
             try:
-                return _pack(self.name, self.run(*args, **kwargs), kind)
+                return self.run(*args, **kwargs)
             finally:
                 self.pop_request()
 
-        kind = self._kind
-        return _unpack(self.name, run_plan(self._plan(args, kwargs), execute).result, kind)
+        return _unpack(run_plan(self._plan(args, kwargs), execute).result)
 
     def _delivered(self, delivery: _Delivery, args: Any, kwargs: Any) -> Any:
         """The result of a message."""
         raised: list[Exception] = []
-        kind = self._kind
 
         def execute(execution: ExecutionContext) -> Any:
             delivery.request.idempotency = execution
             try:
-                result = self.run(*args, **kwargs)
-                if kind is not None:
-                    delivery.validate_storable(result)
-                return _pack(self.name, result, kind)
+                return self.run(*args, **kwargs)
             except Ignore as ignore:
                 return {"__type__": _IGNORED, "__value__": str(ignore)}
             except Exception as error:
@@ -297,7 +286,7 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
         try:
             try:
                 outcome = run_plan(plan, execute)
-                result = _unpack(self.name, outcome.result, kind)
+                result = _unpack(outcome.result)
                 replayed = outcome.replayed
             except (ResponseExpired, ResponseNotStored) as error:
                 if error in raised:
@@ -331,10 +320,6 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
                 headers = leaf["options"].get("headers") or {}
                 leaf["options"]["headers"] = {**headers, REPLACED: latest}
         return super().on_replace(sig)
-
-    @property
-    def _kind(self) -> Any:
-        return self.result or type_of_result(self.run)
 
     def _key(self, task_id: str, args: Any, kwargs: Any) -> str:
         """The key of a call or a message."""
@@ -386,34 +371,15 @@ def _refuse_marks(task: str, arguments: Any) -> None:
                 pending += item
 
 
-def _pack(task: str, result: Any, kind: Any) -> Any:
-    """The result as plain JSON. What Celery's JSON can hold keeps its type: dates, UUIDs, decimals.
-
-    Raises:
-        TypeError: it is nothing that Celery's JSON can hold, and cannot be rebuilt as the type.
-    """
-    if kind is not None:
-        return json.loads(dump_result(task, kind, result)[0])
-    try:
-        return json.loads(dumps(result))
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"The result of the task {task} is not JSON, so it cannot be stored for a retry: "
-            f"{error}. Return plain data, for example a primary key, or annotate the task with the "
-            "dataclass or model of pydantic that it returns."
-        ) from error
-
-
-def _unpack(task: str, stored: Any, kind: Any) -> Any:
-    """The result, each time as it was returned first.
+def _unpack(stored: Any) -> Any:
+    """The result of the task.
 
     Raises:
         Ignore: the task did.
-        ResponseNotStored: its type has changed since.
     """
     if isinstance(stored, dict) and stored.get("__type__") == _IGNORED:
         raise Ignore(stored["__value__"])
-    return loads(json.dumps(stored)) if kind is None else load_result(task, kind, stored)
+    return stored
 
 
 def _header(request: Any, name: str) -> Any:
@@ -479,21 +445,6 @@ class _Delivery:
         """
         again = self.copies or (self.request.delivery_info or {}).get("redelivered")
         return bool(again) and self._state() == states.FAILURE
-
-    def validate_storable(self, result: Any) -> None:
-        """Raise ``TypeError`` if Celery, which stores the result after the commit, could not."""
-        backend = self.task.backend
-        ignores = self.request.ignore_result or self.task.ignore_result or self.request.is_eager
-        if ignores or isinstance(backend, DisabledBackend):
-            return
-        try:
-            backend.encode(result)
-        except Exception as error:
-            raise TypeError(
-                f"The backend of Celery's results cannot store a {type(result).__name__}, the "
-                f"result of the task {self.task.name}: {error}. Give the task ignore_result=True, "
-                "return plain data, or register the type with kombu."
-            ) from error
 
     def name_successors(self, reference: str) -> None:
         """Tell what Celery sends after the task where it comes from, and give it a lasting id.

@@ -16,7 +16,6 @@ from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
 
 from ..engine.functions import aidempotent_call, idempotent_call
-from ..engine.results import type_of_result
 from ..policy import Policy, keys, scopes
 from ..policy.canonical import canonical
 
@@ -220,7 +219,6 @@ def idempotent_job(
     scope: str = "",
     name: str = "",
     exclude: Collection[str] = (),
-    result: Any = None,
 ) -> Callable[[Job], Job]:
     """Run a job's function once per key; a message that is delivered again gets the first result.
 
@@ -245,16 +243,13 @@ def idempotent_job(
             the function is renamed or moved.
         exclude: names of arguments that are not part of what is asked for, such as a context that
             the queue passes.
-        result: the type of the result, as for
-            :func:`~idempotency_django.idempotent_call`; by default the return annotation.
 
     Raises:
         ImproperlyConfigured: the template names what is not an argument of the function, or the
             key is ``keys.generated``.
 
-    The decorated function returns what the function returned first, as it reads back from JSON, or
-    rebuilt as its type. It raises what :func:`~idempotency_django.engine.functions.idempotent_call`
-    raises; and:
+    The decorated function returns what the function returned first, as it reads back from JSON. It
+    raises what :func:`~idempotency_django.engine.functions.idempotent_call` raises; and:
 
     Raises:
         OperationInProgress: another delivery is being executed. Let the queue deliver it again
@@ -273,7 +268,6 @@ def idempotent_job(
                 "fingerprint": fingerprint_of(job, function, args, kwargs, exclude),
                 "name": job,
                 "policy": policy,
-                "result": result or type_of_result(function),
             }
 
         @wraps(function)

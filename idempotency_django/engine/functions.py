@@ -41,7 +41,6 @@ from . import (
 )
 from .context import ExecutionContext, UnprotectedContext
 from .planning import Plan, plan_call
-from .results import dump_result, load_result, type_of_result
 from .steps import as_json
 
 METHOD: Final = "CALL"
@@ -73,7 +72,6 @@ def idempotent_call(
     fingerprint: Any = None,
     name: str = "",
     policy: Policy | None = None,
-    result: Any = None,
 ) -> Any:
     """Call the function once per key; later calls with the key return the same result.
 
@@ -96,13 +94,10 @@ def idempotent_call(
         name: the operation's name; by default the function's own. Another name under the same key
             is refused, so give one that stays when the function is renamed.
         policy: the policy; by default the project's.
-        result: the type of the result, such as ``Charge`` or ``list[Charge]``; by default the
-            return annotation, if it contains a dataclass or a model of pydantic and the function is
-            not decorated. The result is stored as JSON and rebuilt as this type.
 
     Returns:
-        The result as it reads back from JSON, also the first time, so a tuple is a list. With
-        ``result``, an equal object of that type.
+        The result as ``DjangoJSONEncoder`` writes it and JSON reads it back, also the first time: a
+        tuple is a list, and a ``Decimal`` is a string.
 
     Raises:
         KeyMalformed: the key is not 1-255 visible ASCII characters.
@@ -111,14 +106,14 @@ def idempotent_call(
         OperationHeld: it was interrupted or failed too often: an operator must settle it.
         FingerprintMismatch: the key was used for something else.
         ResponseNotStored: it was executed, but its result was too large to keep, or the policy has
-            ``max_response_bytes=0``; or the type of the result has changed, and does not fit.
+            ``max_response_bytes=0``.
         StoreUnavailable: nothing was executed.
         TypeError: the fingerprint is not plain data; nothing was executed. Or the result is not
-            JSON, or would differ after a round trip; the call counts as failed.
+            JSON; the call counts as failed.
         Exception: an error of the function; the next call executes it again.
     """
     plan = _plan(function, policy, key, scope, name, fingerprint)
-    return run_plan(plan, function, kind=result or type_of_result(_named(function))).result
+    return run_plan(plan, function).result
 
 
 async def aidempotent_call(
@@ -130,12 +125,10 @@ async def aidempotent_call(
     fingerprint: Any = None,
     name: str = "",
     policy: Policy | None = None,
-    result: Any = None,
 ) -> Any:
     """:func:`idempotent_call` for a coroutine function."""
     plan = _plan(function, policy, key, scope, name, fingerprint, asynchronous=True)
-    kind = result or type_of_result(_named(function))
-    return (await arun_plan(plan, function, kind=kind)).result
+    return (await arun_plan(plan, function)).result
 
 
 def idempotent_outcome(
@@ -147,7 +140,6 @@ def idempotent_outcome(
     fingerprint: Any = None,
     name: str = "",
     policy: Policy | None = None,
-    result: Any = None,
 ) -> CallOutcome:
     """:func:`idempotent_call` for callers who must tell an execution from a replay.
 
@@ -157,7 +149,7 @@ def idempotent_outcome(
         The result, and whether it is a replay.
     """
     plan = _plan(function, policy, key, scope, name, fingerprint)
-    return run_plan(plan, function, kind=result or type_of_result(_named(function)))
+    return run_plan(plan, function)
 
 
 async def aidempotent_outcome(
@@ -169,11 +161,10 @@ async def aidempotent_outcome(
     fingerprint: Any = None,
     name: str = "",
     policy: Policy | None = None,
-    result: Any = None,
 ) -> CallOutcome:
     """:func:`idempotent_outcome` for a coroutine function."""
     plan = _plan(function, policy, key, scope, name, fingerprint, asynchronous=True)
-    return await arun_plan(plan, function, kind=result or type_of_result(_named(function)))
+    return await arun_plan(plan, function)
 
 
 def run_plan(
@@ -182,7 +173,6 @@ def run_plan(
     *,
     answer: Callable[[Plan, Any], Result] | None = None,
     admit: Callable[[Record], None] | None = None,
-    kind: Any = None,
     of_client: bool = False,
 ) -> CallOutcome:
     """:func:`idempotent_outcome` for an adapter that has planned the call itself.
@@ -190,13 +180,12 @@ def run_plan(
     Args:
         plan: the plan.
         function: what to do.
-        answer: makes the result for the engine of what the function returned.
+        answer: makes the result for the engine of what the function returned; ``None``: JSON.
         admit: raises to refuse a replay.
-        kind: the type to rebuild the result as, where there is no ``answer``; ``None``: JSON.
         of_client: whether a client sent the key, and reads why it is refused. Otherwise, that text
             is for the log of a program, and names the operation.
     """
-    made = answer or partial(answer_of, kind=kind)
+    made = answer or answer_of
     if not conf.enabled:
         value = function(UnprotectedContext(plan.store, plan.operation))
         return CallOutcome(made(plan, value).response, replayed=False, stored=False)
@@ -211,7 +200,7 @@ def run_plan(
 
     try:
         outcome = engine.run(plan.store, plan.operation, execute, reraise, admit=admit)
-        return _result(outcome, plan, kind, of_client)
+        return _result(outcome, plan, of_client)
     except IdempotencyError as error:
         error.foreign = True  # a request that makes the call is another operation
         raise
@@ -223,23 +212,22 @@ async def arun_plan(
     *,
     answer: Callable[[Plan, Any], Result] | None = None,
     admit: Callable[[Record], None] | None = None,
-    kind: Any = None,
     of_client: bool = False,
 ) -> CallOutcome:
     """:func:`run_plan` for a coroutine function; ``answer`` may use the database."""
     make = sync_to_async(answer) if answer else None
     if not conf.enabled:
         value = await function(UnprotectedContext(plan.store, plan.operation))
-        result = await make(plan, value) if make else answer_of(plan, value, kind)
+        result = await make(plan, value) if make else answer_of(plan, value)
         return CallOutcome(result.response, replayed=False, stored=False)
 
     async def execute(execution: ExecutionContext) -> Result:
         value = await function(execution)
-        return await make(plan, value) if make else answer_of(plan, value, kind)
+        return await make(plan, value) if make else answer_of(plan, value)
 
     try:
         outcome = await engine.arun(plan.store, plan.operation, execute, reraise, admit=admit)
-        return _result(outcome, plan, kind, of_client)
+        return _result(outcome, plan, of_client)
     except IdempotencyError as error:
         error.foreign = True
         raise
@@ -281,19 +269,10 @@ def _plan(
     )
 
 
-def answer_of(plan: Plan, result: Any, kind: Any = None) -> Result:
-    """The result of a plain Python handler, and its stored form (JSON)."""
-    name = plan.operation.name
-    try:
-        text, read = _as_json(name, result) if kind is None else dump_result(name, kind, result)
-    except TypeError as error:
-        if kind is None:
-            error.add_note(
-                "A dataclass or a model of pydantic can be stored, too: annotate the function with "
-                "the type that it returns, or pass it as result=."
-            )
-        raise
-    return Result(read, json_payload(text, plan.policy))
+def answer_of(plan: Plan, result: Any) -> Result:
+    """The result of a plain Python handler, as it reads back from JSON, and its stored form."""
+    text = as_json(plan.operation.name, result)
+    return Result(json.loads(text), json_payload(text, plan.policy))
 
 
 def json_payload(text: str, policy: Policy, status: int = 200) -> Payload:
@@ -303,22 +282,14 @@ def json_payload(text: str, policy: Policy, status: int = 200) -> Payload:
     return Payload(status, (("Content-Type", "application/json"),), body if kept else None)
 
 
-def _as_json(name: str, result: Any) -> tuple[str, Any]:
-    text = as_json(name, result)
-    return text, json.loads(text)
-
-
-def _result(outcome: Outcome, plan: Plan, kind: Any, of_client: bool) -> CallOutcome:
+def _result(outcome: Outcome, plan: Plan, of_client: bool) -> CallOutcome:
     match outcome:
         case Executed(result, payload):
             return CallOutcome(result, replayed=False, stored=payload is not None)
         case Replayed(record):
             if record.payload is None or record.payload.body is None:
                 raise ResponseNotStored
-            stored = record.payload.result
-            if kind is not None:
-                stored = load_result(plan.operation.name, kind, stored)
-            return CallOutcome(stored, replayed=True)
+            return CallOutcome(record.payload.result, replayed=True)
         case Expired() | InProgress() | Held() | Mismatched():
             what = "" if of_client else f"The key {plan.operation.key!r} of {plan.operation.name}"
             raise refusal(outcome, what)

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
+from django.core.serializers.json import DjangoJSONEncoder
 
 from ..errors import ClaimLost, StepFailed, StepsChanged, StoreUnavailable
 from ..stores import Store
@@ -26,7 +27,7 @@ _DONE: Final = (
 
 _running: ContextVar[tuple[str, dict[Any, Any]]] = ContextVar("idempotency_step")
 
-encode_json = json.JSONEncoder(allow_nan=False).encode
+encode_json = DjangoJSONEncoder(allow_nan=False).encode
 """Encode a value as JSON, to be stored; the errors of :func:`as_json` also name the source of the
 value.
 """
@@ -293,9 +294,8 @@ def as_json(name: str, result: Any) -> str:
 def no_json(name: str, error: Exception) -> TypeError:
     """The error of a function or step that returned what is not JSON."""
     return TypeError(
-        f"{name!r} returned a value that is not JSON, so it cannot be stored: {error}. Return "
-        "only dicts, lists, strings, numbers, booleans and None, for example an id instead of an "
-        "object."
+        f"{name!r} returned a value that is not JSON, so it cannot be stored: {error}. Return what "
+        "DjangoJSONEncoder can write, for example an id instead of an object."
     )
 
 
