@@ -63,7 +63,6 @@ class IdempotencyError(Exception):
             help.
         safe_new_key: whether the operation can be repeated with a new key. It is true only if no
             attempt at it can have begun an effect outside the database.
-        resource: the URL of what the operation has made; empty: it is not known.
     """
 
     status: ClassVar[int] = 500
@@ -74,7 +73,6 @@ class IdempotencyError(Exception):
     state: State = "unknown"
     retryable: bool = False
     safe_new_key: bool = False
-    resource: str = ""
 
     def __init__(self, detail: str = "", *, retry_after: int | None = None) -> None:
         self.detail = detail or self.default_detail

@@ -508,24 +508,6 @@ class TestDetail:
         client.force_login(User.objects.create_superuser("root"))
         assert "alice@example.org" in page(client, detail(record(alias)))
 
-    def test_resource(self, alias: str, operator: Client) -> None:
-        """The page names what the operation has made, and links to it for those who may see it."""
-        root = User.objects.create_superuser("root")
-        headers = json.dumps([["X", "y"], [":resource", f"{'0' * 64} auth.user {root.pk}"]])
-        made = record(alias, response_headers=headers)
-        address = f"/admin/auth/user/{root.pk}/change/"
-        shown = page(operator, detail(made))
-        assert f"Created: auth.User {root.pk}" in shown
-        assert address not in shown
-        assert ":resource" not in shown
-        client = Client()
-        client.force_login(root)
-        assert f'<a href="{address}">auth.User {root.pk}</a>' in page(client, detail(made))
-        for gone in (f"auth.user {root.pk + 1}", "auth.gone 17"):
-            note = [":resource", f"{'0' * 64} {gone}"]
-            made = record(alias, response_headers=json.dumps([note]))
-            assert "Created:" not in page(client, detail(made))
-
     def test_html_is_text(self, alias: str, operator: Client) -> None:
         """An answer in HTML, and whatever a header or an error holds, is shown and never run."""
         script = "<script>alert(1)</script>"

@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
-from django.contrib.admin.utils import quote
 from django.core.exceptions import PermissionDenied
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
@@ -153,20 +152,8 @@ class IdempotencyKeyAdmin(ListAdmin):
             # From where the record is; a deferred column comes from a router's.
             rows = self.get_queryset(request).filter(pk=record.pk)
             record.fingerprint = rows.values_list("fingerprint", flat=True).first() or ""
-            context["answer"] = answer = Answer.of(rows)
-            if answer is not None and answer.resource is not None:
-                context["resource"] = self._linked(request, answer.resource)
+            context["answer"] = Answer.of(rows)
         return super().render_change_form(request, context, *args, **options)
-
-    def _linked(self, request: HttpRequest, instance: Any) -> str:
-        """The name of an object, which links to its page if the user may view that."""
-        meta = instance._meta
-        name = f"{meta.label} {instance.pk}"
-        shown = self.admin_site._registry.get(meta.model)
-        if shown is None or not shown.has_view_permission(request, instance):
-            return name
-        view = f"{self.admin_site.name}:{meta.app_label}_{meta.model_name}_change"
-        return format_html('<a href="{}">{}</a>', reverse(view, args=[quote(instance.pk)]), name)
 
     def get_urls(self) -> list[URLPattern]:
         page = path(

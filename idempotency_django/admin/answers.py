@@ -16,7 +16,6 @@ from django.utils.http import parse_header_parameters
 from django.utils.translation import gettext as _
 
 from ..engine.steps import LONGEST_NAME
-from ..http.resources import resource_of
 from ..models import IdempotencyStep
 from ..policy.seals import derived_keys
 from ..stores.codec import decode
@@ -75,7 +74,6 @@ class Answer:
         body: the exact bytes; ``None``: not kept.
         error: why the attempt was rolled back.
         is_response: whether it is one of HTTP, and not what a task, call or consumer returned.
-        resource: what the operation has made, if it said so and that still exists.
     """
 
     status: str
@@ -83,7 +81,6 @@ class Answer:
     body: bytes | None
     error: str
     is_response: bool = True
-    resource: Any = None
 
     @classmethod
     def of(cls, rows: Any) -> Answer | None:
@@ -97,8 +94,7 @@ class Answer:
         status = ""
         if code is not None:
             status = f"{code} {responses.get(code, '')}".strip() if path else _("Result")
-        headers, made = tuple(answer.sent_headers), resource_of(answer)
-        return cls(status, headers, answer.body, error, is_response=bool(path), resource=made)
+        return cls(status, (*answer.sent_headers,), answer.body, error, is_response=bool(path))
 
     @property
     def size(self) -> int:

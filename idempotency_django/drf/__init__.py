@@ -19,7 +19,6 @@ from ..lazy import lazily
 if TYPE_CHECKING:
     from .adapter import IdempotencyAPIException
     from .batch import idempotent_items
-    from .filters import IdempotencyKeyFilter
     from .views import (
         IdempotencyStatusView,
         IdempotentRequest,
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "IdempotencyAPIException",
-    "IdempotencyKeyFilter",
     "IdempotencyStatusView",
     "IdempotentRequest",
     "IdempotentViewMixin",
@@ -43,7 +41,6 @@ __getattr__ = lazily(
     globals(),
     {
         "IdempotencyAPIException": "adapter",
-        "IdempotencyKeyFilter": "filters",
         "IdempotencyStatusView": "views",
         "IdempotentRequest": "views",
         "IdempotentViewMixin": "views",

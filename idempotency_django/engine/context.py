@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
-from django.db import models, transaction
+from django.db import transaction
 
 from ..stores import Store
 from ..stores.records import NAMESPACE, Claim, Operation, Step, derived_key, reference
@@ -54,7 +54,6 @@ class ExecutionContext:
     _thread: int | None = None  # the handler's, whose steps have an order; None: no matter which
     _has_derived: bool = field(default=False, init=False)
     _has_steps: bool = field(default=True, init=False)
-    _resource: Any = field(default=None, init=False)
 
     @cached_property
     def _steps(self) -> Steps:  # few handlers have any
@@ -104,24 +103,6 @@ class ExecutionContext:
         It does once a key was derived or a step was stored: their effects stay.
         """
         return self._has_derived or ("_steps" in vars(self) and self._steps.are_stored)
-
-    @property
-    def resource(self) -> Any:
-        """What the operation has made, a saved model instance, or ``None`` if it has not said so.
-
-        Set it in the view: ``request.idempotency.resource = charge``. The record then names it, so
-        that a client that lost the response can find it by its key.
-        """
-        return self._resource
-
-    @resource.setter
-    def resource(self, instance: Any) -> None:
-        if not isinstance(instance, models.Model) or instance.pk is None:
-            raise TypeError(
-                f"The resource of an operation must be a saved model instance, not {instance!r}. "
-                "Set it after save()."
-            )
-        self._resource = instance
 
     def derive_key(self, name: str) -> str:
         """A key for another service: a UUID (RFC 9562, version 5).

@@ -52,10 +52,6 @@ PROBLEM_SCHEMA: Final[dict[str, Any]] = {
             "type": "boolean",
             "description": "Whether the operation can be repeated with a new key.",
         },
-        "resource": {
-            "type": "string",
-            "description": "The URL of what the operation has created, if it is known.",
-        },
     },
     "required": [
         "type",

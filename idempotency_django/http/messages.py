@@ -45,7 +45,6 @@ from .replays import (
     note_form,
     refuse_unacceptable,
 )
-from .resources import owner_of, with_resource
 from .routes import name_of_route
 
 
@@ -343,7 +342,7 @@ def mark_response(
 
 def problem_of(error: IdempotencyError, dialect: Dialect | None = None) -> dict[str, Any]:
     """The members of a problem (RFC 9457) that explains the error to a person and to a program."""
-    members = {
+    return {
         "type": f"{conf.docs_url}{error.slug}",
         "title": error.title,
         "status": status_of(error, dialect),
@@ -353,9 +352,6 @@ def problem_of(error: IdempotencyError, dialect: Dialect | None = None) -> dict[
         "retryable": error.retryable,
         "safe_new_key": error.safe_new_key,
     }
-    if error.resource:
-        members["resource"] = error.resource
-    return members
 
 
 def status_of(
@@ -575,9 +571,6 @@ def result_of(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> R
         if unwanted:
             return Result(response, None, error=unwanted, failed=response.status_code >= 500)
         payload = _payload(adapter, response, policy)
-    resource = getattr(adapter.http_request.idempotency, "resource", None)  # type: ignore[attr-defined]
-    if resource is not None:
-        payload = with_resource(payload, resource, _owner(adapter, policy))
     return Result(response, payload)
 
 
@@ -589,17 +582,6 @@ def reason_not_to_store(adapter: Adapter, response: HttpResponseBase, policy: Po
     if policy.should_store or status in NEVER_STORED or getattr(response, "context_data", None):
         return _unwanted(adapter, response, policy)
     return ""
-
-
-def _owner(adapter: Adapter, policy: Policy) -> str:
-    """The owner of what the request has made, for :func:`~.resources.with_resource`."""
-    request: Any = adapter.http_request
-    operation: Operation = request.idempotency.operation
-    caller = operation.principal + operation.since or credentials_of(request)
-    return owner_of(
-        "" if policy.principal is False else caller,
-        host_of(request) if conf.hosts == "refuse" else "",
-    )
 
 
 def _payload(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> Payload:

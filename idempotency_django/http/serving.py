@@ -38,7 +38,6 @@ from ..errors import (
     IdempotencyError,
     KeyUnsupported,
     OperationInProgress,
-    ResponseNotStored,
     StoreUnavailable,
 )
 from ..policy import UNSAFE_METHODS, Policy, dialect_of, keys, project_dialect
@@ -63,7 +62,6 @@ from .messages import (
     result_of_error,
 )
 from .replays import CSRF_USED, CsrfTokenTracker
-from .resources import url_of
 from .sessions import SessionSnapshot, save_session
 from .status import UNKNOWN, accepted_response
 
@@ -337,11 +335,7 @@ def _response(
             accepted = accepted_response(plan.store, operation, owners, _retry_after())
             response = adapter.native(accepted)
             mark(response, IN_PROGRESS)
-        case Expired(record):
-            error = refusal(outcome)
-            error.resource = url_of(record.payload)
-            raise error
-        case InProgress() | Held() | Mismatched():
+        case InProgress() | Held() | Mismatched() | Expired():
             raise refusal(outcome)
         case _:
             assert_never(outcome)
@@ -405,10 +399,6 @@ def _replay(adapter: Adapter, policy: Policy, record: Record) -> HttpResponseBas
     payload = record.payload
     if payload is not None and payload.body is not None:
         return adapter.native(adapter.replayed(payload, policy))
-    try:
-        response = adapter.rebuild(record, policy)
-    except ResponseNotStored as error:
-        error.resource = url_of(payload)
-        raise
+    response = adapter.rebuild(record, policy)
     mark_replay(response, dialect_of(policy))
     return response
