@@ -18,7 +18,7 @@ from __future__ import annotations
 from celery import shared_task
 
 from .stores import stores
-from .stores.purging import BATCH_SIZE, purge, registered
+from .stores.purging import BATCH_SIZE, purge, registered_purges
 
 
 @shared_task(name="idempotency_django.tasks.purge_expired_keys")
@@ -32,5 +32,5 @@ def purge_expired_keys(batch_size: int = BATCH_SIZE, max_seconds: float | None =
         max_seconds: begin no batch after this many seconds; ``None``: no limit.
     """
     return sum(
-        purge([*stores.all(), *registered()], batch_size=batch_size, max_seconds=max_seconds)
+        purge([*stores.all(), *registered_purges()], batch_size=batch_size, max_seconds=max_seconds)
     )

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from ..backoff import Backoff, retry_after
 from ..engine.current import EXECUTION
-from ..stores.records import name_based_key
+from ..stores import name_based_key
 
 Journal = Callable[[str, str, str, int], Any]
 """Gets the key, the method, the URL and the number of the attempt."""

@@ -20,10 +20,17 @@ from django.db import connections, transaction
 
 from ..conf import seconds_of
 from ..errors import StoreUnavailable
-from ..stores.codec import decode, encode
-from ..stores.database.dialects.statements import templates
-from ..stores.database.store import DatabaseStore
-from ..stores.records import Claim, Operation, Payload, Record, Status
+from ..stores import (
+    Claim,
+    DatabaseStore,
+    Operation,
+    Payload,
+    Record,
+    Status,
+    decode,
+    encode,
+    templates,
+)
 
 logger = logging.getLogger("idempotency_django")
 

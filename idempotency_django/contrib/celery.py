@@ -36,7 +36,7 @@ from ..errors import (
 )
 from ..policy import PROJECT_POLICY, UNSET, Policy, keys, scopes
 from ..policy.canonical import canonical, content_digest
-from ..stores.records import Status, derived_key, reference
+from ..stores import Status, derived_key, reference
 from .jobs import KeyRule, check_rule, enqueue, fingerprint_of, key_of
 
 __all__ = ["IdempotentTask"]

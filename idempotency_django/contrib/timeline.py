@@ -27,8 +27,7 @@ from ..errors import StoreUnavailable
 from ..models import GRACE, DatabaseNow, IdempotencyKey, IdempotencyStep
 from ..policy import Policy, keys
 from ..policy.seals import derived_keys
-from ..stores import stores
-from ..stores.records import Status, reference, referred
+from ..stores import Status, reference, referred, stores
 
 # Moments, as people read them.
 

@@ -1,126 +1,103 @@
-"""The stores by alias, as in ``CACHES``: ``stores["default"]``."""
+"""The stores by alias: ``stores["default"]``, as in ``CACHES``; their contract, and what they keep.
 
-from __future__ import annotations
+What needs the models is imported at its first use."""
 
-import difflib
-import inspect
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
-from django.core.exceptions import ImproperlyConfigured
-from django.core.signals import setting_changed
-from django.utils.module_loading import import_string
-
-from ..conf import conf
+from ..lazy import lazily
+from .atomic_blocks import forbid_transactions, is_open
 from .base import Store
+from .codec import StoredBinaryField, StoredTextField, decode, dump_text, encode
+from .handler import stores
+from .records import (
+    Claim,
+    Operation,
+    Payload,
+    Record,
+    Status,
+    Step,
+    derived_key,
+    is_reference,
+    name_based_key,
+    new_token,
+    reference,
+    referred,
+)
 
-__all__ = ["Store", "stores"]
+if TYPE_CHECKING:
+    from .database import DatabaseStore
+    from .database.checks import missing_tables
+    from .database.dialects import DIALECTS, Pipeline, plain
+    from .database.dialects.statements import templates
+    from .database.transactions import forbid_atomic_block, without_autocommit
+    from .health import MAX_COUNTED, Finding, Limits, Names, finding_of, overdue, register_health
+    from .purging import Purgeable, purge, register_purge, registered_purges
 
+__all__ = [
+    "DIALECTS",
+    "MAX_COUNTED",
+    "Claim",
+    "DatabaseStore",
+    "Finding",
+    "Limits",
+    "Names",
+    "Operation",
+    "Payload",
+    "Pipeline",
+    "Purgeable",
+    "Record",
+    "Status",
+    "Step",
+    "Store",
+    "StoredBinaryField",
+    "StoredTextField",
+    "decode",
+    "derived_key",
+    "dump_text",
+    "encode",
+    "finding_of",
+    "forbid_atomic_block",
+    "forbid_transactions",
+    "is_open",
+    "is_reference",
+    "missing_tables",
+    "name_based_key",
+    "new_token",
+    "overdue",
+    "plain",
+    "purge",
+    "reference",
+    "referred",
+    "register_health",
+    "register_purge",
+    "registered_purges",
+    "stores",
+    "templates",
+    "without_autocommit",
+]
 
-class Stores:
-    """Makes each store once, at its first use, from ``IDEMPOTENCY["STORES"]``.
-
-    All threads share a store.
-
-    Attributes:
-        made: the stores that were used so far, by alias.
-    """
-
-    def __init__(self) -> None:
-        self.made: dict[str, Store] = {}
-        self._lock = threading.Lock()
-
-    def __getitem__(self, alias: str) -> Store:
-        store = self.made.get(alias)
-        if store is None:
-            with self._lock:
-                store = self.made.get(alias) or self._make(alias)
-                self.made[alias] = store
-        return store
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(conf.stores)
-
-    def all(self) -> list[Store]:
-        """Every configured store."""
-        return [self[alias] for alias in self]
-
-    def forget(self) -> None:
-        """Make the stores again at their next use."""
-        self.made.clear()
-
-    def _make(self, alias: str) -> Store:
-        configured = conf.stores
-        if alias not in configured:
-            raise ImproperlyConfigured(
-                f"IDEMPOTENCY['STORES'] has no store {alias!r}.{_did_you_mean(alias, configured)} "
-                f"It has: {', '.join(map(repr, configured)) or 'none'}."
-            )
-        declared = configured[alias]
-        where = f"IDEMPOTENCY['STORES'][{alias!r}]"
-        options = declared.get("OPTIONS", {}) if isinstance(declared, Mapping) else None
-        if not isinstance(options, Mapping):
-            raise ImproperlyConfigured(
-                f"{where} is {declared!r}; it must be a dict with 'BACKEND' (the path of a store "
-                "class) and, optionally, 'OPTIONS' (a dict of its arguments)."
-            )
-        _refuse_unknown(declared, ("BACKEND", "OPTIONS"), where)
-        backend = self._imported(alias, declared.get("BACKEND"))
-        taken = _options_of(backend)
-        if taken is not None:
-            _refuse_unknown(options, taken, f"{where}['OPTIONS']")
-        try:
-            return backend(alias, **options)
-        except TypeError as error:
-            raise ImproperlyConfigured(f"{where} cannot be created: {error}.") from error
-
-    def _imported(self, alias: str, path: Any) -> type[Store]:
-        try:
-            backend = import_string(path)
-        except (ImportError, AttributeError, TypeError, ValueError) as error:
-            raise ImproperlyConfigured(
-                f"IDEMPOTENCY['STORES'][{alias!r}]['BACKEND'] is {path!r}, which cannot be "
-                f"imported: {error}."
-            ) from error
-        if not (isinstance(backend, type) and issubclass(backend, Store)):
-            raise ImproperlyConfigured(
-                f"IDEMPOTENCY['STORES'][{alias!r}]['BACKEND'] is {path!r}, which is not a "
-                "subclass of idempotency_django.stores.Store."
-            )
-        return backend
-
-
-def _options_of(backend: type[Store]) -> Sequence[str] | None:
-    """The names of the options that a store takes; ``None``: any."""
-    parameters = list(inspect.signature(backend).parameters.values())
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
-        return None
-    return [each.name for each in parameters[1:]]  # the first is the alias
-
-
-def _refuse_unknown(given: Iterable[Any], taken: Sequence[str], where: str) -> None:
-    unknown = [name for name in given if name not in taken]
-    if unknown:
-        named = ", ".join(map(repr, unknown))
-        hints = "".join(_did_you_mean(str(name), taken) for name in unknown)
-        takes = ", ".join(map(repr, taken)) or "none"
-        raise ImproperlyConfigured(
-            f"{where} has unknown entries: {named}.{hints} It takes {takes}."
-        )
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
-
-
-stores = Stores()
-
-
-def _forget_stores(*, setting: str, **_: Any) -> None:
-    if setting in ("IDEMPOTENCY", "DATABASES"):
-        stores.forget()
-
-
-setting_changed.connect(_forget_stores, dispatch_uid="idempotency_django.stores")
+__getattr__ = lazily(
+    __name__,
+    globals(),
+    {
+        "Purgeable": "purging",
+        "purge": "purging",
+        "register_purge": "purging",
+        "registered_purges": "purging",
+        "MAX_COUNTED": "health",
+        "Finding": "health",
+        "Limits": "health",
+        "Names": "health",
+        "finding_of": "health",
+        "overdue": "health",
+        "register_health": "health",
+        "DatabaseStore": "database",
+        "missing_tables": "database.checks",
+        "DIALECTS": "database.dialects",
+        "Pipeline": "database.dialects",
+        "plain": "database.dialects",
+        "forbid_atomic_block": "database.transactions",
+        "without_autocommit": "database.transactions",
+        "templates": "database.dialects.statements",
+    },
+)

@@ -14,7 +14,7 @@ from typing import Any, Final
 from django.db.models import QuerySet
 
 from ..models import DatabaseNow, IdempotencyKey
-from . import stores
+from .handler import stores
 from .records import Status
 
 MAX_COUNTED: Final = 10_000
@@ -62,7 +62,7 @@ Names = Collection[tuple[str, str]]
 _registered: Final[dict[str, tuple[Callable[[], str], Source, Callable[[Names], Names]]]] = {}
 
 
-def register(
+def register_health(
     name: str, using: Callable[[], str], source: Source, owns: Callable[[Names], Names]
 ) -> None:
     """Have the command and the check ask the source, too.

@@ -9,9 +9,9 @@ from datetime import timedelta
 from typing import Final
 
 from ..models import BATCH_SIZE
-from . import Store
+from .base import Store
 
-__all__ = ["BATCH_SIZE", "Purgeable", "purge", "register", "registered"]
+__all__ = ["BATCH_SIZE", "Purgeable", "purge", "register_purge", "registered_purges"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Purgeable:
 _registered: Final[dict[str, Purgeable]] = {}
 
 
-def register(
+def register_purge(
     name: str,
     purge: Callable[[timedelta, int], int],
     purgeable: Callable[[timedelta], int] = lambda _: 0,
@@ -43,7 +43,7 @@ def register(
     _registered[name] = Purgeable(name, purge, purgeable)
 
 
-def registered() -> list[Purgeable]:
+def registered_purges() -> list[Purgeable]:
     """All that is registered."""
     return list(_registered.values())
 
@@ -61,7 +61,7 @@ def purge(
     runs is left for the next purge, so it ends, however much traffic there is.
 
     Args:
-        stores: what to purge: stores, or what is :func:`registered`.
+        stores: what to purge: stores, or :func:`registered_purges`.
         older_than: only what became purgeable longer ago than this.
         batch_size: the most records to delete in one batch; at least 1.
         max_seconds: begin no batch after this many seconds; ``None``: no limit.

@@ -41,8 +41,7 @@ from django.db.models import Count, QuerySet
 
 from ..contrib.messaging.databases import database
 from ..models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet
-from ..stores import stores
-from ..stores.records import Status
+from ..stores import Status, stores
 
 __all__ = ["Report", "Service", "Trial", "chaos", "crash_point"]
 

@@ -19,8 +19,7 @@ from django.db import connections
 
 from ..errors import ClaimLost
 from ..policy import DEFAULTS
-from ..stores import Store
-from ..stores.records import Claim, Operation, Payload, Record, Status, Step
+from ..stores import Claim, Operation, Payload, Record, Status, Step, Store
 
 T = TypeVar("T")
 

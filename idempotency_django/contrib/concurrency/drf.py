@@ -26,8 +26,8 @@ from django.http.response import HttpResponseBase
 from rest_framework.exceptions import APIException
 from rest_framework.request import Request
 
+from ...drf import IdempotentViewMixin
 from ...drf.adapter import is_page, problem
-from ...drf.views import IdempotentViewMixin
 from ...errors import IdempotencyError
 from ...http.replays import has_object, is_named_by_key, lookup_of
 from ...http.unwrapping import PROTECTED, cached_on, mark_part_of_view, name_of, protect_innermost

@@ -22,7 +22,7 @@ class MessagingConfig(AppConfig):
 
     def ready(self) -> None:
         # What needs the models can only be imported now.
-        from ...stores import purging  # noqa: PLC0415
+        from ...stores import register_purge  # noqa: PLC0415
         from . import (  # noqa: PLC0415
             health,
             tables,
@@ -37,8 +37,8 @@ class MessagingConfig(AppConfig):
         register(inbox_checks.check_receivers, Tags.security)
         register(checks.check_outbox, Tags.compatibility)
         register(tables.check_tables, Tags.database)
-        purging.register("inbox messages", INBOX.purge, INBOX.purgeable)
-        purging.register("outbox messages", OUTBOX.purge, OUTBOX.purgeable)
-        purging.register("outbox groups", publishing.purge_streams, publishing.purgeable_streams)
-        health.register_health()
+        register_purge("inbox messages", INBOX.purge, INBOX.purgeable)
+        register_purge("outbox messages", OUTBOX.purge, OUTBOX.purgeable)
+        register_purge("outbox groups", publishing.purge_streams, publishing.purgeable_streams)
+        health.register_sources()
         register_way(enqueueing.enqueue)

@@ -17,11 +17,11 @@ from django.utils.module_loading import import_string
 
 from ... import engine
 from ...conf import conf
+from ...engine import Atomic
 from ...engine.batch import Item, run_many
 from ...engine.context import ExecutionContext
 from ...engine.functions import answer_of
 from ...engine.planning import Plan, lease_of, plan_call
-from ...engine.transactional import Atomic
 from ...errors import (
     DeadLettered,
     FingerprintMismatch,
@@ -33,9 +33,7 @@ from ...errors import (
 from ...policy import UNSET, Policy, keys, scopes
 from ...policy.canonical import canonical, content_digest
 from ...policy.identity import named_fingerprints
-from ...stores import Store, stores
-from ...stores.atomic_blocks import is_open
-from ...stores.records import reference
+from ...stores import Store, is_open, reference, stores
 from .events import Event
 from .seen import SeenFilter
 

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from ...conf import conf
 from ...engine.steps import named
-from ...stores.database.dialects import plain
+from ...stores import plain
 
 
 def database() -> str:

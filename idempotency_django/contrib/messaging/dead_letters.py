@@ -20,8 +20,7 @@ from django.db import connections, transaction
 from ...errors import FingerprintMismatch
 from ...models import NO_OWNER, DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet
 from ...policy import keys
-from ...stores.database.dialects import plain
-from ...stores.records import Status
+from ...stores import Status, plain
 from .consumers import Consumer, RecordOf
 from .databases import database, reason
 from .events import Event

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 from urllib.parse import quote, unquote
 
 from ...policy.fingerprints import media_type_of, unique_members
-from ...stores.records import is_reference
+from ...stores import is_reference
 
 CAUSED_BY: Final = "causedby"
 """The extension attribute with the message or operation that caused an event."""

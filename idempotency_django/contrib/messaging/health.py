@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Q, QuerySet
 
 from ...models import DatabaseNow
-from ...stores.health import MAX_COUNTED, Finding, Limits, Names, finding_of, overdue, register
+from ...stores import MAX_COUNTED, Finding, Limits, Names, finding_of, overdue, register_health
 from .consumers import consumers
 from .databases import database
 from .dead_letters import message_id_of
@@ -28,10 +28,10 @@ Pending = tuple[timedelta, timedelta, bool]
 """How long a message has been due (negative: not yet), its age, and whether it failed."""
 
 
-def register_health() -> None:
+def register_sources() -> None:
     """Have the command and the check look at the outbox and the inbox."""
-    register("outbox", database, outbox, _of_outbox)
-    register("inbox", database, inbox, _of_inbox)
+    register_health("outbox", database, outbox, _of_outbox)
+    register_health("inbox", database, inbox, _of_inbox)
 
 
 def outbox(limits: Limits) -> Iterator[Finding]:

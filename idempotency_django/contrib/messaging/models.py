@@ -8,7 +8,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ...models import ExactCharField
-from ...stores.codec import StoredBinaryField, StoredTextField
+from ...stores import StoredBinaryField, StoredTextField
 
 __all__ = ["InboxMessage", "OutboxMessage", "OutboxStream", "StreamPosition"]
 

@@ -11,8 +11,7 @@ from typing import Final
 
 from django.db import connections
 
-from ...stores import stores
-from ...stores.purging import purge, registered
+from ...stores import purge, registered_purges, stores
 from .databases import reason
 from .inbox.processing import run_inbox
 from .outbox.relay import POLL, run_relay
@@ -87,7 +86,7 @@ def run_purge(stop: threading.Event, *, poll: timedelta = PURGE_INTERVAL) -> Non
     """
 
     def work() -> None:
-        for _ in purge([*stores.all(), *registered()]):
+        for _ in purge([*stores.all(), *registered_purges()]):
             if stop.is_set():
                 break
 

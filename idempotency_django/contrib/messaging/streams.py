@@ -32,9 +32,7 @@ from django.db.models.expressions import Combinable
 from ...errors import AlreadyProcessed, StreamFenced
 from ...models import DatabaseNow
 from ...policy import scopes
-from ...stores import stores
-from ...stores.database.dialects import DIALECTS, Pipeline
-from ...stores.database.transactions import forbid_atomic_block, without_autocommit
+from ...stores import DIALECTS, Pipeline, forbid_atomic_block, stores, without_autocommit
 from ..concurrency.locks import on_rollback, refuse_marked
 from .databases import database
 from .models import StreamPosition

@@ -10,7 +10,7 @@ from django.core.checks import CheckMessage, Warning  # noqa: A004  # Django's n
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections
 
-from ...stores.database.checks import missing_from
+from ...stores import missing_tables
 from .databases import database
 from .models import InboxMessage, OutboxMessage, OutboxStream, StreamPosition
 
@@ -28,7 +28,7 @@ def check_tables(databases: Collection[str] | None = None, **_: Any) -> list[Che
     is_asked = using in (databases or ()) and using in connections
     if not is_asked or sys.argv[1:2] == ["migrate"]:
         return []
-    missing = ", ".join(missing_from(using, *MODELS))
+    missing = ", ".join(missing_tables(using, *MODELS))
     text, hint = _LACKS.format(using=using, missing=missing), _HINT.format(using=using)
     return [Warning(text, hint=hint, id="idempotency_django.W053")] if missing else []
 
@@ -41,7 +41,7 @@ def refuse_unmigrated() -> None:
     """
     using = database()
     try:
-        missing = ", ".join(missing_from(using, *MODELS))
+        missing = ", ".join(missing_tables(using, *MODELS))
     except DatabaseError:
         return
     if missing:

@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ...errors import UnknownEventType
 from ...policy import keys, scopes
-from ...stores.records import reference
+from ...stores import reference
 from ..timeline import Entry, Member, Source, entry, register
 from .databases import database
 from .dead_letters import SENDER, message_id_of

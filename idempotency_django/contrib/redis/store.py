@@ -13,10 +13,19 @@ from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 
 from ...errors import StoreUnavailable
-from ...stores.atomic_blocks import forbid_transactions
-from ...stores.base import Store
-from ...stores.codec import decode, dump_text, encode
-from ...stores.records import Claim, Operation, Payload, Record, Status, new_token
+from ...stores import (
+    Claim,
+    Operation,
+    Payload,
+    Record,
+    Status,
+    Store,
+    decode,
+    dump_text,
+    encode,
+    forbid_transactions,
+    new_token,
+)
 from .checks import check_redis
 from .server import Client, RedisServer
 

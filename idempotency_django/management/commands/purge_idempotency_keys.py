@@ -15,7 +15,7 @@ from django.db import DatabaseError
 
 from ...errors import StoreUnavailable
 from ...stores import Store, stores
-from ...stores.purging import BATCH_SIZE, Purgeable, purge, registered
+from ...stores.purging import BATCH_SIZE, Purgeable, purge, registered_purges
 from ..arguments import duration, number
 from ..stopping import stop_on_signals
 
@@ -71,7 +71,7 @@ class Command(BaseCommand):
             chosen: list[Store] = stores.all() if alias is None else [stores[alias]]
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
-        messages = registered() if alias is None else []
+        messages = registered_purges() if alias is None else []
         self.quiet = options["verbosity"] == 0
         if not messages and all(store.forgets_expired for store in chosen):
             self._say(_nothing_to_purge(chosen))

@@ -141,7 +141,7 @@ def check_migrated(alias: str, using: str) -> Iterator[CheckMessage]:
     It is a warning and no error, because commands of the project that call for this check may have
     to run before ``migrate`` has.
     """
-    missing = list(missing_from(using, IdempotencyKey, IdempotencyStep))
+    missing = list(missing_tables(using, IdempotencyKey, IdempotencyStep))
     if missing:
         yield Warning(
             f"The store {alias!r} uses the database {using!r}, which lacks {', '.join(missing)}.",
@@ -150,7 +150,7 @@ def check_migrated(alias: str, using: str) -> Iterator[CheckMessage]:
         )
 
 
-def missing_from(using: str, *models: type[Model]) -> Iterator[str]:
+def missing_tables(using: str, *models: type[Model]) -> Iterator[str]:
     """The tables of the models, or columns of them, that the database lacks."""
     connection = connections[using]
     inspect = connection.introspection

@@ -14,7 +14,7 @@ from typing import Any
 from django.core.checks import CheckMessage
 
 from ....errors import OperationInProgress, StoreUnavailable
-from ....stores.records import reference
+from ....stores import reference
 from ..consumers import ending
 from ..databases import reason
 from ..events import Event

@@ -21,9 +21,18 @@ from ....conf import conf
 from ....engine.planning import Plan, plan_call
 from ....models import DatabaseNow
 from ....policy.canonical import content_digest
-from ....stores import Store, stores
-from ....stores.database.dialects import plain
-from ....stores.records import Claim, Operation, Payload, Record, Status, new_token, reference
+from ....stores import (
+    Claim,
+    Operation,
+    Payload,
+    Record,
+    Status,
+    Store,
+    new_token,
+    plain,
+    reference,
+    stores,
+)
 from ..consumers import Consumer, EventExecution, Handler, RecordOf, consumers
 from ..databases import LONGEST, database
 from ..dead_letters import rows_of, sender_of

@@ -32,7 +32,7 @@ from ....models import DatabaseNow
 from ....policy import Policy, keys, scopes
 from ....policy.canonical import content_digest
 from ....policy.identity import named_fingerprints
-from ....stores.atomic_blocks import is_open
+from ....stores import is_open
 from ..consumers import Handler, registering
 from ..databases import database
 from ..events import Event

@@ -21,7 +21,7 @@ from ....engine.functions import run_plan
 from ....engine.planning import plan_call
 from ....policy import Policy
 from ....policy.canonical import content_digest
-from ....stores.records import reference
+from ....stores import reference
 from ..brokers.base import Outgoing, Publisher, Refused, answer_of
 from ..consumers import without_exits
 from ..databases import database
