@@ -1,4 +1,4 @@
-"""What every adapter promises: views of Django, REST framework, django-ninja, and Strawberry.
+"""What every adapter promises: views of Django, REST framework and django-ninja.
 
 What is a promise of one of them alone is in ``test_drf.py``, ``test_ninja.py`` and so on; who else
 gets no replay is in ``test_probe.py``.
@@ -22,7 +22,7 @@ from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy, keys, scopes, store_errors, store_only
 from idempotency_django.stores.records import Record
 from idempotency_django.testing import in_threads
-from tests.contract.adapters import ADAPTERS, HTTP, Adapter, Answer, Gate, Served, Work, make
+from tests.contract.adapters import ADAPTERS, Adapter, Answer, Gate, Served, Work, make
 from tests.models import Effect
 from tests.support import (
     assert_problem,
@@ -43,12 +43,8 @@ def adapter(request: Any) -> Adapter:
     return ADAPTERS[request.param]
 
 
-every_http = pytest.mark.parametrize("adapter", HTTP.values(), ids=HTTP.keys())
 transactional = pytest.mark.parametrize(
     "adapter", [pytest.param(each, id=name) for name, each in ADAPTERS.items() if not each.is_async]
-)
-transactional_http = pytest.mark.parametrize(
-    "adapter", [pytest.param(each, id=name) for name, each in HTTP.items() if not each.is_async]
 )
 
 
@@ -99,7 +95,6 @@ class TestReplay:
         row = record(key)
         assert (row.status, row.attempt, row.replay_count) == ("completed", 1, 2)
 
-    @every_http
     @pytest.mark.parametrize(
         "answer",
         [
@@ -131,7 +126,6 @@ class TestReplay:
         assert_replays(first, send(key))
         assert effects() == 1
 
-    @every_http
     def test_unkept_headers(self, adapter: Adapter, serve: Serve) -> None:
         """Cookies and request ids belong to the first response alone."""
 
@@ -163,7 +157,6 @@ class TestReplay:
         assert not any(seen)  # an async view has an execution that is false
         assert not IdempotencyKey.objects.exists()
 
-    @every_http
     def test_other_methods(self, adapter: Adapter, serve: Serve, settings: Any) -> None:
         """PUT takes part; a method that is not served is answered as ever, middleware or not."""
         send, key = serve(), new_key()
@@ -182,7 +175,6 @@ class TestReplay:
         problem = adapter.assert_refused(send(new_key(), ""), 400, "key-missing")
         assert "fields" in problem["detail"]
 
-    @every_http
     def test_generated_key(self, adapter: Adapter, serve: Serve) -> None:
         """A client that sends no key is told the one made for it, and can retry with it."""
         send = serve(key=keys.generated)
@@ -191,7 +183,6 @@ class TestReplay:
         assert is_replay(again)
         assert again.content == first.content
 
-    @every_http
     def test_status_header(self, adapter: Adapter, serve: Serve) -> None:
         """``Idempotency-Status`` says what became of each request with a key."""
         send, key = serve(), new_key()
@@ -199,7 +190,6 @@ class TestReplay:
         words = [each.get("Idempotency-Status", "").split(";")[0] for each in said]
         assert words == ["executed", "replayed", "mismatch", ""]
 
-    @every_http
     def test_altered_replay(self, adapter: Adapter, serve: Serve) -> None:
         """``replay_status`` and ``on_replay`` alter replays, not what is stored."""
 
@@ -220,7 +210,6 @@ class TestReplay:
         assert record(key).response_body == stored
         assert effects() == 1
 
-    @every_http
     def test_rebuilt(self, adapter: Adapter, serve: Serve) -> None:
         """The policy may rebuild a response that is not stored."""
 
@@ -279,7 +268,6 @@ class TestRefusal:
         adapter.assert_replays(first, send(key))
         assert effects() == 1
 
-    @every_http
     def test_accepted(self, adapter: Adapter, serve: Serve, settings: Any) -> None:
         """With ``on_conflict="accepted"``, it is told where to look for the response: 202."""
         key = new_key()
@@ -369,7 +357,6 @@ class TestRefusal:
         assert effects() == 1
         assert record(key).response_body is None
 
-    @every_http
     def test_stream(self, adapter: Adapter, serve: Serve) -> None:
         """So is a stream."""
 
@@ -410,7 +397,6 @@ class TestFailure:
         adapter.assert_executed(first)
         adapter.assert_replays(first, send(key))
 
-    @every_http
     def test_unkept_statuses(self, adapter: Adapter, serve: Serve) -> None:
         """A returned 5xx, and answers about the moment, roll back; a retry does the work."""
 
@@ -441,7 +427,6 @@ class TestFailure:
         first = send(key)
         adapter.assert_replays(first, send(key))
 
-    @every_http
     @pytest.mark.parametrize(
         ("status", "is_stored", "kept"),
         [(201, True, 1), (409, True, 1), (404, True, 0), (200, False, 0), (422, False, 0)],
@@ -463,7 +448,6 @@ class TestFailure:
         assert is_replay(again) == is_stored
         assert effects() == ((1 if is_stored else 2) if adapter.is_async else kept)
 
-    @every_http
     def test_store_errors(self, adapter: Adapter, serve: Serve) -> None:
         """``store_errors`` stores a raised 4xx after the rollback."""
 
@@ -559,7 +543,7 @@ class TestAtomicRequests:
         adapter.assert_replays(first, send(key))
         assert effects() == 1
 
-    @transactional_http
+    @transactional
     def test_returned_5xx(self, adapter: Adapter, serve: Serve) -> None:
         """A returned 5xx takes back the effect, and the attempt is recorded."""
 

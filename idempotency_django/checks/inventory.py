@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
@@ -35,7 +35,6 @@ from ..http.unwrapping import (
     is_exempt,
     is_exempt_by_module,
     is_from,
-    mutations_of,
     operations_of,
     part_for,
     policy_of,
@@ -47,12 +46,10 @@ from ..http.unwrapping import (
 from ..http.wrapping import misplaced_mixin, overrides_dispatch, protect, validate_handler
 from ..policy import UNSAFE_METHODS, UNSET, Policy
 
-How = Literal["mixin", "decorator", "middleware", "extension", "inbox", "exempt", ""]
+How = Literal["mixin", "decorator", "middleware", "inbox", "exempt", ""]
 
 NOT_ENFORCED: Final = ("", "inbox", "exempt")
 """How endpoints are served that no policy of theirs protects."""
-
-_LEAST_FIRST: Final = ("", "exempt", "extension")  # how mutations are protected
 
 _FORMAT_SUFFIX: Final = re.compile(r"(?:\.|(?<=[^/.]))\{format\}/?$")
 """What ``format_suffix_patterns()`` of REST framework adds to a route."""
@@ -62,13 +59,12 @@ _BUILT_IN: Final = ("django.", "rest_framework.", "idempotency_django.")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One unsafe method of one route, or one mutation of a schema of Strawberry.
+    """One unsafe method of one route.
 
     Attributes:
         route: the route in readable form, such as ``/api/charges/{id}/``.
         method: the method; ``"*"`` if the view does not declare its methods.
-        view: what the route leads to, or the function of an operation of django-ninja or of a
-            mutation.
+        view: what the route leads to, or the function of an operation of django-ninja.
         policy: the policy as it was declared; ``None``: the endpoint has none.
         how: what protects it; ``"inbox"``: it receives webhooks, each of which is handled once;
             ``"exempt"``: it was left out on purpose; ``""``: nothing protects it.
@@ -77,8 +73,6 @@ class Endpoint:
         varies: whether the view has a ``get_idempotency_policy()`` of its own, which may return
             another policy for each request.
         in_admin: whether the route is one of an admin site.
-        mutation: the mutation's name in the schema, such as ``pay`` or ``charges.pay``; empty: it
-            is a view.
     """
 
     route: str
@@ -90,7 +84,6 @@ class Endpoint:
     framework: str | None = None
     varies: bool = False
     in_admin: bool = False
-    mutation: str = ""
 
     @property
     def view_name(self) -> str:
@@ -133,38 +126,26 @@ def endpoints(urlconf: str | None = None) -> Iterator[Endpoint]:
                 if (route.path, method) in known:
                     continue
                 known.add((route.path, method))
-            for endpoint in _endpoints(path, method, route.view, handler):
-                view = id(view_class_of(route.view) or innermost(route.view))
-                known_as = replace(endpoint, route=name, view=view)
-                if is_alias and known_as in told:
-                    continue
-                told.add(known_as)
-                yield replace(endpoint, in_admin=True) if route.in_admin else endpoint
+            endpoint = _endpoint(path, method, route.view, handler)
+            view = id(view_class_of(route.view) or innermost(route.view))
+            known_as = replace(endpoint, route=name, view=view)
+            if is_alias and known_as in told:
+                continue
+            told.add(known_as)
+            yield replace(endpoint, in_admin=True) if route.in_admin else endpoint
 
 
-def endpoint_of(view: Any, method: str, route: str, words: Container[str] = ()) -> Endpoint | None:
+def endpoint_of(view: Any, method: str, route: str) -> Endpoint | None:
     """The endpoint of one method of a view; ``None``: the view does not change anything by it.
 
     Args:
         view: what a URL leads to.
         method: of the request.
         route: in readable form.
-        words: the words in the request, which name the mutations that it may call: the least
-            protected of these counts.
     """
     handlers = dict(_handlers(view))
     name = handlers.get(method, handlers.get("*"))
-    if name is None:
-        return None
-    found = [*_endpoints(route, method, view, name)]
-    if found and not found[0].mutation:
-        return found[0]
-    called = [
-        each
-        for each in found
-        if each.method == method and each.mutation.rpartition(".")[2] in words
-    ]
-    return min(called, key=lambda each: _LEAST_FIRST.index(each.how), default=None)
+    return None if name is None else _endpoint(route, method, view, name)
 
 
 class Route(NamedTuple):
@@ -224,27 +205,6 @@ def _handlers(view: Any) -> Iterator[tuple[str, str]]:
         yield "*", ""
     else:
         yield from handlers_of(view).items()
-
-
-def _endpoints(route: str, method: str, routed: Any, name: str) -> Iterator[Endpoint]:
-    """The endpoint of a view, or those of the mutations that it serves.
-
-    There are both where the view itself has a policy, or the middleware covers it.
-    """
-    endpoint = _endpoint(route, method, routed, name)
-    mutations = mutations_of(routed)
-    if (
-        mutations is None
-        or endpoint.how not in NOT_ENFORCED
-        or (endpoint.how == "" and isinstance(policy_of(endpoint.view, method), Policy))
-    ):
-        yield endpoint
-    for each in mutations or ():
-        policy: Policy | None = getattr(each.part, POLICY, None)
-        is_left_out = is_exempt(each.resolver) or is_exempt(routed)  # a module is, for its keys
-        how: How = "extension" if each.part else "exempt" if is_left_out else ""
-        view = each.resolver or routed
-        yield Endpoint(route, "POST", view, policy, how, mutation=each.name)
 
 
 def _endpoint(route: str, method: str, routed: Any, name: str) -> Endpoint:

@@ -154,7 +154,7 @@ def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
     if endpoint.how not in NOT_ENFORCED:
         yield from _conditional(endpoint)
         yield from _without_transaction(endpoint)
-    if endpoint.how in ("decorator", "middleware", "extension"):
+    if endpoint.how in ("decorator", "middleware"):
         where = f"The idempotency policy of {name_of(innermost(endpoint.view))}"
         yield from check_policy(endpoint.policy, where)
     if endpoint.how in ("decorator", "mixin") and is_exempt(endpoint.view):

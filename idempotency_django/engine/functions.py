@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, assert_never
 
-from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
@@ -207,27 +206,19 @@ def run_plan(
 
 
 async def arun_plan(
-    plan: Plan,
-    function: Callable[[ExecutionContext], Awaitable[Any]],
-    *,
-    answer: Callable[[Plan, Any], Result] | None = None,
-    admit: Callable[[Record], None] | None = None,
-    of_client: bool = False,
+    plan: Plan, function: Callable[[ExecutionContext], Awaitable[Any]]
 ) -> CallOutcome:
-    """:func:`run_plan` for a coroutine function; ``answer`` may use the database."""
-    make = sync_to_async(answer) if answer else None
+    """:func:`run_plan` for a coroutine function."""
     if not conf.enabled:
         value = await function(UnprotectedContext(plan.store, plan.operation))
-        result = await make(plan, value) if make else answer_of(plan, value)
-        return CallOutcome(result.response, replayed=False, stored=False)
+        return CallOutcome(answer_of(plan, value).response, replayed=False, stored=False)
 
     async def execute(execution: ExecutionContext) -> Result:
-        value = await function(execution)
-        return await make(plan, value) if make else answer_of(plan, value)
+        return answer_of(plan, await function(execution))
 
     try:
-        outcome = await engine.arun(plan.store, plan.operation, execute, reraise, admit=admit)
-        return _result(outcome, plan, of_client)
+        outcome = await engine.arun(plan.store, plan.operation, execute, reraise)
+        return _result(outcome, plan, of_client=False)
     except IdempotencyError as error:
         error.foreign = True
         raise

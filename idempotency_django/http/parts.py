@@ -1,4 +1,4 @@
-"""A part of a request that has a key of its own: a mutation of GraphQL, an item of a batch."""
+"""A part of a request that has a key of its own: an item of a batch."""
 
 from __future__ import annotations
 

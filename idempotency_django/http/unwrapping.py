@@ -20,7 +20,7 @@ from decimal import Decimal
 from enum import Enum
 from functools import partial, update_wrapper, wraps
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from asgiref.sync import iscoroutinefunction
@@ -123,9 +123,6 @@ _RUN_ONCE: Final = {f"{_WRAPPING}.{maker}" for maker in ("_sync", "_async", "_on
 
 _PATH_VIEW: Final = "ninja.operation.PathView"
 """The class with the operations of one route, which makes the function that the URL leads to."""
-
-_STRAWBERRY: Final = "strawberry-definition"
-"""Where graphql-core's fields have the ones of Strawberry that they are made of."""
 
 _AS_VIEW: Final = ("django.views.generic.base", "rest_framework.viewsets")
 
@@ -408,50 +405,6 @@ def part_for(view: Any, method: str) -> Any:
     return next((each.view_func for each in operations_of(view) if method in each.methods), view)
 
 
-class Mutation(NamedTuple):
-    """A mutation of a GraphQL schema.
-
-    Attributes:
-        name: in the schema, such as ``pay``; in a namespace, such as ``charges.pay``.
-        resolver: its function; ``None``: it has none.
-        part: what protects it; ``None``: nothing does.
-    """
-
-    name: str
-    resolver: Any
-    part: Any
-
-
-def mutations_of(view: Any) -> list[Mutation] | None:
-    """The mutations that a view of Strawberry serves; ``None``: it is another view."""
-    inner = innermost(view)
-    if not (is_made_by_as_view(inner) and is_from(inner, ("strawberry",))):
-        return None
-    schema = initkwargs_of(inner).get("schema") or getattr(view_class_of(inner), "schema", None)
-    core = getattr(schema, "_schema", None)  # graphql-core's, with the names that clients use
-    return None if core is None else [*_mutations(core.mutation_type, "", set())]
-
-
-def _mutations(owner: Any, before: str, seen: set[Any]) -> Iterator[Mutation]:
-    """The fields of a type; instead of a field that only leads to mutations, these."""
-    for name, field in getattr(owner, "fields", {}).items():
-        made = field.extensions.get(_STRAWBERRY)
-        part = next((e for e in getattr(made, "extensions", ()) if hasattr(e, PROTECTED)), None)
-        resolver = getattr(getattr(made, "base_resolver", None), "wrapped_func", None)
-        result = field.type
-        while hasattr(result, "of_type"):  # a list of it, or not null
-            result = result.of_type
-        inside: list[Mutation] = []
-        if part is None and not field.args and result not in seen:
-            seen.add(result)
-            found = _mutations(result, f"{before}{name}.", seen)
-            inside = [each for each in found if each.resolver or each.part]
-        if any(each.part for each in inside):
-            yield from inside
-        else:
-            yield Mutation(before + name, resolver, part)
-
-
 def admitted(view: Any) -> frozenset[str]:
     """The methods that ``require_http_methods()`` and its like admit; empty: any method."""
     found: list[frozenset[str]] = []
@@ -549,12 +502,6 @@ def validate_framework(view: Any) -> None:
                 f"{names} is a view of {framework}, which the middleware cannot protect. Put "
                 f"@idempotent on the function, below @api.post(…). Or put {package!r} into "
                 "IDEMPOTENCY['MIDDLEWARE_EXEMPT'] to leave such views unprotected."
-            )
-        if framework == "Strawberry":
-            raise ImproperlyConfigured(
-                f"{name_of(innermost(view))} is a view of {framework}, which the middleware cannot "
-                f"protect. Put {package!r} into IDEMPOTENCY['MIDDLEWARE_EXEMPT'], and protect its "
-                "mutations with idempotency_django.strawberry.IdempotencyExtension."
             )
         raise ImproperlyConfigured(
             f"{name_of(innermost(view))} is a view of {framework}, for which idempotency_django "

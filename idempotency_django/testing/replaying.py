@@ -7,7 +7,6 @@ sees only the first response. Once for each endpoint, another user sends the req
 from __future__ import annotations
 
 import copy
-import re
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
@@ -46,9 +45,6 @@ _ADVICE: Final = {
     "unprotected": "Nothing protects this endpoint, so a client that retries does it twice. "
     "Protect it with IdempotentViewMixin, @idempotent or a policy under IdempotencyMiddleware. If "
     "it is harmless, mark the view with @idempotency_exempt.",
-    "mutation": "Nothing protects this mutation, so a client that retries does it twice. Put "
-    "IdempotencyExtension first in its extensions. If it is harmless, mark its resolver with "
-    "@idempotency_exempt.",
     "protected": "The endpoint is protected, but this happens outside of what is protected: in a "
     "middleware, an authentication, a permission or dispatch(), for example. Move it into the "
     "handler.",
@@ -343,7 +339,7 @@ class _Sending:
             return f"Nothing protects this endpoint. {endpoint.problem}"
         if endpoint.policy:
             return _ADVICE["unkeyed"]
-        return _ADVICE["mutation" if endpoint.mutation else "unprotected"]
+        return _ADVICE["unprotected"]
 
     def _wrong(self, first: Any, retry: _Repeat) -> str:
         if retry.error is not None:
@@ -711,10 +707,7 @@ def _endpoint(message: _Environ) -> Endpoint | None:
         match = resolve(message.path)
     except Resolver404:
         return None
-    # A batch of GraphQL is sent once: its operations could not share the key that is added.
-    body = b"" if (message.body or b"").lstrip().startswith(b"[") else message.body or b""
-    words = set(re.findall(r"\w+", body.decode(errors="replace")))
-    return endpoint_of(match.func, message.method, readable(match.route), words)
+    return endpoint_of(match.func, message.method, readable(match.route))
 
 
 def pytest_configure(config: pytest.Config) -> None:

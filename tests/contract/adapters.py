@@ -15,7 +15,6 @@ from http import HTTPStatus
 from itertools import count
 from typing import Any, ClassVar
 
-import strawberry
 from asgiref.sync import sync_to_async
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -27,13 +26,10 @@ from rest_framework import viewsets
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.throttling import BaseThrottle
-from strawberry.django.views import AsyncGraphQLView, GraphQLView
-from strawberry.permission import BasePermission
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.policy import Policy
-from idempotency_django.strawberry import IdempotencyExtension
 from tests.models import Effect
 from tests.support import assert_problem, assert_replays, is_replay, post
 from tests.ways import Base
@@ -94,16 +90,6 @@ class NinjaGate(NinjaThrottle):
 
     def allow_request(self, request: Any) -> bool:
         """Whether a request may come in."""
-        return Gate.ask()
-
-
-class GraphQLGate(BasePermission):
-    """A permission of Strawberry."""
-
-    message = "Closed"
-
-    def has_permission(self, source: Any, info: Any, **kwargs: Any) -> bool:
-        """Whether a mutation may run."""
         return Gate.ask()
 
 
@@ -269,55 +255,6 @@ def ninja_async(policy: Policy) -> Any:
     return _served(None, operation)
 
 
-# Mutations of Strawberry.
-
-
-@strawberry.type
-class Query:
-    """What a schema must have."""
-
-    one: int = 1
-
-
-@strawberry.type
-class Result:
-    """What a mutation returns."""
-
-    number: int
-
-
-def _in_graphql(info: strawberry.Info, reference: str) -> Result:
-    return Result(number=do(info.context.request, reference).number)
-
-
-def _graphql(view: Any, resolver: Any, policy: Policy) -> Any:
-    mutation = strawberry.mutation(
-        resolver=resolver,
-        extensions=[IdempotencyExtension(policy=policy)],
-        permission_classes=[GraphQLGate],
-    )
-    mutations = strawberry.type(type("Mutation", (), {"work": mutation}))
-    return view.as_view(schema=strawberry.Schema(Query, mutations))
-
-
-def graphql(policy: Policy) -> Any:
-    """A mutation."""
-
-    def resolver(info: strawberry.Info, reference: str) -> Result:
-        return _in_graphql(info, reference)
-
-    return _graphql(GraphQLView, resolver, policy)
-
-
-def graphql_async(policy: Policy) -> Any:
-    """An async mutation."""
-
-    async def resolver(info: strawberry.Info, reference: str) -> Result:
-        return await sync_to_async(_in_graphql)(info, reference)
-
-    return _graphql(AsyncGraphQLView, resolver, policy)
-
-
 # The table.
 
 
@@ -360,37 +297,7 @@ class Adapter:
         return problem
 
 
-class GraphQL(Adapter):
-    """… of GraphQL, where each response is a 200 and has no headers for one mutation."""
-
-    def send(self, client: Client, key: str | None, reference: str, **options: Any) -> Any:
-        """Send a mutation."""
-        query = f"mutation {{ work(reference: {json.dumps(reference)}) {{ number }} }}"
-        headers = {} if key is None else {"Idempotency-Key": key}
-        headers |= options.get("headers", {})
-        return client.post("/work/", {"query": query}, "application/json", headers=headers)
-
-    def is_success(self, response: Any) -> bool:
-        """Whether there are no errors."""
-        return "errors" not in response.json()
-
-    def assert_replays(self, first: Any, second: Any) -> None:
-        """The data are the first ones."""
-        assert second.json() == first.json()
-
-    def assert_executed(self, response: Any) -> None:
-        """The mutation has data."""
-        assert self.is_success(response), response.content
-
-    def assert_refused(self, response: Any, status: int, slug: str) -> dict[str, Any]:
-        """The error is this problem."""
-        [error] = response.json()["errors"]
-        members: dict[str, Any] = error["extensions"]
-        assert (members["status"], members["code"]) == (status, slug)
-        return members
-
-
-HTTP: dict[str, Adapter] = {
+ADAPTERS: dict[str, Adapter] = {
     "django": Adapter(django, 403),
     "django-async": Adapter(django_async, 403, is_async=True),
     "drf": Adapter(drf, 429),
@@ -399,9 +306,4 @@ HTTP: dict[str, Adapter] = {
     "ninja": Adapter(ninja, 429),
     "ninja-async": Adapter(ninja_async, 429, is_async=True),
     "ninja-router": Adapter(ninja_router, 429),
-}
-ADAPTERS: dict[str, Adapter] = {
-    **HTTP,
-    "strawberry": GraphQL(graphql, 200),
-    "strawberry-async": GraphQL(graphql_async, 200, is_async=True),
 }

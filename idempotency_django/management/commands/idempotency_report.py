@@ -41,14 +41,13 @@ class Line:
         view: the dotted name of the view.
         status: ``"required"``, ``"optional"`` or ``"derived"``, by how a request gets its key;
             ``"exempt"``, ``"unprotected"``, or ``"broken"``.
-        how: what protects it: ``"mixin"``, ``"decorator"``, ``"middleware"``, ``"extension"``, or
-            ``"inbox"``, which handles each webhook once; else empty.
+        how: what protects it: ``"mixin"``, ``"decorator"``, ``"middleware"``, or ``"inbox"``, which
+            handles each webhook once; else empty.
         mode: ``"transactional"``, ``"leased"`` or ``"auto"``; empty if it is not protected.
         lifetime: for how many seconds a retry gets the first response; ``None``: without limit, or
             it is not protected.
         problem: why it is broken, and what to do.
         urlconf: the URLconf that it was asked for with; empty: the project's ``ROOT_URLCONF``.
-        mutation: the name of the mutation of GraphQL; empty: it is a view.
     """
 
     route: str
@@ -60,17 +59,11 @@ class Line:
     lifetime: float | None = None
     problem: str = ""
     urlconf: str = ""
-    mutation: str = ""
-
-    @property
-    def place(self) -> str:
-        """The route, and the mutation if it is one, such as ``/graphql/ pay``."""
-        return f"{self.route} {self.mutation}".rstrip()
 
     @property
     def endpoint(self) -> str:
-        """The method and the place."""
-        return f"{self.method} {self.place}"
+        """The method and the route."""
+        return f"{self.method} {self.route}"
 
     @property
     def name(self) -> str:
@@ -173,7 +166,6 @@ def _line(endpoint: Endpoint, urlconf: str) -> Line:
         "route": endpoint.route,
         "method": endpoint.method,
         "view": endpoint.view_name,
-        "mutation": endpoint.mutation,
     }
     if endpoint.problem:
         return Line(**known, status="broken", how=endpoint.how, problem=endpoint.problem)
@@ -200,7 +192,7 @@ def _warning() -> list[str]:
 def _table(lines: Sequence[Line]) -> Iterator[str]:
     rows = [["Method", "Route", "Status", "By", "Mode", "View", "URLconf"]]
     rows += [
-        [each.method, each.place, each.status, each.how, each.mode, each.view, each.urlconf]
+        [each.method, each.route, each.status, each.how, each.mode, each.view, each.urlconf]
         for each in lines
     ]
     if not any(each.urlconf for each in lines):
