@@ -155,15 +155,6 @@ class Settings:
     header = _setting("HEADER", "Idempotency-Key", "the name of an HTTP header", _is_header)
     """The request header that carries the key."""
 
-    hosts = _setting(
-        "HOSTS",
-        "refuse",
-        "'refuse', 'separate' or 'same'",
-        lambda value: isinstance(value, str) and value in ("refuse", "separate", "same"),
-    )
-    """``"refuse"``: a key that was used on another host gets 422. ``"separate"``: each host has
-    keys of its own. ``"same"``: all hosts are names of one API."""
-
     credential_headers: cached_property[Sequence[str]] = _setting(
         "CREDENTIAL_HEADERS",
         DEFAULT_CREDENTIAL_HEADERS,

@@ -69,27 +69,6 @@ def test_refused(client: Client, path: str) -> None:
     assert effects() == 1
 
 
-@pytest.mark.parametrize("path", ["/default/", "/default-drf/"])
-def test_separate(client: Client, path: str, settings: Any) -> None:
-    """Hosts that are separate have keys of their own."""
-    settings.IDEMPOTENCY = {"HOSTS": "separate"}
-    key = new_key()
-    for host in (ACME, GLOBEX):
-        assert send(client, path, key, host).json() == {"tenant": host}
-        assert is_replay(send(client, path, key, host))
-    assert effects() == 2
-
-
-@pytest.mark.parametrize("path", ["/default/", "/default-drf/"])
-def test_same(client: Client, path: str, settings: Any) -> None:
-    """Names of one API share their keys, so that a client may fail over from one to another."""
-    settings.IDEMPOTENCY = {"HOSTS": "same"}
-    key = new_key()
-    assert send(client, path, key, ACME).json() == {"tenant": ACME}
-    assert send(client, path, key, GLOBEX).json() == {"tenant": ACME}
-    assert effects() == 1
-
-
 def test_host_that_is_not_allowed(client: Client, settings: Any) -> None:
     """A key changes nothing for a host that is not allowed: who asks for it refuses it, not we."""
     settings.ALLOWED_HOSTS = [ACME]

@@ -259,14 +259,13 @@ def operation(
         asked_for = _text("fingerprint", asked_for)
     digest = content_digest(asked_for, sent) if sent else content_digest(asked_for)
     caller = caller_of(policy, invocation)
-    host = invocation.host if conf.hosts == "refuse" else ""
-    aliases = sealed(digest, framed(digest, scope, key, caller, host))
+    aliases = sealed(digest, framed(digest, scope, key, caller, invocation.host))
     fingerprint, content = next(iter(aliases.items()))
     if caller and caller == invocation.credentials:
         # The same request, sent without the credentials that it has now. What was answered without
         # credentials was available to any caller who knows the key. The answer itself may have
         # brought the session cookie that is presented now.
-        aliases |= sealed(digest, framed(digest, scope, key, "", host))
+        aliases |= sealed(digest, framed(digest, scope, key, "", invocation.host))
     return _operations(policy)(
         key=key,
         scope=scope if scopes.FITS.fullmatch(scope) else scopes.fit(scope),
@@ -308,8 +307,6 @@ def _scope(
             "must return a namespace for the key, or the view's get_idempotency_scope() if it has "
             "one."
         )
-    if conf.hosts == "separate":
-        scope = scopes.join(invocation.host, scope)
     return scope
 
 
