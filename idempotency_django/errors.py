@@ -28,8 +28,8 @@
     ├── StepsChanged               500  the stored steps are not the steps of the code
     └── ClaimLost                  500  the claim was lost during execution
 
-:exc:`StepFailed` is not one of them: it is raised *to* a handler, as an error of one of its steps.
-Nor are :exc:`StreamFenced` and :exc:`AlreadyProcessed`, which end the loop that reads a stream.
+:exc:`StreamFenced` and :exc:`AlreadyProcessed` are not among them: they end the loop that reads a
+stream.
 
 The slug names the page of the documentation that explains the problem; the status is the
 default of the ``STATUS_CODES`` setting. A wrong configuration is Django's own
@@ -304,29 +304,6 @@ class StepsChanged(IdempotencyError):
     )
 
 
-class StepFailed(Exception):
-    """A step failed in an earlier attempt, whose handler caught the error and went on.
-
-    It is raised if the error's class was not passed to
-    :meth:`~idempotency_django.engine.context.ExecutionContext.expect`.
-
-    Args:
-        step: the step's name.
-        attempt: the attempt that called it.
-        error: the name of the error's class.
-        text: the error's text.
-    """
-
-    def __init__(self, step: str, attempt: int, error: str, text: str) -> None:
-        self.step = step
-        self.attempt = attempt
-        super().__init__(
-            f"The step {step!r} failed in attempt {attempt} with {error}: {text}. That attempt "
-            "continued without the step, so the step is not called again. Catch StepFailed, or "
-            f"call expect({error}) before the steps to get the original error."
-        )
-
-
 class ClaimLost(IdempotencyError):
     """The claim was lost while its owner executed: taken over after its lease, or deleted."""
 
@@ -505,7 +482,6 @@ __all__ = [
     "ResponseExpired",
     "ResponseNotStored",
     "SignatureRefused",
-    "StepFailed",
     "StepsChanged",
     "StoreUnavailable",
     "StreamFenced",

@@ -215,8 +215,6 @@ class IdempotencyStep(models.Model):
     name = models.CharField(_("name"), max_length=100)
     attempt = models.PositiveIntegerField(_("attempt"))
     result = StoredTextField(_("result"))
-    # What it failed with, where the handler went on without it: it fails on each attempt then.
-    failure = StoredTextField(_("failure"), default="", blank=True)
     completed_at = models.DateTimeField(_("completed"))
 
     class Meta:

@@ -37,7 +37,7 @@ from idempotency_django.engine import (
 from idempotency_django.engine.context import ExecutionContext, UnprotectedContext
 from idempotency_django.engine.leases import Lease
 from idempotency_django.engine.steps import LONGEST_NAME
-from idempotency_django.errors import ClaimLost, StepFailed, StepsChanged, StoreUnavailable
+from idempotency_django.errors import ClaimLost, StepsChanged, StoreUnavailable
 from idempotency_django.models import IdempotencyKey, IdempotencyStep
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
@@ -492,8 +492,8 @@ class TestSteps:
         assert calls == ["worked"]
         assert effects(database.using) == 1
 
-    def test_given_up_within_one_attempt(self, store: Store) -> None:
-        """A step that failed and was left so, for another, is given up by the next attempt too."""
+    def test_failed_step_is_called_again(self, store: Store) -> None:
+        """A step that failed and was left so, for another, is called again by the next attempt."""
         operation, calls = leased(), []
 
         def handler(execution: ExecutionContext) -> list[object]:
@@ -506,13 +506,13 @@ class TestSteps:
             results = []
             try:
                 results.append(execution.step("optional", optional))
-            except (ConnectionError, StepFailed):
+            except ConnectionError:
                 results.append("skipped")
             return [*results, execution.step("next", calls.append, "next")]
 
         failed_after(store, operation, handler)
-        assert attempt(store, operation, handler) == Executed(["skipped", None])
-        assert calls == ["optional", "next"]
+        assert attempt(store, operation, handler) == Executed(["done", None])
+        assert calls == ["optional", "next", "optional"]
 
     def test_survives_several_failures(self, store: Store) -> None:
         """Steps of several attempts add up."""

@@ -27,7 +27,6 @@ USES: dict[str, Callable[[Any], Any]] = {
     "step": lambda execution: execution.step("charge", dict),
     "astep": lambda execution: execution.astep("charge", dict),
     "derive_key": lambda execution: execution.derive_key("charge"),
-    "expect": lambda execution: execution.expect(LookupError),
     "key": lambda execution: execution.key,
     "attempt": lambda execution: execution.attempt,
 }

@@ -378,11 +378,10 @@ class Records(Source):
     def _steps(self, members: dict[Any, Member], shown: Confidential) -> Iterator[Entry]:
         """The steps of all members, in one query; two more, if confidential things are shown."""
         every = IdempotencyStep.objects.using(self.using).order_by("record", "position")
-        steps = every.filter(record__in=list(members)).annotate(failed=~Q(failure=""))
+        steps = every.filter(record__in=list(members)).defer("result")
         own = [pk for pk, member in members.items() if member.reference == shown.results_of]
-        results = every.filter(record__in=own).values_list("pk", "failure", "result") if own else ()
-        returned = {pk: failure or result for pk, failure, result in results}
-        found = list(steps.defer("result", "failure"))
+        results = dict(every.filter(record__in=own).values_list("pk", "result")) if own else {}
+        found = list(steps)
         fingerprints: dict[Any, str] = {}
         if shown.derived and found:
             rows = IdempotencyKey.objects.using(self.using)
@@ -392,13 +391,11 @@ class Records(Source):
             member = members[step.record_id]
             values = {"place": step.position + 1, "name": step.name, "attempt": step.attempt}
             what = _("step %(place)d, %(name)s, by attempt %(attempt)d")
-            if step.failed:
-                what = _("step %(place)d, %(name)s, failed in attempt %(attempt)d")
             yield entry(
                 member,
                 what % values,
                 step.completed_at,
-                result=returned.get(step.pk, ""),
+                result=results.get(step.pk, ""),
                 derived=_derived(member, fingerprints.get(step.record_id, ""), step.name),
             )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -158,25 +158,11 @@ class ExecutionContext:
         if self._lease is None:
             return transaction.atomic(using=self._store.using)  # the claim's own holds it already
         self._lease.ensure()
-        self._steps.keep(self._steps.failed)
         return self._store.fenced(self._claim)
 
     def refuse_steps(self) -> None:
         """Let :meth:`step` raise despite the lease: the handler runs in one transaction."""
         self._has_steps = False
-
-    def expect(self, *errors: type[Exception]) -> None:
-        """Declare the errors of steps that the handler catches to continue without the step.
-
-        When a handler has caught an error of a step and begins another step, the error is stored.
-        Each later attempt raises it again, so that the handler takes the same branch. It is raised
-        as the closest of these classes, with its arguments and attributes as far as they are JSON,
-        or as :exc:`~idempotency_django.errors.StepFailed` if none of them fits.
-
-        Args:
-            errors: exception classes, in addition to those of earlier calls.
-        """
-        self._steps.expected += errors
 
     def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call the function, store its result once per key, and return the result.
@@ -198,8 +184,6 @@ class ExecutionContext:
             TypeError: the result is not JSON; the step was rolled back.
             ClaimLost: the operation was taken over; the step was not begun, or was rolled back.
             StepsChanged: an earlier attempt stored other steps than the code now has.
-            StepFailed: the step failed in an earlier attempt, which went on without it. An error
-                that was passed to :meth:`expect` is raised as itself instead.
             ImproperlyConfigured: the policy is not ``leased``; the store keeps no steps; a
                 transaction around the step would keep it from committing; or another thread than
                 the handler's calls it, so that the order of steps could change.
@@ -209,47 +193,38 @@ class ExecutionContext:
         self._steps.load()
         position, stored = self._steps.reach(name)
         if stored is not None:
-            return self._steps.outcome(stored)
+            return json.loads(stored.result)
         with self._steps.beginning(name):
             lease.ensure()
-            self._steps.keep(self._steps.failed)
             return self._commit(position, name, partial(function, *args, **kwargs))
 
-    def astep(
+    async def astep(
         self,
         name: str,
         function: Callable[..., Any] | Callable[..., Awaitable[Any]],
         /,
         *args: Any,
         **kwargs: Any,
-    ) -> Coroutine[Any, Any, Any]:
+    ) -> Any:
         """:meth:`step` for an async handler.
 
         A coroutine function is awaited outside any transaction, and its result is stored
         afterwards. A plain function runs in a thread, within the transaction, as in :meth:`step`.
         """
-        # Of now: what fails later, beside it in one gather(), is nothing that it follows.
-        return self._astep(self._steps.failed, name, partial(function, *args, **kwargs))
-
-    async def _astep(
-        self, failed: frozenset[str], name: str, function: partial[Any | Awaitable[Any]]
-    ) -> Any:
         lease = self._leased(name)
         if not self._steps.loaded:
             await sync_to_async(self._steps.load)()
         position, stored = self._steps.reach(name)
         if stored is not None:
-            return self._steps.outcome(stored)
-
+            return json.loads(stored.result)
+        work = partial(function, *args, **kwargs)
         with self._steps.beginning(name):
             if lease.is_over:
                 await sync_to_async(lease.ensure)()
-            if failed:
-                await sync_to_async(self._steps.keep)(failed)
-            if not iscoroutinefunction(function.func):
-                return await sync_to_async(self._commit)(position, name, function)
+            if not iscoroutinefunction(function):
+                return await sync_to_async(self._commit)(position, name, work)
             with running(name):
-                result = await function()
+                result = await work()
             return await sync_to_async(self._commit)(position, name, lambda: result)
 
     def _commit(self, position: int, name: str, make: Callable[[], Any]) -> Any:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
@@ -13,12 +10,11 @@ from typing import Any, Final
 from django.core.exceptions import ImproperlyConfigured
 from django.core.serializers.json import DjangoJSONEncoder
 
-from ..errors import ClaimLost, StepFailed, StepsChanged, StoreUnavailable
+from ..errors import ClaimLost, StepsChanged
 from ..stores import Store
 from ..stores.records import Claim, Step
 
 LONGEST_NAME: Final = 100  # characters of a step's name
-LONGEST_ERROR: Final = 4096  # characters of an error's text, and of each of its attributes
 MOST: Final = 32_768  # steps of one operation, whose positions are stored in two bytes
 
 _DONE: Final = (
@@ -47,10 +43,6 @@ class Steps:
         self._stored: dict[int, Step] = {}
         self._reached: dict[str, int] = {}
         self._begun: set[str] = set()
-        self._failed: dict[str, Exception] = {}
-        self._settling = threading.Lock()
-        self.expected: tuple[type[Exception], ...] = ()
-        """The error classes that a failed step can raise again."""
         self.loaded = claim.attempt == 1
         """Whether the stored steps of earlier attempts are loaded."""
 
@@ -74,10 +66,7 @@ class Steps:
                 there are too many steps.
         """
         again = self._reached.get(name)  # after a failure that the handler dealt with itself
-        done = self._stored.get(again) if again is not None else None
-        if done and done.failure and again is not None:
-            return again, done
-        if name in self._begun or done:
+        if name in self._begun or again in self._stored:
             raise ValueError(
                 f"This operation has two steps with the name {name!r}. Give each its own name."
             )
@@ -105,74 +94,12 @@ class Steps:
 
     @contextmanager
     def beginning(self, name: str) -> Iterator[None]:
-        """Prevent another step of that name from beginning at the same time; note if it fails."""
+        """Prevent another step of that name from beginning at the same time."""
         self._begun.add(name)
-        self._failed.pop(name, None)
         try:
             yield
-        except asyncio.CancelledError:
-            self._failed[name] = TimeoutError("It was cancelled.")  # as its handler may see it
-            raise
-        except Exception as error:
-            self._failed[name] = error
-            raise
         finally:
             self._begun.discard(name)
-
-    def outcome(self, stored: Step) -> Any:
-        """The result of a stored step; if it failed, its error is raised again."""
-        if stored.failure:
-            raise load_error(stored, self.expected)
-        return json.loads(stored.result)
-
-    @property
-    def failed(self) -> frozenset[str]:
-        """The steps that have failed in this attempt, and are not stored as such."""
-        return frozenset(self._failed)
-
-    def keep(self, failed: frozenset[str]) -> None:
-        """Store the failures that the handler has caught, before anything follows them.
-
-        What follows depends on them. If such a step succeeded in a later attempt, the handler would
-        take the other branch there, and both branches would have effects.
-
-        Args:
-            failed: the steps that had failed when what is to follow was called for. Those of them
-                that are being called again are left out.
-
-        Raises:
-            StoreUnavailable: as a step did of which it is unknown whether it was committed: nothing
-                may follow that. Or the failures cannot be stored.
-            ClaimLost: the operation was taken over.
-            ImproperlyConfigured: a transaction surrounds what is to follow.
-        """
-        if not failed:
-            return
-        with self._settling:
-            again = self._begun
-            caught = {n: e for n, e in self._failed.items() if n in failed and n not in again}
-            for error in caught.values():
-                if isinstance(error, (StoreUnavailable, ClaimLost)):
-                    raise error
-            if not caught:
-                return
-            failures = [
-                Step(
-                    position=self._reached[name],
-                    name=name,
-                    attempt=self._claim.attempt,
-                    result="",
-                    failure=dump_error(error),
-                )
-                for name, error in caught.items()
-            ]
-            with self._store.durable(f"The failure of the step {failures[0].name!r}"):
-                for step in failures:
-                    if not self._store.save_step(self._claim, step):
-                        raise ClaimLost
-            for step in failures:
-                self.note(step)
-                del self._failed[step.name]
 
     def save(self, position: int, name: str, result: Any) -> Step:
         """Store the result of a step, in the running transaction.
@@ -204,60 +131,6 @@ class Steps:
             )
 
 
-def dump_error(error: Exception) -> str:
-    """The error as JSON: its classes, its text, and those of its arguments and attributes that are.
-
-    What is longer than ``LONGEST_ERROR`` is left out. Arguments belong together: if one of them is
-    not JSON, the text replaces all of them.
-    """
-    text = text_of(error)[:LONGEST_ERROR]
-    attributes = {n: v for n, v in vars(error).items() if not n.startswith("__") and _is_kept(v)}
-    return encode_json(
-        {
-            "classes": [_path(cls) for cls in type(error).__mro__ if issubclass(cls, Exception)],
-            "text": text,
-            "args": list(error.args) if _is_kept(error.args) else [text],
-            "attributes": attributes,
-        }
-    )
-
-
-def load_error(step: Step, expected: Iterable[type[Exception]]) -> Exception:
-    """The error that a step failed with, to be raised again.
-
-    Args:
-        step: one that has failed.
-        expected: classes that may be raised; the closest one is, else ``StepFailed``.
-    """
-    stored = json.loads(step.failure)
-    known = {_path(cls): cls for cls in expected}
-    closest = next((known[path] for path in stored["classes"] if path in known), None)
-    error = None if closest is None else _made(closest, stored)
-    if error is None:
-        name = stored["classes"][0].rpartition(".")[2]
-        return StepFailed(step.name, step.attempt, name, stored["text"])
-    error.add_note(
-        f"The step {step.name!r} failed with this error in attempt {step.attempt}, which "
-        "continued without the step. So the step is not called again."
-    )
-    return error
-
-
-def _made(cls: type[Exception], stored: dict[str, Any]) -> Exception | None:
-    try:
-        # Not by its __init__, whose arguments may be others than the error's.
-        error = cls.__new__(cls, *stored["args"])
-        error.args = tuple(stored["args"])
-        vars(error).update(stored["attributes"])
-    except Exception:  # noqa: BLE001  # a class of its own kind
-        return None
-    return error
-
-
-def _path(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
 def text_of(error: BaseException) -> str:
     """The text of an error, also if its own ``__str__()`` fails."""
     try:
@@ -269,14 +142,6 @@ def text_of(error: BaseException) -> str:
 def named(error: BaseException) -> str:
     """The class of an error and its text, for records and logs."""
     return f"{type(error).__name__}: {text_of(error)}"
-
-
-def _is_kept(value: object) -> bool:
-    """Whether a value is JSON, and not a whole response, as the errors of SDKs carry it."""
-    try:
-        return len(encode_json(value)) <= LONGEST_ERROR
-    except (TypeError, ValueError, RecursionError):
-        return False
 
 
 def as_json(name: str, result: Any) -> str:

@@ -17,10 +17,5 @@ class Migration(migrations.Migration):
             name='pinned',
             field=models.BooleanField(db_default=False, default=False, verbose_name='kept for its request'),
         ),
-        migrations.AddField(
-            model_name='idempotencystep',
-            name='failure',
-            field=models.TextField(blank=True, default='', verbose_name='failure'),
-        ),
         migrations.RunPython(restore_index, migrations.RunPython.noop),
     ]

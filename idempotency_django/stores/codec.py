@@ -1,7 +1,7 @@
 """The codec of everything that is stored to be read later: responses, steps and messages.
 
 Every store, and every table of messages, writes its contents through this module and reads them
-through it: a response's headers and body, a step's result or failure, the payload and the headers
+through it: a response's headers and body, a step's result, the payload and the headers
 of an outbox message, the body and the headers of an inbox message or a dead letter, and the errors
 of all of them. To encrypt or compress what is stored, change :func:`dump` and :func:`load`: a text
 stays a text, and what was written before must still be read. To change responses only, change
@@ -90,12 +90,12 @@ def _is_header(pair: Any) -> bool:
 
 def encode_step(step: Step) -> Step:
     """The stored form of a step."""
-    return replace(step, result=dump_text(step.result), failure=dump_text(step.failure))
+    return replace(step, result=dump_text(step.result))
 
 
 def decode_step(stored: Step) -> Step:
     """The step that was stored."""
-    return replace(stored, result=load_text(stored.result), failure=load_text(stored.failure))
+    return replace(stored, result=load_text(stored.result))
 
 
 class StoredTextField(models.TextField):  # type: ignore[type-arg]  # not subscriptable at runtime

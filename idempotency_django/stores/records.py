@@ -273,18 +273,16 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A recovery point: a named step of an operation, and its result or failure.
+    """A recovery point: a named step of an operation, and its result.
 
     Attributes:
         position: its place among the operation's steps, from 0.
         name: the step's name.
         attempt: which attempt ran it.
-        result: what it returned, as JSON; empty if it failed.
-        failure: its error, as JSON, if its handler went on without it; else empty.
+        result: what it returned, as JSON.
     """
 
     position: int
     name: str
     attempt: int
     result: str
-    failure: str = ""

@@ -363,7 +363,7 @@ class DatabaseStore(Store):
 
     def steps(self, claim: Claim) -> Sequence[Step]:
         rows = IdempotencyStep.objects.using(self.using).filter(record=claim.record_id)
-        columns = ("position", "name", "attempt", "result", "failure")
+        columns = ("position", "name", "attempt", "result")
         with self._translated():
             return [Step(**row) for row in rows.order_by("position").values(*columns)]
 

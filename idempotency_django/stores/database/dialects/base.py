@@ -279,7 +279,6 @@ class Dialect(ABC):
             "name": step.name,
             "attempt": step.attempt,
             "result": step.result,
-            "failure": step.failure,
             "id": claim.record_id,
             "token": claim.token,
         }
