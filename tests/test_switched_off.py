@@ -12,13 +12,9 @@ from django.core.checks import run_checks
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client
 from django.urls import path
-from rest_framework.request import Request
-from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from idempotency_django import aidempotent_call, idempotent, idempotent_call
 from idempotency_django.contrib.jobs import idempotent_job
-from idempotency_django.drf import idempotent_items
 from idempotency_django.engine.functions import idempotent_outcome
 from idempotency_django.models import IdempotencyKey
 from tests.models import Effect
@@ -53,17 +49,7 @@ def optional(request: HttpRequest) -> HttpResponse:
     return HttpResponse(str(request.idempotency))  # type: ignore[attr-defined]
 
 
-class Batch(APIView):
-    def post(self, request: Request) -> Response:
-        return Response(idempotent_items(self, self.create))
-
-    def create(self, item: dict[str, Any]) -> Response:
-        Effect.objects.create(reference=item["reference"])
-        return Response({}, status=201)
-
-
 urlpatterns = [
-    path("batch/", Batch.as_view()),
     *(path(way.path.removeprefix("/"), way.view) for way in WAYS),
     path("stepping/", stepping),
     path("astepping/", astepping),
@@ -119,18 +105,6 @@ def test_status() -> None:
     """Each response to a key says that it has no effect, whatever its status is."""
     response = Client().post("/refusing/", headers={"Idempotency-Key": new_key()})
     assert (response.status_code, response["Idempotency-Status"]) == (400, "ignored")
-
-
-@pytest.mark.parametrize("key", [{}, {"idempotency_key": "a"}, {"idempotency_key": 1}])
-@pytest.mark.parametrize("dialect", ["ietf", "oasis"])
-def test_items(key: dict[str, Any], dialect: str, settings: Any) -> None:
-    """Nor is the key of an item of a batch, whatever its dialect asks for."""
-    settings.IDEMPOTENCY = {"ENABLED": False, "POLICY": {"dialect": dialect}}
-    for _ in range(2):
-        response = Client().post("/batch/", [{"reference": "a"} | key], "application/json")
-        assert response.json() == [{"status": 201, "body": {}, "replayed": False}]
-    assert effects() == 2
-    assert not IdempotencyKey.objects.exists()
 
 
 def test_calls() -> None:

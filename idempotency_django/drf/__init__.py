@@ -18,7 +18,6 @@ from ..lazy import lazily
 
 if TYPE_CHECKING:
     from .adapter import IdempotencyAPIException
-    from .batch import idempotent_items
     from .views import (
         IdempotencyStatusView,
         IdempotentRequest,
@@ -32,7 +31,6 @@ __all__ = [
     "IdempotentRequest",
     "IdempotentViewMixin",
     "OptionallyIdempotentRequest",
-    "idempotent_items",
 ]
 
 # Lazily: REST framework imports the renderers of its settings before its own views.
@@ -45,6 +43,5 @@ __getattr__ = lazily(
         "IdempotentRequest": "views",
         "IdempotentViewMixin": "views",
         "OptionallyIdempotentRequest": "views",
-        "idempotent_items": "batch",
     },
 )

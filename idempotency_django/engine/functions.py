@@ -25,7 +25,7 @@ from ..stores.atomic_blocks import (
     is_open,
     refuse_other_transactions,
 )
-from ..stores.records import Payload, Record
+from ..stores.records import Payload
 from . import (
     Executed,
     Expired,
@@ -54,12 +54,10 @@ class CallOutcome:
         result: the function's result, as it reads back from what is stored.
         replayed: whether it is the stored result of an earlier call; ``False``: the function was
             executed by this one.
-        stored: whether later calls return it, too.
     """
 
     result: Any
     replayed: bool
-    stored: bool = True
 
 
 def idempotent_call(
@@ -166,28 +164,11 @@ async def aidempotent_outcome(
     return await arun_plan(plan, function)
 
 
-def run_plan(
-    plan: Plan,
-    function: Callable[[ExecutionContext], Any],
-    *,
-    answer: Callable[[Plan, Any], Result] | None = None,
-    admit: Callable[[Record], None] | None = None,
-    of_client: bool = False,
-) -> CallOutcome:
-    """:func:`idempotent_outcome` for an adapter that has planned the call itself.
-
-    Args:
-        plan: the plan.
-        function: what to do.
-        answer: makes the result for the engine of what the function returned; ``None``: JSON.
-        admit: raises to refuse a replay.
-        of_client: whether a client sent the key, and reads why it is refused. Otherwise, that text
-            is for the log of a program, and names the operation.
-    """
-    made = answer or answer_of
+def run_plan(plan: Plan, function: Callable[[ExecutionContext], Any]) -> CallOutcome:
+    """:func:`idempotent_outcome` for an adapter that has planned the call itself."""
     if not conf.enabled:
         value = function(UnprotectedContext(plan.store, plan.operation))
-        return CallOutcome(made(plan, value).response, replayed=False, stored=False)
+        return CallOutcome(answer_of(plan, value).response, replayed=False)
     using = plan.store.using
     if using and any(map(is_atomic, connections.settings.values())) and not is_open(using):
         refuse_other_transactions(
@@ -195,11 +176,11 @@ def run_plan(
         )
 
     def execute(execution: ExecutionContext) -> Result:
-        return made(plan, function(execution))
+        return answer_of(plan, function(execution))
 
     try:
-        outcome = engine.run(plan.store, plan.operation, execute, reraise, admit=admit)
-        return _result(outcome, plan, of_client)
+        outcome = engine.run(plan.store, plan.operation, execute, reraise)
+        return _result(outcome, plan)
     except IdempotencyError as error:
         error.foreign = True  # a request that makes the call is another operation
         raise
@@ -211,14 +192,14 @@ async def arun_plan(
     """:func:`run_plan` for a coroutine function."""
     if not conf.enabled:
         value = await function(UnprotectedContext(plan.store, plan.operation))
-        return CallOutcome(answer_of(plan, value).response, replayed=False, stored=False)
+        return CallOutcome(answer_of(plan, value).response, replayed=False)
 
     async def execute(execution: ExecutionContext) -> Result:
         return answer_of(plan, await function(execution))
 
     try:
         outcome = await engine.arun(plan.store, plan.operation, execute, reraise)
-        return _result(outcome, plan, of_client=False)
+        return _result(outcome, plan)
     except IdempotencyError as error:
         error.foreign = True
         raise
@@ -263,27 +244,22 @@ def _plan(
 def answer_of(plan: Plan, result: Any) -> Result:
     """The result of a plain Python handler, as it reads back from JSON, and its stored form."""
     text = as_json(plan.operation.name, result)
-    return Result(json.loads(text), json_payload(text, plan.policy))
-
-
-def json_payload(text: str, policy: Policy, status: int = 200) -> Payload:
-    """The payload of a result as JSON; a tombstone if it is too large."""
     body = text.encode()
-    kept = len(body) <= policy.max_response_bytes
-    return Payload(status, (("Content-Type", "application/json"),), body if kept else None)
+    kept = len(body) <= plan.policy.max_response_bytes
+    headers = (("Content-Type", "application/json"),)
+    return Result(json.loads(text), Payload(200, headers, body if kept else None))
 
 
-def _result(outcome: Outcome, plan: Plan, of_client: bool) -> CallOutcome:
+def _result(outcome: Outcome, plan: Plan) -> CallOutcome:
     match outcome:
-        case Executed(result, payload):
-            return CallOutcome(result, replayed=False, stored=payload is not None)
+        case Executed(result):
+            return CallOutcome(result, replayed=False)
         case Replayed(record):
             if record.payload is None or record.payload.body is None:
                 raise ResponseNotStored
             return CallOutcome(record.payload.result, replayed=True)
         case Expired() | InProgress() | Held() | Mismatched():
-            what = "" if of_client else f"The key {plan.operation.key!r} of {plan.operation.name}"
-            raise refusal(outcome, what)
+            raise refusal(outcome, f"The key {plan.operation.key!r} of {plan.operation.name}")
         case _:
             assert_never(outcome)
 

@@ -153,15 +153,10 @@ def as_json(name: str, result: Any) -> str:
     try:
         return encode_json(result)
     except (TypeError, ValueError, RecursionError) as error:
-        raise no_json(name, error) from error
-
-
-def no_json(name: str, error: Exception) -> TypeError:
-    """The error of a function or step that returned what is not JSON."""
-    return TypeError(
-        f"{name!r} returned a value that is not JSON, so it cannot be stored: {error}. Return what "
-        "DjangoJSONEncoder can write, for example an id instead of an object."
-    )
+        raise TypeError(
+            f"{name!r} returned a value that is not JSON, so it cannot be stored: {error}. Return "
+            "what DjangoJSONEncoder can write, for example an id instead of an object."
+        ) from error
 
 
 def _named(names: list[str]) -> str:

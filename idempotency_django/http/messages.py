@@ -34,7 +34,7 @@ from ..policy.canonical import digest
 from ..policy.dialects import Dialect
 from ..policy.identity import header_of
 from ..policy.invocation import Body, Invocation
-from ..stores.records import REASON, UNFINISHED, Operation, Payload, Record
+from ..stores.records import REASON, Operation, Payload, Record
 from .bodies import body_of
 from .marking import mark, refused
 from .replays import (
@@ -310,9 +310,6 @@ PLANNED: Final = "_idempotency_planned"
 False: its response says nothing of it. The view was only observed, or a part of it read the key.
 """
 
-HAS_UNFINISHED: Final = "_idempotency_has_unfinished"
-"""The attribute of a request with parts that have keys of their own and that a retry executes."""
-
 
 def mark_response(
     response: HttpResponseBase,
@@ -529,11 +526,6 @@ def has_body(record: Record) -> bool:
     return record.payload is not None and record.payload.body is not None
 
 
-def is_unfinished(payload: Payload | None) -> bool:
-    """Whether a retry runs the view again, because parts of the request are to be executed."""
-    return payload is not None and payload.note(UNFINISHED) is not None
-
-
 LANGUAGE: Final = "Content-Language"
 
 UNKNOWN_REASON: Final = "Unknown Status Code"
@@ -585,13 +577,7 @@ def reason_not_to_store(adapter: Adapter, response: HttpResponseBase, policy: Po
 
 
 def _payload(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> Payload:
-    """The payload of a response; a tombstone for a page that was made for one visitor.
-
-    Where parts of the request are to run again, it is a tombstone with a note of that.
-    """
-    if hasattr(adapter.http_request, HAS_UNFINISHED):
-        payload = payload_of(response, policy)
-        return replace(payload, headers=(*payload.headers, (UNFINISHED, "true")), body=None)
+    """The payload of a response; a tombstone for a page that was made for one visitor."""
     meta = adapter.http_request.META
     storable = response
     given_out = adapter.tokens or CSRF_USED in meta or nonce_of(adapter.http_request)

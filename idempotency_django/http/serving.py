@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, assert_never
 
@@ -53,7 +53,6 @@ from .messages import (
     caller_of,
     credentials_of,
     has_body,
-    is_unfinished,
     key_header,
     mark_replay,
     mark_response,
@@ -137,7 +136,7 @@ def serve(
             undo=before.restore,
             admit=partial(_admit, adapter, policy),
         )
-        return _response(adapter, policy, plan, outcome, asked_at, transactions)
+        return _response(adapter, policy, plan, outcome, asked_at)
     except IdempotencyError as error:
         _explain(error, plan.operation)
         raise
@@ -304,7 +303,6 @@ def _response(
     plan: Plan,
     outcome: Outcome,
     asked_at: float,
-    transactions: RequestTransactions | None = None,
 ) -> HttpResponseBase:
     """The response that the client gets; headers say what became of the request, and its key.
 
@@ -314,19 +312,14 @@ def _response(
         plan: what was run.
         outcome: how that ended.
         asked_at: a value of ``time.monotonic()`` from before that.
-        transactions: what the adapter opened around the request.
     """
     response: HttpResponseBase
     operation = plan.operation
     match outcome:
         case Executed(response, payload):
             lost = payload is not None and payload.body is None and not adapter.can_rebuild(policy)
-            lost = lost or is_unfinished(payload)
             elapsed = time.monotonic() - asked_at
             mark(response, NOT_STORED if lost else executed(outcome, operation, policy, elapsed))
-        case Replayed(record) if is_unfinished(record.payload):
-            response = _run_again(adapter, policy, plan, transactions)
-            mark(response, NOT_STORED)
         case Replayed(record):
             response = _altered(adapter, policy, _replay(adapter, policy, record))
             mark(response, replayed(record, operation, policy))
@@ -360,22 +353,6 @@ def _owners(adapter: Adapter, policy: Policy, operation: Operation) -> list[str]
         owners.append(caller)
     is_anonymous = not caller and getattr(adapter.request, "auth", None) is None
     return owners or ["" if is_anonymous else UNKNOWN]
-
-
-def _run_again(
-    adapter: Adapter, policy: Policy, plan: Plan, transactions: RequestTransactions | None
-) -> HttpResponseBase:
-    """Run a view again of which parts are to be executed, which protect themselves with their keys.
-
-    It has no claim: its own steps are called. The transactions of the request are open, or were
-    ended for a leased one.
-    """
-    ended = transactions if plan.operation.lease is not None else None
-    with (
-        ended.around_handler(plan.store) if ended else nullcontext(),
-        _unprotected(adapter, policy, plan.operation),
-    ):
-        return adapter.respond()
 
 
 def _retry_after() -> int:

@@ -182,9 +182,6 @@ def name_based_key(parts: Iterable[str]) -> str:
 REASON: Final = ":reason"
 """The name of the reason phrase among the headers of a payload; no real header can have it."""
 
-UNFINISHED: Final = ":unfinished"
-"""The name of the note that a retry runs the view again, whose parts have keys of their own."""
-
 
 @dataclass(frozen=True, slots=True)
 class Payload:
