@@ -32,7 +32,7 @@ from ..models import IdempotencyKey
 from ..stores.records import Status, reference
 from .actions import ACTIONS
 from .answers import Answer, derived_keys_page
-from .base import ListAdmin
+from .base import Action, ListAdmin
 from .changelist import (
     AnswerFilter,
     AuditChangeList,
@@ -43,7 +43,17 @@ from .changelist import (
     StateFilter,
     beginning_with,
 )
-from .text import cut, two_lines
+from .text import cut, indented, preformatted, two_lines
+
+__all__ = [
+    "Action",
+    "IdempotencyKeyAdmin",
+    "ListAdmin",
+    "cut",
+    "indented",
+    "preformatted",
+    "two_lines",
+]
 
 
 @admin.register(IdempotencyKey)

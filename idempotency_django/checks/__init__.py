@@ -80,7 +80,10 @@ from .configuration import (
     check_stores,
     check_template_middleware,
 )
+from .inventory import Endpoint, endpoint_of, endpoints
 from .views import check_views
+
+__all__ = ["Endpoint", "endpoint_of", "endpoints", "register_checks"]
 
 
 def register_checks() -> None:

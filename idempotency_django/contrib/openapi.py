@@ -16,7 +16,7 @@ from drf_spectacular.extensions import OpenApiViewExtension
 from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.plumbing import ResolvedComponent
 
-from ..checks.inventory import endpoint_of
+from ..checks import endpoint_of
 from ..http.described import describe, error_schema
 from ..policy import dialect_of
 from ..policy.dialects import Dialect

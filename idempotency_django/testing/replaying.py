@@ -26,7 +26,7 @@ from django.test.client import FakePayload
 from django.urls import Resolver404, resolve
 
 from .. import signals
-from ..checks.inventory import Endpoint, endpoint_of
+from ..checks import Endpoint, endpoint_of
 from ..conf import conf
 from ..engine.effects import DID, Effect, Observed, effects_outside, observed_effects
 from ..errors import ResponseNotStored

@@ -16,8 +16,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ...admin.base import Action, ListAdmin
-from ...admin.text import cut, indented, preformatted, two_lines
+from ...admin import Action, ListAdmin, cut, indented, preformatted, two_lines
 from ..timeline import Moment
 from . import settling
 from . import streams as positions

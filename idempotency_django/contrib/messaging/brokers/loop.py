@@ -28,7 +28,7 @@ from django.db import DatabaseError, InterfaceError, close_old_connections, conn
 from ....backoff import Backoff
 from ....conf import seconds_of
 from ....errors import OperationInProgress, StoreUnavailable, UnknownEventType
-from ....management.stopping import stop_on_signals
+from ....management import stop_on_signals
 from .. import dead_letters
 from .. import events as envelopes
 from ..consumers import Consumer, Duplicate, Failed, Handled, Outcome

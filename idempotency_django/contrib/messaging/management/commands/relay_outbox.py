@@ -10,8 +10,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
-from .....management.arguments import number
-from .....management.stopping import stop_on_signals
+from .....management import number, stop_on_signals
 from ...outbox.relay import BATCH_SIZE, LEASE, POLL, Relay, abandoned, run_relay
 from ...queue import counted
 from ...tables import refuse_unmigrated

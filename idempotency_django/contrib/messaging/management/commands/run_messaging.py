@@ -9,8 +9,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
-from .....management.arguments import number
-from .....management.stopping import stop_on_signals
+from .....management import number, stop_on_signals
 from ...outbox.relay import POLL
 from ...running import PURGE_INTERVAL, PartEnded, run_messaging
 from ...tables import refuse_unmigrated
