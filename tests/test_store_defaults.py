@@ -66,7 +66,7 @@ def test_without_transactions() -> None:
     """A store without transactions promises nothing of them, and fences nobody."""
     store = Store()
     called: list[str] = []
-    with store.transaction(), store.guard_transaction("it"), store.durable("it"):
+    with store.transaction(), store.durable("it"):
         store.on_commit(lambda: called.append("now"))
     assert called == ["now"]
     assert not store.is_busy(OperationInProgress())

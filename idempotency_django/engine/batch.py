@@ -180,9 +180,8 @@ class _Batch:
                 claims = store.acquire_many([item.operation for item in self.items])
                 self.claimed = True
                 store.on_commit(self._announce)  # before the handlers' own hooks
-                with store.guard_transaction(f"a batch of {len(self.items)}"):
-                    for place, claim_or_record in enumerate(claims):
-                        outcomes[place] = self._outcome(self.items[place], claim_or_record)
+                for place, claim_or_record in enumerate(claims):
+                    outcomes[place] = self._outcome(self.items[place], claim_or_record)
                 if not all(store.complete_many(self._answers)):
                     raise ClaimLost
                 store.record_replays(

@@ -12,19 +12,12 @@ from functools import partial
 from typing import Any, Final, assert_never
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
 
 from .. import engine
 from ..conf import conf
 from ..errors import IdempotencyError, ResponseNotStored
 from ..policy import PROJECT_POLICY, UNSET, Policy, resolve
 from ..policy.canonical import canonical, content_digest
-from ..stores.atomic_blocks import (
-    atomic_request_databases,
-    is_atomic,
-    is_open,
-    refuse_other_transactions,
-)
 from ..stores.records import Payload
 from . import (
     Executed,
@@ -169,11 +162,6 @@ def run_plan(plan: Plan, function: Callable[[ExecutionContext], Any]) -> CallOut
     if not conf.enabled:
         value = function(UnprotectedContext(plan.store, plan.operation))
         return CallOutcome(answer_of(plan, value).response, replayed=False)
-    using = plan.store.using
-    if using and any(map(is_atomic, connections.settings.values())) and not is_open(using):
-        refuse_other_transactions(
-            f"The result of {plan.operation.name}", using, atomic_request_databases()
-        )
 
     def execute(execution: ExecutionContext) -> Result:
         return answer_of(plan, function(execution))

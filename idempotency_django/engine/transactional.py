@@ -233,8 +233,7 @@ class TransactionalRun:
         self._claimed = True
         token = CURRENT.set(self.execution)
         try:
-            with store.guard_transaction(claim.operation.name):
-                result = self.execute(self.execution)
+            result = self.execute(self.execution)
             payload = result.payload
             if isinstance(payload, Payload) and payload.status >= _ERRORS and self._is_marked():
                 # An error is not kept if the handler has marked its transaction, or swallowed an

@@ -17,7 +17,6 @@ from ..engine.outcomes import UNCERTAIN_ERRORS
 from ..engine.transactional import Atomic
 from ..errors import OperationInProgress, StoreUnavailable
 from ..stores import Store
-from ..stores.atomic_blocks import is_open, refuse_other_transactions
 
 
 class ExcludedDatabases(set[str]):
@@ -54,10 +53,8 @@ class RequestTransactions(Atomic):
         self._store: Store | None = None
         self._spared = False
         self._ended = False
-        self._surrounding: list[str] = []
 
     def __enter__(self) -> RequestTransactions:
-        self._surrounding = [alias for alias in self.aliases if is_open(alias)]
         with ExitStack() as begun:
             for alias in self.aliases:
                 atomic = transaction.atomic(using=alias)
@@ -90,11 +87,9 @@ class RequestTransactions(Atomic):
         Raises:
             OperationInProgress: the store's database is too busy to begin one.
             StoreUnavailable: it cannot be reached.
-            ImproperlyConfigured: Django's own transactions surround these.
         """
         if store.using is None or not self.aliases:
             return None
-        refuse_other_transactions("The answer of this request", store.using, self._surrounding)
         self._last, self._store = store.using, store
         if store.using not in self._open:
             self._begin(store.using)
@@ -125,7 +120,6 @@ class RequestTransactions(Atomic):
         """
         if not self.aliases:
             return super().around_handler(store)
-        refuse_other_transactions("The answer of this request", store.using, self._surrounding)
         self._end(None, None, None)
         self._ended = True
         return self._begun(store)

@@ -43,7 +43,6 @@ from ..errors import (
 from ..policy import UNSAFE_METHODS, Policy, dialect_of, keys, project_dialect
 from ..policy.identity import header_of
 from ..stores import stores
-from ..stores.atomic_blocks import atomic_request_databases, refuse_other_transactions
 from ..stores.records import Operation, Record
 from .atomic_requests import RequestTransactions
 from .marking import IGNORED, IN_PROGRESS, NOT_STORED, executed, mark, replayed
@@ -122,10 +121,6 @@ def serve(
     asked_at = time.monotonic()
     store, before = plan.store, SessionSnapshot(request)
     atomic = transactions if transactions and transactions.aliases else None
-    if transactions is None:  # then Django opened the open transactions
-        refuse_other_transactions(
-            f"The answer of {plan.operation.name}", store.using, atomic_request_databases()
-        )
     try:
         outcome = engine.run(
             store,

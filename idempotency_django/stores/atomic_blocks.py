@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from operator import itemgetter
 from typing import Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
-
-is_atomic: Final = itemgetter("ATOMIC_REQUESTS")
-"""Whether ATOMIC_REQUESTS is on for a database."""
 
 IN_NINJA: Final = "In django-ninja, which ignores this mark, turn ATOMIC_REQUESTS off."
 """The end of the errors that advise ``transaction.non_atomic_requests``."""
@@ -46,28 +42,6 @@ def is_open(using: str) -> bool:
             return False
     except RuntimeError:
         return True
-
-
-def refuse_other_transactions(what: str, using: str | None, others: Iterable[str]) -> None:
-    """Refuse a claim within a transaction on another database, which would commit later.
-
-    Args:
-        what: what is claimed, for the error.
-        using: the database that keeps the claim; ``None``: a store that refuses all of them itself.
-        others: the databases with such a transaction.
-
-    Raises:
-        ImproperlyConfigured: there is one.
-    """
-    for alias in others:
-        if using not in (None, alias):
-            raise ImproperlyConfigured(
-                f"{what} is stored in the database {using!r}, but ATOMIC_REQUESTS has opened a "
-                f"transaction on the database {alias!r}, which commits later. If that commit "
-                "fails, the result is stored without its effects. Put @idempotent on the view in "
-                "the URLconf, not on one of its methods, or mark the view with "
-                f"transaction.non_atomic_requests(using={alias!r}). {IN_NINJA}"
-            )
 
 
 def atomic_request_databases() -> list[str]:

@@ -194,18 +194,6 @@ class Store(ABC):
         """
         return nullcontext()
 
-    def guard_transaction(self, what: str) -> AbstractContextManager[None]:
-        """Prevent statements in the block from ending the transaction of a claim.
-
-        Args:
-            what: what is executed in it, for the error, such as ``"POST /charges/"``.
-
-        Raises:
-            ImproperlyConfigured: in the block, instead of a statement that would end the
-                transaction.
-        """
-        return nullcontext()
-
     def durable(self, what: str) -> AbstractContextManager[None]:
         """A transaction that is committed at its end, because no other transaction surrounds it.
 

@@ -110,20 +110,6 @@ def test_marked_for_rollback(inbox: Inbox) -> None:
     assert inbox.effects() == []
 
 
-def test_statement_that_commits(inbox: Inbox) -> None:
-    """A statement that would end the transaction is refused in a handler, too."""
-
-    def handle(event: Event, execution: Any) -> None:
-        with connections[execution._store.using].cursor() as cursor:
-            cursor.execute("COMMIT")
-
-    behaviour["shop"] = handle
-    deliver(Hook)
-    assert process_due() == {"pending": 1}
-    assert inbox.effects() == []
-    assert "would end the transaction" in inbox.row().error
-
-
 def test_commit_that_the_driver_makes_holds_the_message(inbox: Inbox) -> None:
     """With on_interrupted="hold", a handler that has committed and failed is not run again."""
     hold = Policy(on_interrupted="hold")

@@ -37,7 +37,6 @@ from .dialects import DIALECTS, Dialect, plain
 from .transactions import (
     StoreTransaction,
     forbid_atomic_block,
-    guarded_transaction,
     raise_translated,
 )
 
@@ -435,9 +434,6 @@ class DatabaseStore(Store):
 
     def transaction(self, *, after: ExitStack | None = None) -> AbstractContextManager[None]:
         return StoreTransaction(self._dialect, whole=True, after=after)
-
-    def guard_transaction(self, what: str) -> AbstractContextManager[None]:
-        return guarded_transaction(self._dialect, what)
 
     @contextmanager
     def durable(self, what: str) -> Iterator[None]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
@@ -57,9 +55,6 @@ def raise_translated(dialect: Dialect, error: DatabaseFault) -> NoReturn:
     if better is error:
         raise error
     raise better from error
-
-
-logger = logging.getLogger("idempotency_django")
 
 
 REFUSED_MESSAGE: Final = (
@@ -190,47 +185,3 @@ class StoreTransaction:
             return translate_error(self.dialect, fault, rolled_back=True)
         unsure = isinstance(fault, OperationalError | InterfaceError)
         return StoreUnavailable(UNCONFIRMED_MESSAGE) if unsure else fault
-
-
-@contextmanager
-def guarded_transaction(dialect: Dialect, what: str) -> Iterator[None]:
-    """Refuse the statements that would end the running transaction, and log where it has ended.
-
-    What Django's cursors execute is looked at, and costs no statement. Scripts, stored procedures
-    and the driver's own cursors are not seen.
-
-    Args:
-        dialect: of the transaction's database.
-        what: what is executed in it.
-
-    Raises:
-        ImproperlyConfigured: in the block, instead of such a statement.
-    """
-    connection = connections[dialect.using]
-
-    def refuse(execute: Callable[..., Any], sql: Any, *arguments: Any) -> Any:
-        text = sql if isinstance(sql, str) else dialect.text_of(sql)
-        if dialect.ends_transaction(text):
-            raise ImproperlyConfigured(
-                f"{text[:40].strip()!r} would end the transaction that {what} runs in, so its "
-                "effects and its result would not commit together. Move the statement out of the "
-                "view, or give the view's idempotency policy mode='leased'."
-            )
-        return execute(sql, *arguments)
-
-    connection.execute_wrappers.append(refuse)
-    try:
-        yield
-    finally:
-        # By itself, not by its place: the handler may have added others, or removed ours.
-        with suppress(ValueError):
-            connection.execute_wrappers.remove(refuse)
-        driver: Any = connection.connection
-        if driver is not None and not dialect.in_transaction(driver):
-            logger.error(
-                "The transaction of %s ended while its view was running, for example by "
-                "executescript(). Its effects so far are committed without its result, and a "
-                "crash or an error now leaves it interrupted. Move the commit out of the view, or "
-                "give the view's idempotency policy mode='leased'.",
-                what,
-            )

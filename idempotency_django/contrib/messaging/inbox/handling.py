@@ -279,9 +279,6 @@ class OwnRecord(Store):
     def transaction(self, *, after: ExitStack | None = None) -> AbstractContextManager[None]:
         return self._store.transaction(after=after)
 
-    def guard_transaction(self, what: str) -> AbstractContextManager[None]:
-        return self._store.guard_transaction(what)
-
     def is_busy(self, error: BaseException) -> bool:
         return self._store.is_busy(error)
 

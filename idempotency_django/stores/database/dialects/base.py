@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, ClassVar, NamedTuple
@@ -59,10 +58,6 @@ def values_of(operation: Operation, token: str) -> dict[str, Any]:
     }
 
 
-# Space and comments before a statement. Possessive, so that nothing of it is looked at twice.
-_BEFORE = r"(?:\s|;|--[^\n]*|#[^\n]*|/\*(?s:.*?)\*/)*+"
-
-
 class Row(NamedTuple):
     """The row of a key that is taken."""
 
@@ -85,18 +80,8 @@ class Dialect(ABC):
     """The error codes of a missing table or column."""
     ended: ClassVar[frozenset[object]] = frozenset()
     """The error codes of a transaction that the server ended after a timeout."""
-    ends: ClassVar[str] = r"COMMIT|END|ROLLBACK(?!(\s+(WORK|TRANSACTION))?\s+TO\b)"
-    """Matches the beginning of a statement that ends the transaction that it is executed in."""
-    quoted: ClassVar[str] = ""
-    """Matches strings and comments, for cursors that accept several statements at once.
-
-    An unclosed string or comment matches up to the end, to avoid backtracking.
-    """
-
     locks_database: ClassVar[bool] = False
     """Whether a transaction that writes locks the database for all others."""
-    in_transaction: Callable[[Any], object]
-    """Called with the driver's connection; false: no transaction is known to be open on it."""
 
     def __init__(self, using: str, *, combine: bool = True) -> None:
         self.using = using
@@ -104,8 +89,6 @@ class Dialect(ABC):
         """Whether several statements may be sent in one message."""
         self.sql = statements(self.vendor, connections[using].ops.quote_name)
         self._held = threading.local()
-        self._ends = re.compile(rf"{_BEFORE}({self.ends})\b", re.IGNORECASE)
-        self._quoted = re.compile(self.quoted)
 
     def _cursor(self) -> AbstractContextManager[Any]:
         return connections[self.using].cursor()
@@ -243,22 +226,6 @@ class Dialect(ABC):
 
     def free(self, locks: Sequence[Any]) -> None:
         """Free what a transaction of this thread has held."""
-
-    def text_of(self, sql: Any) -> str:
-        """The text of a statement: it may be bytes, or one of psycopg's ``Composable``."""
-        if isinstance(sql, bytes):
-            return sql.decode("utf-8", "replace")
-        if hasattr(sql, "as_string"):
-            return str(sql.as_string(connections[self.using].connection))
-        return str(sql)
-
-    def ends_transaction(self, text: str) -> bool:
-        """Whether the statement, or one of several, would end the transaction it is executed in."""
-        if self._ends.match(text):
-            return True
-        if not self.quoted or ";" not in text:
-            return False
-        return any(map(self._ends.match, self._quoted.sub(" ", text).split(";")))
 
     def write_answer(self, claim: Claim, given: Parameters) -> bool:
         """Execute what stores an answer."""

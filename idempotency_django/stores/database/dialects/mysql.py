@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
 from django.db import Error as DatabaseFault
 from django.db import IntegrityError, OperationalError, connections, transaction
@@ -15,13 +14,6 @@ from django.db.models import QuerySet
 from ....models import IdempotencyKey
 from ...records import Claim, Operation
 from .base import Dialect, lock_digest, values_of
-
-_STRINGS: Final = (
-    r"'(?:[^'\\]|\\(?s:.))*+(?:'|\\?\Z)|\"(?:[^\"\\]|\\(?s:.))*+(?:\"|\\?\Z)|`[^`]*+(?:`|\Z)"
-)
-_UNCOMMENTED: Final = re.compile(rf"({_STRINGS})|/\*(?!M?!)(?s:.*?)(?:\*/|\Z)|/\*M?!\d*|\*/")
-"""Strings, which stay; comments; and the ends of comments that the server executes."""
-_IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS of the protocol
 
 
 class MySQL(Dialect):
@@ -33,23 +25,6 @@ class MySQL(Dialect):
     busy = frozenset({1020, 1205, 1213, 1467, 3572})
     missing = frozenset({1054, 1146})  # unknown column, table does not exist
     taken = busy | {1062}  # duplicate entry
-    # What commits implicitly, too: almost all that is no query of data. Temporary tables do not.
-    ends = (
-        r"(?:SET\s+STATEMENT\s[^;]*?\sFOR\s+)?(?:COMMIT|ROLLBACK(?!(\s+WORK)?\s+TO\b)|BEGIN(?!\s+NOT\b)|START|TRUNCATE|ALTER|RENAME|"
-        r"(CREATE(\s+OR\s+REPLACE)?|DROP)(?!\s+(OR\s+REPLACE\s+)?TEMPORARY\b)|GRANT|REVOKE|LOCK|"
-        r"UNLOCK|FLUSH|RESET|OPTIMIZE|REPAIR|CHECK|ANALYZE\s+(LOCAL\s+|NO_WRITE_TO_BINLOG\s+)?TABLE|"
-        r"CACHE|LOAD\s+INDEX|INSTALL|UNINSTALL|STOP|CHANGE|SET\s+PASSWORD|"
-        r"SET\s+(SESSION\s+|@@(SESSION\.)?)?AUTOCOMMIT)"
-    )
-    quoted = (
-        rf"{_STRINGS}|"
-        r"--(?!\S)[^\n]*|#[^\n]*|/\*(?s:.*?)(?:\*/|\Z)"
-    )
-
-    def ends_transaction(self, text: str) -> bool:
-        if "/*!" in text or "/*M!" in text:  # comments that the server executes
-            text = _UNCOMMENTED.sub(lambda part: part[1] or " ", text)
-        return super().ends_transaction(text)
 
     def claim(self, operation: Operation, token: str) -> int | None:
         given = values_of(operation, token)
@@ -89,12 +64,6 @@ class MySQL(Dialect):
         with suppress(DatabaseFault):
             for name in locks:
                 self._execute("unlock_key", {"lock": name})
-
-    @staticmethod
-    def in_transaction(driver: Any) -> bool:
-        # The server reports it with each reply, but not every driver passes it on.
-        status = getattr(driver, "server_status", None)
-        return status is None or bool(status & _IN_TRANSACTION)
 
     def code(self, error: BaseException | None) -> object:
         return error.args[0] if error and error.args else None

@@ -7,7 +7,6 @@ import threading
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import Any, Final
 
 from django.db import connections, models
@@ -32,19 +31,12 @@ class PostgreSQL(Dialect):
     """
 
     vendor = "postgresql"
-    # libpq's PGTransactionStatusType: 0 is connected, and in no transaction.
-    in_transaction = attrgetter("info.transaction_status")
     # lock_not_available, serialization_failure, deadlock_detected
     busy = frozenset({"55P03", "40001", "40P01"})
     read_only = frozenset({"25006"})  # read_only_sql_transaction
     missing = frozenset({"42P01", "42703"})  # undefined_table, undefined_column
     # idle_in_transaction_session_timeout, transaction_timeout
     ended = frozenset({"25P03", "25P04"})
-    ends = Dialect.ends + r"|ABORT|PREPARE\s+TRANSACTION"
-    quoted = (
-        r"(?<!\w)[eE]'(?:[^'\\]|\\(?s:.))*+(?:'|\\?\Z)|'[^']*+(?:'|\Z)|\"[^\"]*+(?:\"|\Z)|"
-        r"(?<![\w$])\$(\w*)\$(?s:.*?)(?:\$\1\$|\Z)|--[^\n]*|/\*(?s:.*?)(?:\*/|\Z)"
-    )
 
     def __init__(self, using: str, *, combine: bool = True) -> None:
         super().__init__(using, combine=combine)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 
 from django.db import connections
 
@@ -16,7 +15,6 @@ class SQLite(Dialect):
 
     vendor = "sqlite"
     locks_database = True
-    in_transaction = attrgetter("in_transaction")  # executescript() begins with a COMMIT
     busy = frozenset(
         {
             "SQLITE_BUSY",
