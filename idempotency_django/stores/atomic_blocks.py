@@ -44,15 +44,6 @@ def is_open(using: str) -> bool:
         return True
 
 
-def atomic_request_databases() -> list[str]:
-    """The databases on which a transaction is open that ATOMIC_REQUESTS may have opened."""
-    return [
-        connection.alias
-        for connection in connections.all(initialized_only=True)
-        if connection.settings_dict["ATOMIC_REQUESTS"] and is_open(connection.alias)
-    ]
-
-
 def forbid_transactions(what: str) -> None:
     """Refuse a claim within a transaction, for a store that takes part in no transaction.
 
