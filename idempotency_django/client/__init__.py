@@ -1,4 +1,4 @@
-"""HTTP clients that retry with the same key: httpx, httpx2 and requests. They need no Django."""
+"""Clients of httpx that retry with the same key. They need no Django."""
 
 from typing import TYPE_CHECKING
 
@@ -6,12 +6,10 @@ from ..lazy import lazily
 
 if TYPE_CHECKING:
     from .httpx import AsyncIdempotentClient, IdempotentClient
-    from .requests import IdempotentAdapter
     from .retrying import OutcomeUnknown, RetryBudget, is_retryable, key_for
 
 __all__ = [
     "AsyncIdempotentClient",
-    "IdempotentAdapter",
     "IdempotentClient",
     "OutcomeUnknown",
     "RetryBudget",
@@ -24,7 +22,6 @@ __getattr__ = lazily(
     globals(),
     {
         "AsyncIdempotentClient": "httpx",
-        "IdempotentAdapter": "requests",
         "IdempotentClient": "httpx",
         "OutcomeUnknown": "retrying",
         "RetryBudget": "retrying",

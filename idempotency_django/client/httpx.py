@@ -1,13 +1,110 @@
-"""Clients of httpx: the extra ``[client]``."""
+"""Clients of httpx: the extra ``[client]``.
+
+They are no transports: a transport does not notice that the connection is lost while the response
+is read.
+"""
 
 from __future__ import annotations
 
+import inspect
+import time
+from collections.abc import Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
 import httpx
 
-from .sending import AsyncSending, Sending
+from .retrying import (
+    SAFE_METHODS,
+    Call,
+    OutcomeUnknown,
+    Retries,
+    new_key,
+    refuse_body,
+)
+
+if TYPE_CHECKING:
+    Base = Any
+else:
+    Base = object
+
+_KEY: Final = "idempotency_key"
+_CALL: Final = "idempotency_call"
+_NOT_SENT: Final = (
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.PoolTimeout,
+    httpx.UnsupportedProtocol,
+)
+_ERRORS: Final = 400
 
 
-class IdempotentClient(Sending, httpx.Client):
+class _Keyed(Base):  # type: ignore[misc]  # a client of httpx
+    """What both clients share: the key of a request, and the flow of its attempts."""
+
+    _check_hook: Any  # a hook, which is async in an async client
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.retries = Retries.taken_from(options)
+        super().__init__(*args, **options)
+
+    def _begin_call(self, request: httpx.Request) -> Call | None:
+        """Give the request its key; ``None``: it is sent as it is."""
+        if request.method in SAFE_METHODS:
+            return None
+        retries, method, url = self.retries, request.method, str(request.url)
+        if _KEY in request.extensions:
+            if (key := request.extensions[_KEY]) is None:
+                return None
+            request.headers[retries.header] = retries.header_value(key)
+        if not _can_resend(request):
+            raise refuse_body(method, url)
+        if retries.header not in request.headers:
+            request.headers[retries.header] = retries.header_value(new_key(method, url))
+        call = Call(retries, request.headers[retries.header], method, url)
+        request.extensions = {**request.extensions, _CALL: call}
+        hooks = self.event_hooks["request"]
+        if hooks[-1:] != [self._check_hook]:  # the last one, to see what the others do
+            hooks[:] = [*(hook for hook in hooks if hook != self._check_hook), self._check_hook]
+        return call
+
+    def _check_key(self, request: httpx.Request) -> None:
+        call = request.extensions.get(_CALL)
+        if call is not None:
+            call.refuse_other_key(request.headers.get(call.header))
+            call.is_sent = True  # as far as we know
+
+    async def _attempts(
+        self, call: Call, request: httpx.Request, send: Any, read: Any, close: Any, sleep: Any
+    ) -> httpx.Response:
+        """The response that holds for each attempt. The functions may be async."""
+        with call.naming_key():
+            while True:
+                call.begin()
+                try:
+                    response = await _result_of(send(request))
+                    if response.status_code >= _ERRORS:
+                        await _result_of(read(response))  # despite stream=True
+                except Exception as error:
+                    wait = call.failed(
+                        error, sent=call.is_sent and not isinstance(error, _NOT_SENT)
+                    )
+                    if wait is None:
+                        raise
+                else:
+                    try:
+                        wait = call.answered(response)
+                    except OutcomeUnknown:
+                        await _result_of(close(response))  # despite stream=True
+                        raise
+                    if wait is None:
+                        return response  # type: ignore[no-any-return]
+                    await _result_of(close(response))
+                await _result_of(sleep(wait))
+
+
+class IdempotentClient(_Keyed, httpx.Client):
     """An ``httpx.Client`` that sends unsafe requests with a key, and retries them with that key.
 
     ::
@@ -16,7 +113,8 @@ class IdempotentClient(Sending, httpx.Client):
         client.post("/charges/", json={"amount": 500}, extensions={"idempotency_key": key})
 
     Without ``idempotency_key``, a request gets a new key. Within an execution, it gets a key that
-    is the same on each attempt at the execution. ``None`` turns key and retries off.
+    is the same on each attempt at the execution. ``None`` turns key and retries off. A request with
+    a key follows no redirect.
 
     A response is returned if it holds for each attempt. Each exception has the attribute
     ``idempotency_key``. Safe requests are sent as they are.
@@ -28,10 +126,55 @@ class IdempotentClient(Sending, httpx.Client):
 
     Raises:
         OutcomeUnknown: raised by requests: no response holds for each attempt.
-        ValueError: raised by requests: the key is invalid, the body cannot be sent twice, or the
-            request was redirected to another origin.
+        ValueError: raised by requests: the key is invalid, or the body cannot be sent twice.
     """
 
+    def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        call = self._begin_call(request)
+        if call is None:
+            return super().send(request, **options)
+        send = partial(super().send, **{**options, "follow_redirects": False})
+        read, close = httpx.Response.read, httpx.Response.close
+        return _finished(self._attempts(call, request, send, read, close, time.sleep))
 
-class AsyncIdempotentClient(AsyncSending, httpx.AsyncClient):
+    def _check_hook(self, request: httpx.Request) -> None:
+        self._check_key(request)
+
+
+class AsyncIdempotentClient(_Keyed, httpx.AsyncClient):
     """The same as :class:`IdempotentClient`, on ``httpx.AsyncClient``."""
+
+    async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        call = self._begin_call(request)
+        if call is None:
+            return await super().send(request, **options)
+        send = partial(super().send, **{**options, "follow_redirects": False})
+        read, close = httpx.Response.aread, httpx.Response.aclose
+        return await self._attempts(call, request, send, read, close, anyio.sleep)
+
+    async def _check_hook(self, request: httpx.Request) -> None:
+        self._check_key(request)
+
+
+async def _result_of(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def _finished(flow: Coroutine[Any, Any, httpx.Response]) -> httpx.Response:
+    """The result of a coroutine that awaits nothing."""
+    try:
+        flow.send(None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    raise AssertionError("A client that is not async awaited something.")
+
+
+def _can_resend(request: httpx.Request) -> bool:
+    """Whether the body can be sent again.
+
+    The classes for bytes and forms work in sync and async code; those that wrap an iterator or a
+    file work in one of them. A form has no known length if one of its files cannot be rewound.
+    """
+    stream = request.stream
+    both = hasattr(stream, "__iter__") and hasattr(stream, "__aiter__")
+    return both and "Transfer-Encoding" not in request.headers

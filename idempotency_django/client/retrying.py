@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
@@ -20,12 +21,9 @@ from math import inf
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from ..backoff import Backoff, retry_after
-from ..engine.current import EXECUTION
-from ..stores import name_based_key
+import idempotency_django
 
-Journal = Callable[[str, str, str, int], Any]
-"""Gets the key, the method, the URL and the number of the attempt."""
+from ..backoff import Backoff, retry_after
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
 
@@ -39,16 +37,13 @@ _SERVER_ERRORS: Final = 500
 _TRANSIENT_COST: Final = 14
 _THROTTLED_COST: Final = 5
 _LOST: Final = {
-    *("httpx.TransportError", "httpx2.TransportError"),
+    "httpx.TransportError",
     *("requests.ConnectionError", "requests.Timeout", "requests.ChunkedEncodingError"),
 }
-_MISUSED: Final = {
-    f"{library}.{name}"
-    for library in ("httpx", "httpx2")
-    for name in ("LocalProtocolError", "UnsupportedProtocol")
-}
+_MISUSED: Final = {"httpx.LocalProtocolError", "httpx.UnsupportedProtocol"}
 _BACKOFF: Final = Backoff(first=timedelta(milliseconds=500), longest=timedelta(seconds=20))
-_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_NAMESPACE: Final = uuid.UUID("9f4c2c1e-7c8e-5d0b-9b57-3f1d3a2f8f6a")
+_ENGINE: Final = "idempotency_django.engine"
 
 
 class OutcomeUnknown(Exception):
@@ -105,7 +100,7 @@ def key_for(*parts: str | int | uuid.UUID) -> str:
                 f"{part!r} cannot be part of a key, because its text could differ between "
                 "attempts. Pass a str, an int or a UUID."
             )
-    return name_based_key(map(str, parts))
+    return str(uuid.uuid5(_NAMESPACE, "".join(f"{len(str(part))}:{part}" for part in parts)))
 
 
 class RetryBudget:
@@ -122,10 +117,6 @@ class RetryBudget:
     def __init__(self, tokens: int = 500) -> None:
         self._most = self._left = tokens
         self._lock = threading.Lock()
-
-    def __reduce__(self) -> Any:
-        """A copy is a full budget of its own: processes share none."""
-        return type(self), (self._most,)
 
     def take(self, tokens: int) -> bool:
         """Take the tokens of a retry; ``False``: there are too few, so there must be no retry."""
@@ -150,7 +141,7 @@ def is_retryable(outcome: object) -> bool:
     always final. So is the response of a server that has ignored the key, except 425 and 429.
 
     Args:
-        outcome: a response or an exception of httpx, httpx2 or requests.
+        outcome: a response or an exception of httpx or requests.
     """
     if isinstance(outcome, OutcomeUnknown):
         return True
@@ -202,13 +193,6 @@ def _is_conclusive(response: Any) -> bool:
     return problem.get("state") == "executed" or problem.get("code") == "mismatch"
 
 
-def _before_redirects(response: Any) -> Any:
-    """The response to the unsafe request, if a redirect has made a GET of it."""
-    chain = [*response.history, response] if getattr(response, "history", None) else []
-    unsafe = (each for each in reversed(chain) if each.request.method not in SAFE_METHODS)
-    return next(unsafe, response)
-
-
 def _marker(headers: Mapping[str, str]) -> str:
     """The status of the key in a response, such as ``"replayed"``; empty: none."""
     if headers.get("Idempotent-Replayed", "").lower() == "true":
@@ -225,26 +209,6 @@ def _problem(response: Any) -> dict[str, Any]:
     except (ValueError, RuntimeError):  # not JSON; or a stream that was not read
         return {}
     return members if isinstance(members, dict) else {}
-
-
-Origin = tuple[str, str | None, int | None]
-
-
-def origin_of(url: str) -> Origin:
-    """Scheme, host and port."""
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port or _DEFAULT_PORTS.get(parts.scheme)
-
-
-def is_same_origin(url: str, other: str) -> bool:
-    """Whether a key that was sent to one URL may be sent to the other.
-
-    It may also follow its host from HTTP to HTTPS.
-    """
-    (scheme, host, port), target = origin_of(url), origin_of(other)
-    return target == (scheme, host, port) or (
-        (scheme, port) == ("http", 80) and target == ("https", host, 443)
-    )
 
 
 _WANTED: Final[dict[str, tuple[type, str]]] = {
@@ -273,8 +237,6 @@ class Retries:
         deadline: no attempt begins later than this after the first.
         backoff: the longest wait after each attempt; waits are random, up to that.
         budget: limits the retries of all calls of this client together.
-        journal: is called before each attempt, with key, method, URL and the attempt's number. If
-            it raises an error, nothing more is sent.
         header: the name of the key's header.
         quoted: whether keys are sent as a String of RFC 9651, in quotation marks. A header that
             you set yourself is sent as it is.
@@ -285,7 +247,6 @@ class Retries:
     deadline: timedelta = timedelta(minutes=1)
     backoff: Backoff = _BACKOFF
     budget: RetryBudget = field(default_factory=RetryBudget)
-    journal: Journal | None = None
     header: str = "Idempotency-Key"
     quoted: bool = True
 
@@ -322,11 +283,11 @@ def new_key(method: str, url: str) -> str:
     sends the same key. The query is left out, as it may differ between attempts. It is better to be
     refused for using a key twice than to execute something twice.
     """
-    execution = EXECUTION.get()
-    if execution is None:
-        return str(uuid.uuid4())
-    key: str = execution.key_of_call(f"{method} {_shown(url)}")
-    return key
+    if _ENGINE in sys.modules:  # otherwise no handler runs, and Django may not be installed
+        execution = idempotency_django.current_execution()
+        if execution is not None:
+            return execution.key_of_call(f"{method} {_shown(url)}")
+    return str(uuid.uuid4())
 
 
 def _shown(url: str) -> str:
@@ -373,25 +334,21 @@ class Call:
             OutcomeUnknown: an attempt may have been executed, and the block raised another error.
         """
         try:
-            try:
-                yield
-            except OutcomeUnknown:
+            yield
+        except BaseException as error:
+            if isinstance(error, OutcomeUnknown):
                 raise
-            except Exception as error:
-                if not self._is_unknown:
-                    raise
+            if self._is_unknown and isinstance(error, Exception):
                 reason = "it ended with an error that a retry does not mend"
                 raise OutcomeUnknown(self.key, self.attempts, reason) from error
-        except BaseException as error:
             error.idempotency_key = self.key  # type: ignore[attr-defined]
-            if not isinstance(error, OutcomeUnknown):
-                error.add_note(
-                    f"{self._method} {_shown(self._url)} had the idempotency key {self.key!r}."
-                )
+            error.add_note(
+                f"{self._method} {_shown(self._url)} had the idempotency key {self.key!r}."
+            )
             raise
 
-    def begin(self) -> Any:
-        """Begin the next attempt, before anything is sent; returns what the journal returned.
+    def begin(self) -> None:
+        """Begin the next attempt, before anything is sent.
 
         Raises:
             OutcomeUnknown: the lifetime ended during the wait, such as in a suspended laptop.
@@ -400,8 +357,6 @@ class Call:
             raise OutcomeUnknown(self.key, self.attempts, "the lifetime of the key is over")
         self.attempts += 1
         self.is_sent = False
-        journal = self._retries.journal
-        return journal and journal(self.key, self._method, self._url, self.attempts)
 
     def answered(self, response: Any) -> float | None:
         """The seconds until the next attempt; ``None``: return the response.
@@ -410,24 +365,19 @@ class Call:
             OutcomeUnknown: the response is not final, and there is no further attempt; or it does
                 not hold for an earlier attempt.
         """
-        answer = _before_redirects(response)
         if not is_retryable(response):
-            if self._is_unknown and not _is_conclusive(answer):
+            if self._is_unknown and not _is_conclusive(response):
                 reason = "the last response does not say what became of an earlier attempt"
                 raise OutcomeUnknown(self.key, self.attempts, reason, response)
             self._retries.budget.put_back(self._taken or 1)
             return None
         status = response.status_code
         is_known = status in _NOT_EXECUTED or _problem(response).get("state") == "not-executed"
-        self._is_unknown |= answer is not response or not is_known
+        self._is_unknown |= not is_known
         self._in_progress += status == _IN_PROGRESS or status in _SUCCESS
         cost = _TRANSIENT_COST if status >= _SERVER_ERRORS else _THROTTLED_COST
-        wait = self._wait(cost, retry_after(response.headers.get("Retry-After", "")))
-        if not isinstance(wait, str):
-            return wait
-        if self._is_unknown:
-            raise OutcomeUnknown(self.key, self.attempts, wait, response)
-        return None
+        at_least = retry_after(response.headers.get("Retry-After", ""))
+        return self._wait(cost, at_least, response=response)
 
     def failed(self, error: Exception, *, sent: bool = True) -> float | None:
         """The seconds until the next attempt; ``None``: raise the error, through naming_key().
@@ -443,29 +393,7 @@ class Call:
             self._is_unknown |= sent and getattr(error, "response", None) is None
             return None
         self._is_unknown |= sent
-        wait = self._wait(_TRANSIENT_COST)
-        if not isinstance(wait, str):
-            return wait
-        if self._is_unknown:
-            raise OutcomeUnknown(self.key, self.attempts, wait) from error
-        return None
-
-    def drops_key(self, method: str, url: str) -> bool:
-        """Whether a redirected request goes without the key: it is safe, so it executes nothing.
-
-        Raises:
-            ValueError: the redirected request is unsafe, and would have no key at another origin.
-        """
-        if method in SAFE_METHODS:
-            return True
-        if is_same_origin(self._url, url):
-            return False
-        self.is_sent = False  # to a server that has executed it instead of naming another address
-        raise ValueError(
-            f"{self._method} {_shown(self._url)} was redirected to another origin, "
-            f"{_shown(url)}. Idempotency keys are not sent to other origins, so the redirect was "
-            "not followed. Send the request to the new address."
-        )
+        return self._wait(_TRANSIENT_COST, error=error)
 
     def refuse_other_key(self, value: str | None) -> None:
         """Check the header of a request that is about to be sent.
@@ -480,23 +408,34 @@ class Call:
                 "key: pass it as idempotency_key, and leave the header as it is."
             )
 
-    def _wait(self, cost: int, at_least: timedelta = timedelta(0)) -> float | str:
-        """The seconds until the next attempt; a text: why there is none."""
+    def _wait(
+        self,
+        cost: int,
+        at_least: timedelta = timedelta(0),
+        *,
+        response: Any = None,
+        error: Exception | None = None,
+    ) -> float | None:
+        """The seconds until the next attempt; ``None``: there is none, and none was executed."""
         retries = self._retries
-        if max(self.attempts - self._in_progress, 1) >= retries.attempts:
-            are = "are" if retries.attempts != 1 else "is"
-            return f"at most {_attempts(retries.attempts)} {are} allowed"
         longest = retries.backoff.after(self.attempts).total_seconds()
         wait = at_least.total_seconds() + random.uniform(0, longest)  # noqa: S311  # no secret
         begins = self._elapsed + wait
-        if begins > retries.deadline.total_seconds():
-            return f"the deadline is {retries.deadline.total_seconds():g} seconds"
-        if begins >= self._lifetime:
-            return f"the key's lifetime is {self._lifetime:g} seconds"
-        if not retries.budget.take(cost):
-            return "the retry budget is used up"
-        self._taken += cost
-        return wait
+        if max(self.attempts - self._in_progress, 1) >= retries.attempts:
+            are = "are" if retries.attempts != 1 else "is"
+            reason = f"at most {_attempts(retries.attempts)} {are} allowed"
+        elif begins > retries.deadline.total_seconds():
+            reason = f"the deadline is {retries.deadline.total_seconds():g} seconds"
+        elif begins >= self._lifetime:
+            reason = f"the key's lifetime is {self._lifetime:g} seconds"
+        elif not retries.budget.take(cost):
+            reason = "the retry budget is used up"
+        else:
+            self._taken += cost
+            return wait
+        if self._is_unknown:
+            raise OutcomeUnknown(self.key, self.attempts, reason, response) from error
+        return None
 
     @property
     def _elapsed(self) -> float:

@@ -21,7 +21,6 @@ from django.db import transaction
 
 from ..stores import Store
 from ..stores.records import NAMESPACE, Claim, Operation, Step, derived_key, reference
-from .current import EXECUTION
 from .leases import Lease, validate_thread
 from .steps import (
     Steps,
@@ -32,7 +31,9 @@ from .steps import (
     validate_step_name,
 )
 
-CURRENT: Final[ContextVar[ExecutionContext | None]] = EXECUTION
+CURRENT: Final[ContextVar[ExecutionContext | None]] = ContextVar(
+    "idempotency_execution", default=None
+)
 """The execution of the running handler; the engine sets it."""
 
 

@@ -1,4 +1,4 @@
-"""All clients behind one face, so that one test runs over all of them."""
+"""Both clients behind one face, so that one test runs over both."""
 
 from __future__ import annotations
 
@@ -7,13 +7,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import httpx
-import httpx2
-import requests
-
 from idempotency_django.backoff import Backoff
-from idempotency_django.client import AsyncIdempotentClient, IdempotentAdapter, IdempotentClient
-from idempotency_django.client import httpx2 as on_httpx2
+from idempotency_django.client import AsyncIdempotentClient, IdempotentClient
 
 AT_ONCE = Backoff(timedelta(0), timedelta(0))
 
@@ -22,7 +17,6 @@ class Driver:
     """Sends a request with a client of its own; ``key`` is the caller's."""
 
     is_async = False
-    library: Any = httpx
 
     def __init__(self, **options: Any) -> None:
         self.options = {"backoff": AT_ONCE, **options}
@@ -60,9 +54,6 @@ class Httpx(Driver):
             how["extensions"] = {"idempotency_key": how.pop("key")}
         return how
 
-    def digest(self) -> Any:
-        return self.library.DigestAuth("user", "password")
-
 
 class AsyncHttpx(Httpx):
     client: Callable[..., Any] = AsyncIdempotentClient
@@ -92,47 +83,4 @@ class AsyncHttpx(Httpx):
             return await http.request(method, url, follow_redirects=redirects, **how)
 
 
-class Httpx2(Httpx):
-    client = on_httpx2.IdempotentClient
-    library = httpx2
-
-
-class AsyncHttpx2(AsyncHttpx):
-    client = on_httpx2.AsyncIdempotentClient
-    library = httpx2
-
-
-class Requests(Driver):
-    library = requests
-
-    def send(
-        self,
-        method: str,
-        url: str,
-        *,
-        redirects: bool = False,
-        content: Any = None,
-        key: str | None = None,
-        stream: bool = False,
-        client: dict[str, Any] | None = None,
-        **how: Any,
-    ) -> Any:
-        adapter = IdempotentAdapter(**self.options)
-        with requests.Session() as session:
-            session.trust_env = False
-            session.mount("http://", adapter)
-            if content is not None:
-                how["data"] = content
-            if key is not None:
-                how["headers"] = {**how.get("headers", {}), "Idempotency-Key": key}
-            response = session.request(
-                method, url, allow_redirects=redirects, stream=stream, **{"timeout": 20, **how}
-            )
-            _ = response.content
-            return response
-
-    def digest(self) -> Any:
-        return requests.auth.HTTPDigestAuth("user", "password")
-
-
-DRIVERS = [Httpx, AsyncHttpx, Httpx2, AsyncHttpx2, Requests]
+DRIVERS = [Httpx, AsyncHttpx]

@@ -11,20 +11,16 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-import httpx2
 import pytest
-import requests
 import stripe
 
 from idempotency_django.backoff import Backoff
 from idempotency_django.client import (
     AsyncIdempotentClient,
-    IdempotentAdapter,
     IdempotentClient,
     OutcomeUnknown,
     RetryBudget,
 )
-from idempotency_django.client import httpx2 as on_httpx2
 from tests.soak import sizes
 
 from .clients import Api, Order
@@ -71,12 +67,6 @@ def by_httpx(url: str, orders: list[Order], budget: RetryBudget) -> Outcomes:
         return _in_threads(orders, lambda order: _post(client, order).status_code)
 
 
-def by_httpx2(url: str, orders: list[Order], budget: RetryBudget) -> Outcomes:
-    with on_httpx2.IdempotentClient(base_url=url, budget=budget, **OPTIONS, **HTTPX) as client:
-        assert isinstance(client, httpx2.Client)
-        return _in_threads(orders, lambda order: _post(client, order).status_code)
-
-
 def by_async_httpx(url: str, orders: list[Order], budget: RetryBudget) -> Outcomes:
     async def send() -> Outcomes:
         outcomes, free = Outcomes(), asyncio.Semaphore(AT_ONCE)
@@ -102,20 +92,6 @@ def _post(client: Any, order: Order) -> Any:
     return client.post(PATH, content=order.body, headers=headers, extensions=extensions)
 
 
-def by_requests(url: str, orders: list[Order], budget: RetryBudget) -> Outcomes:
-    with requests.Session() as session:
-        session.trust_env = False
-        session.mount("http://", IdempotentAdapter(budget=budget, **OPTIONS))
-        return _in_threads(
-            orders,
-            lambda order: (
-                session.post(
-                    url + PATH, data=order.body, headers=dict(order.headers), timeout=TIMEOUT
-                ).status_code
-            ),
-        )
-
-
 def by_stripe(url: str, orders: list[Order], budget: RetryBudget) -> Outcomes:
     http = stripe.RequestsClient(timeout=TIMEOUT)
     client = stripe.StripeClient(
@@ -133,7 +109,7 @@ def by_stripe(url: str, orders: list[Order], budget: RetryBudget) -> Outcomes:
     return _in_threads(orders, send)
 
 
-CLIENTS = [by_httpx, by_async_httpx, by_httpx2, by_requests, by_stripe]
+CLIENTS = [by_httpx, by_async_httpx, by_stripe]
 
 
 @pytest.fixture
@@ -196,7 +172,7 @@ def _print(network: Network, outcomes: Outcomes, executed: Counter[str]) -> None
 
 
 @pytest.mark.parametrize("size", sizes(400, 2000, "CLIENT_REQUESTS"))
-@pytest.mark.parametrize("send", [by_httpx, by_async_httpx, by_requests])
+@pytest.mark.parametrize("send", [by_httpx, by_async_httpx])
 def test_outage(server: Server, send: Send, size: int) -> None:
     """In an outage, the retries of a client are at most a tenth of its requests."""
     with faulty_network(server.url, OUTAGE) as network:
