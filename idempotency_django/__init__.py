@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .errors import IdempotencyError
     from .policy import API, PAYMENT, WEBHOOK, Policy
 
-__version__ = "0.2.0.dev0"
+__version__ = "1.0.0.dev0"
 
 __all__ = [
     "API",
