@@ -128,7 +128,7 @@ class TestOptions:
         with configured(default={"BACKEND": CACHED, "OPTIONS": {"colour": "red"}}):
             [message] = found()
             assert (
-                "It takes 'using', 'combine_statements', 'cache', 'max_age', 'prefix', 'recheck'."
+                "It takes 'using', 'combine_statements', 'cache', 'max_age', 'prefix'."
                 in message.msg
             )
 

@@ -7,19 +7,16 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from datetime import timedelta
 from itertools import compress
-from typing import Any, ClassVar, Final, NoReturn
+from typing import Any, ClassVar, Final
 
 from django.conf import settings
 from django.core.cache import caches
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's names
-from django.db import Error as DatabaseFault
-from django.db import connections, transaction
+from django.db import connections
 
 from ..conf import seconds_of
-from ..errors import StoreUnavailable
 from ..stores import (
     Claim,
     DatabaseStore,
@@ -29,96 +26,32 @@ from ..stores import (
     Status,
     decode,
     encode,
-    templates,
 )
 
 logger = logging.getLogger("idempotency_django")
 
 
-class FailoverEpoch:
-    """The database's failover epoch (its timeline), as known to this process.
-
-    One object serves all threads. It asks rarely, so it may be out of date. That is safe, because a
-    history that has ended never comes back.
-
-    Args:
-        using: the database, by its alias in ``DATABASES``.
-        recheck: how long the database's reply is used; ``None``: never ask, every
-            history counts as the same.
-    """
-
-    def __init__(self, using: str, recheck: timedelta | None) -> None:
-        self._using = using
-        self._recheck = (
-            None if recheck is None else seconds_of("recheck", recheck, may_be_zero=True)
-        )
-        self._known: tuple[str, float] | None = None
-        self.forget()
-
-    @property
-    def last_known(self) -> str | None:
-        """The epoch when this process last asked; ``None``: unknown."""
-        return None if self._known is None else self._known[0]
-
-    def current(self) -> str | None:
-        """The epoch now, asked for no longer ago than ``recheck``; ``None``: unknown."""
-        known = self._known
-        if known is None or time.monotonic() - known[1] >= (self._recheck or 0):
-            known = self._known = self._ask()
-        return None if known is None else known[0]
-
-    def forget(self) -> None:
-        """Ask at the next use: the database was unreachable, so it may be another one now."""
-        self._known = None if self._recheck is not None else ("", float("inf"))
-
-    def _ask(self) -> tuple[str, float] | None:
-        connection, asked_at = connections[self._using], time.monotonic()
-        question = templates(connection.vendor).get("failover_epoch")
-        if question is None:  # SQLite has no other server
-            return "", float("inf")
-        within = connection.in_atomic_block  # which a failure here must not spoil
-        try:
-            with (
-                transaction.atomic(using=self._using) if within else nullcontext(),
-                connection.cursor() as cursor,
-            ):
-                cursor.execute(question)
-                return str(cursor.fetchone()[0]), asked_at
-        except DatabaseFault:
-            logger.warning(
-                "The timeline of the database %r cannot be queried, so cached results are not "
-                "used. If its user lacks the permission, grant it pg_control_system(). Or set the "
-                "store's recheck to None: cached results may then outlive a fail-over.",
-                self._using,
-                exc_info=True,
-            )
-            if not within:
-                connection.close_if_unusable_or_obsolete()
-            return None
-
-
-def encode_record(record: Record, epoch: str, lifetime: float | None) -> bytes:
-    """The entry of a completed record that was stored in an epoch of the database.
+def encode_record(record: Record, lifetime: float | None) -> bytes:
+    """The entry of a completed record.
 
     Args:
         record: the record.
-        epoch: the epoch.
         lifetime: seconds until the record expires; ``None``: it does not.
     """
     assert record.payload is not None  # noqa: S101  # a completed record has one
-    answer = encode(record.payload)
+    stored = encode(record.payload)
     head = [record.key, record.scope, record.attempt, record.fingerprint]
-    head += [answer.status, answer.headers, answer.body is not None, record.record_id, epoch]
+    head += [stored.status, stored.headers, stored.body is not None, record.record_id]
     head.append(None if lifetime is None else time.time() + lifetime)
-    return json.dumps(head).encode() + b"\n" + (answer.body or b"")
+    return json.dumps(head).encode() + b"\n" + (stored.body or b"")
 
 
-def decode_record(cached: Any, operation: Operation, epoch: str) -> Record | None:
-    """The record of the operation, if it was cached in the epoch; else ``None``."""
+def decode_record(cached: Any, operation: Operation) -> Record | None:
+    """The record of the operation, if it was cached; else ``None``."""
     try:
         head, _, body = cached.partition(b"\n")
         key, scope, attempt, fingerprint, status, headers, *rest = json.loads(head)
-        has_body, record_id, cached_on, expires = (*rest, None)[:4]  # None: by an older release
+        has_body, record_id, expires = rest
         payload = decode(status, headers, body if has_body else None)
     except (AttributeError, TypeError, ValueError):
         logger.warning(
@@ -126,7 +59,7 @@ def decode_record(cached: Any, operation: Operation, epoch: str) -> Record | Non
             operation.key,
         )
         return None
-    if (key, scope, cached_on) != (operation.key, operation.scope, epoch):
+    if (key, scope) != (operation.key, operation.scope):
         return None
     return Record(
         key=key,
@@ -150,19 +83,15 @@ _OWN_MEMORY: Final = ("LocMemCache", "DummyCache")
 
 
 class CachedStore(DatabaseStore):
-    """The database is the truth; completed answers are read through one of Django's caches.
+    """The database is the truth; completed responses are read through one of Django's caches.
 
-    An answer is put into the cache after the commit that stored it, and never stays there longer
+    A response is put into the cache after the commit that stored it, and never stays there longer
     than its record lives. Replays from the cache are not counted. Records whose time to live counts
-    from their last use are not cached. If the cache fails, the fault is logged and the database
-    answers.
+    from their last use are not cached. If the cache fails, the fault is logged and the database is
+    asked.
 
-    An answer is bound to the timeline of the database that stored it. After a fail-over to a
-    replica that had not received the answer, the answer is replayed for ``recheck`` seconds at
-    most. Then the operation is executed again, like everything else that the database has lost.
-    PostgreSQL numbers its timelines; MariaDB and MySQL do not, so there an answer is bound to the
-    server itself. No database can detect that a backup was restored in place: clear the cache when
-    you do so.
+    After a fail-over to a replica that had not received a response, or a restored backup, the
+    response is replayed for ``max_age`` at most, although its effects are gone: clear the cache.
 
     One cache may serve several databases, and the schemas of django-tenants. If your project
     switches ``search_path`` in another way, give the cache a ``KEY_FUNCTION`` that names the
@@ -173,12 +102,9 @@ class CachedStore(DatabaseStore):
         using: as for :class:`~idempotency_django.stores.database.DatabaseStore`.
         combine_statements: likewise.
         cache: the cache, by its alias in ``CACHES``. All processes must share it.
-        max_age: how long an answer is cached at most. A record that is deleted while
-            the cache cannot be reached may be replayed for this long.
+        max_age: how long a response is cached at most. A record that is deleted while
+            the cache cannot be reached, or lost by the database, may be replayed for this long.
         prefix: the prefix of the names in the cache.
-        recheck: how long a process assumes that the database has not failed over. It costs
-            one statement in this time, and only if something is replayed. ``None``: the
-            database is not asked, and an answer that it lost may be replayed for ``max_age``.
     """
 
     recalls: ClassVar[bool] = True
@@ -192,13 +118,11 @@ class CachedStore(DatabaseStore):
         cache: str = "default",
         max_age: timedelta = timedelta(minutes=10),
         prefix: str = "idempotency",
-        recheck: timedelta | None = timedelta(seconds=5),
     ) -> None:
         super().__init__(alias, using=using, combine_statements=combine_statements)
         self.cache = cache
         self.max_age = seconds_of("max_age", max_age)
         self.prefix = prefix
-        self._epoch = FailoverEpoch(using, recheck)
 
     def recall(self, operation: Operation) -> Record | None:
         if operation.extend_on_replay:
@@ -208,10 +132,7 @@ class CachedStore(DatabaseStore):
         except Exception:
             logger.warning("The cache %r of results cannot be read.", self.cache, exc_info=True)
             return None
-        if not cached:
-            return None
-        epoch = self._epoch.current()
-        return None if epoch is None else decode_record(cached, operation, epoch)
+        return decode_record(cached, operation) if cached else None
 
     def forget(self, key: str, scope: str) -> None:
         try:
@@ -225,40 +146,30 @@ class CachedStore(DatabaseStore):
             )
 
     def acquire(self, operation: Operation) -> Claim | Record:
-        asked_at, epoch = time.monotonic(), self._epoch.last_known
+        asked_at = time.monotonic()
         claim_or_record = super().acquire(operation)
         if (
             isinstance(claim_or_record, Record)
             and claim_or_record.status is Status.COMPLETED
             and not claim_or_record.expired
         ):
-            if epoch is None:  # what is asked only now may be newer than what was read
-                self._epoch.current()
-                return claim_or_record
             # Its own transaction may have stored it, and may still roll back.
-            self.on_commit(lambda: self._remember(claim_or_record, asked_at, epoch))
+            self.on_commit(lambda: self._remember(claim_or_record, asked_at))
         return claim_or_record
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
-        epoch = self._epoch_before()
         completed = super().complete(claim, payload)
         if completed:
-            self._remember_completed(claim, payload, epoch)
+            self._remember_completed(claim, payload)
         return completed
 
     def complete_many(self, answers: Sequence[tuple[Claim, Payload]]) -> Sequence[bool]:
-        epoch = self._epoch_before() if answers else None
         completed = super().complete_many(answers)
         for answer in compress(answers, completed):
-            self._remember_completed(*answer, epoch)
+            self._remember_completed(*answer)
         return completed
 
-    def _epoch_before(self) -> str | None:
-        """An epoch that is no newer than the commit that is to come."""
-        known = self._epoch.last_known
-        return self._epoch.current() if known is None else known
-
-    def _remember_completed(self, claim: Claim, payload: Payload, epoch: str | None) -> None:
+    def _remember_completed(self, claim: Claim, payload: Payload) -> None:
         ttl = claim.operation.ttl
         record = Record(
             key=claim.key,
@@ -270,7 +181,7 @@ class CachedStore(DatabaseStore):
             ttl_left=None if ttl is None else ttl.total_seconds(),
             record_id=claim.record_id,
         )
-        self.on_commit(lambda: self._remember(record, claim.asked_at, epoch))
+        self.on_commit(lambda: self._remember(record, claim.asked_at))
 
     def check(self) -> Sequence[CheckMessage]:
         return [*super().check(), *self._check_cache()]
@@ -293,17 +204,8 @@ class CachedStore(DatabaseStore):
                 id="idempotency_django.W018",
             )
 
-    def _raise(self, error: DatabaseFault) -> NoReturn:
-        try:
-            super()._raise(error)
-        except StoreUnavailable:
-            self._epoch.forget()
-            raise
-
-    def _remember(self, record: Record, since: float, epoch: str | None) -> None:
-        """Cache a committed answer for the rest of its time to live at that moment."""
-        if epoch is None:
-            return
+    def _remember(self, record: Record, since: float) -> None:
+        """Cache a committed response for the rest of its time to live at that moment."""
         # From that moment for both: what was forgotten since stays forgotten for max_age.
         elapsed, lifetime, left = time.monotonic() - since, self.max_age, record.ttl_left
         if left is not None:
@@ -315,7 +217,7 @@ class CachedStore(DatabaseStore):
         name = self._name(record.key, record.scope)
         try:
             # Only where nothing is: what was forgotten meanwhile must stay so.
-            caches[self.cache].add(name, encode_record(record, epoch, left), int(lifetime))
+            caches[self.cache].add(name, encode_record(record, left), int(lifetime))
         except Exception:
             logger.warning("A result could not be cached in %r.", self.cache, exc_info=True)
 

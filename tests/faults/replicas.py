@@ -43,15 +43,6 @@ class Replica:
         """Apply all that it has received, and what follows without delay."""
         self.execute("ALTER SYSTEM SET recovery_min_apply_delay = 0", "SELECT pg_reload_conf()")
 
-    def stop_receiving(self) -> None:
-        """Receive nothing of what is committed from now on."""
-        self.execute("ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()")
-        eventually(lambda: not self.execute("SELECT 1 FROM pg_stat_wal_receiver"))
-
-    def promote(self) -> None:
-        """Take the place of the primary."""
-        assert self.execute("SELECT pg_promote()") == [(True,)]
-
     def execute(self, *statements: str) -> list[Any]:
         """Ask or tell it something; what the last statement returned."""
         import psycopg  # not at the top: there is none when the tests run on psycopg2

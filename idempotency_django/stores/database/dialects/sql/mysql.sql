@@ -8,10 +8,6 @@
 -- Whether the server takes no writes.
 SELECT @@global.read_only
 
--- failover_epoch --
--- One text that changes when another server takes over: these servers number no timelines.
-SELECT CONCAT_WS('/', @@hostname, @@port, @@server_id, DATABASE())
-
 -- lock_key --
 -- Takes the lock of a key, which is the session's, unless another session has it.
 SELECT GET_LOCK(%(lock)s, 0)

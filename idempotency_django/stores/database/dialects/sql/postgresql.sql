@@ -9,18 +9,6 @@
 -- Whether the server takes no writes, because it is a standby.
 SELECT pg_is_in_recovery()
 
--- failover_epoch --
--- One text that changes when another server takes over: the timeline of what is being written now. A
--- promotion begins a new one at once, where pg_control_checkpoint() tells of the old one until the
--- next checkpoint.
-SELECT concat_ws(
-    '/', system_identifier, current_database(),
-    CASE
-        WHEN pg_is_in_recovery() THEN 'recovery'
-        ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)
-    END
-) FROM pg_control_system()
-
 -- claim --
 -- The row of an operation that is new, if the lock of its key can be had without waiting. Whoever
 -- does not get the lock does not touch the unique index either, where it would have to wait.
