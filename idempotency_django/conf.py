@@ -28,8 +28,6 @@ DEFAULT_STORES: Final[Mapping[str, Mapping[str, Any]]] = {
     "default": {"BACKEND": "idempotency_django.stores.database.DatabaseStore"}
 }
 
-DEFAULT_CREDENTIAL_HEADERS: Final = ["Authorization", "X-Api-Key", "X-Auth-Token"]
-
 _NOTHING: Final[Mapping[str, Any]] = {}
 
 MIDDLEWARE: Final = "idempotency_django.middleware.IdempotencyMiddleware"
@@ -154,24 +152,6 @@ class Settings:
 
     header = _setting("HEADER", "Idempotency-Key", "the name of an HTTP header", _is_header)
     """The request header that carries the key."""
-
-    credential_headers: cached_property[Sequence[str]] = _setting(
-        "CREDENTIAL_HEADERS",
-        DEFAULT_CREDENTIAL_HEADERS,
-        "a list of the names of headers",
-        _are_headers,
-    )
-    """The headers that may tell callers apart if no principal is known."""
-
-    @cached_property
-    def credential_cookies(self) -> Sequence[str]:
-        """The cookies that may tell callers apart if no principal is known."""
-        value = self.raw.get("CREDENTIAL_COOKIES")
-        if value is None:
-            return [django_settings.SESSION_COOKIE_NAME]
-        if _are_headers(value):
-            return value  # type: ignore[no-any-return]
-        raise _refused("CREDENTIAL_COOKIES", value, "a list of the names of cookies")
 
     exclude_headers: cached_property[Sequence[str]] = _setting(
         "EXCLUDE_HEADERS", (), "a list of the names of headers", _are_headers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from django.contrib.auth.base_user import AbstractBaseUser
 from django.db import models
 
 
@@ -13,12 +12,3 @@ class Effect(models.Model):
 
     def __str__(self) -> str:
         return self.reference
-
-
-class Member(AbstractBaseUser):
-    """A user whose primary key is a name, which may be given to a second person."""
-
-    username = models.CharField(max_length=50, primary_key=True)
-    joined = models.DateTimeField(auto_now_add=True)
-
-    USERNAME_FIELD = "username"

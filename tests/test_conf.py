@@ -17,8 +17,6 @@ from idempotency_django.conf import ALL_UNSAFE, DEFAULT_STORES, NAMES, Settings,
 DEFAULTS = {
     "AROUND_EXECUTION": (),
     "CONSUMERS": (),
-    "CREDENTIAL_COOKIES": ["sessionid"],
-    "CREDENTIAL_HEADERS": ["Authorization", "X-Api-Key", "X-Auth-Token"],
     "DOCS_URL": "https://idempotency-django.readthedocs.io/problems/",
     "ENABLED": True,
     "EXCLUDE_HEADERS": (),
@@ -40,8 +38,6 @@ DEFAULTS = {
 OTHERS = {
     "AROUND_EXECUTION": (nullcontext,),
     "CONSUMERS": ["shop.consumers.billing"],
-    "CREDENTIAL_COOKIES": ["jwt"],
-    "CREDENTIAL_HEADERS": [],
     "DOCS_URL": "https://docs.example.com/#",
     "ENABLED": False,
     "EXCLUDE_HEADERS": ["X-Cost"],

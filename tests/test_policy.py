@@ -437,7 +437,7 @@ def test_operation() -> None:
     assert operation.scope == "user:42|POST /orders/"
     assert operation.name == "POST /orders/"
     content = content_digest(whole_request(call))
-    tagged = framed(content, "user:42|POST /orders/", "k", "user:42", "")
+    tagged = framed(content, "user:42|POST /orders/", "k", "", "user:42", "")
     assert {operation.fingerprint: operation.content} == sealed(content, tagged)
     assert (operation.ttl, operation.retention) == (DAY, timedelta(hours=2))
     assert operation.extend_on_replay is False

@@ -4,61 +4,52 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, ClassVar
 
 import pytest
 from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
-from django.contrib.auth.models import AnonymousUser, User
+from django.contrib.auth.models import User
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
-from django.db import connections, models, transaction
+from django.db import connections, transaction
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.test import AsyncClient, Client
 from django.test.client import MULTIPART_CONTENT
-from django.test.utils import CaptureQueriesContext, isolate_apps
 from django.urls import include, path, re_path
 from django.utils.decorators import method_decorator
-from django.utils.functional import SimpleLazyObject
 from django.views.decorators.csrf import csrf_exempt
 from django.views.generic import View
 from django.views.generic.detail import SingleObjectMixin
 from django.views.generic.edit import CreateView, DeleteView, UpdateView
 from rest_framework import exceptions, generics, mixins, permissions, viewsets
-from rest_framework.authentication import BaseAuthentication, BasicAuthentication
+from rest_framework.authentication import BasicAuthentication
 from rest_framework.decorators import action, api_view
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView, exception_handler
 
 from idempotency_django.decorators import idempotent
-from idempotency_django.drf import IdempotencyStatusView, IdempotentViewMixin
+from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine.functions import idempotent_call
-from idempotency_django.http.messages import known_since, since_of
 from idempotency_django.http.replays import check_object, has_object
-from idempotency_django.http.status import location
 from idempotency_django.policy import Policy
-from idempotency_django.stores import stores
-from idempotency_django.stores.records import Operation, Record, Status
-from tests.models import Effect, Member
+from idempotency_django.stores.records import Record, Status
+from tests.models import Effect
 from tests.support import (
     EffectSerializer,
-    assert_problem,
     assert_replays,
     effects,
     is_replay,
     new_key,
     record,
 )
-from tests.ways import operation
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 
 PATH = "idempotency_django.middleware.IdempotencyMiddleware"
 LEASED = Policy(mode="leased")
-EDITED = datetime(1994, 10, 29, 19, 43, 31, 5, tzinfo=UTC)
 RECORD = Record(key="k", scope="s", status=Status.COMPLETED)
 
 
@@ -314,47 +305,6 @@ def api_function(request: Request) -> Response:
     return Response({"secret": "of all"})
 
 
-class Names(BaseAuthentication):
-    """Believes what the request says of its caller."""
-
-    def authenticate(self, request: Request) -> Any:
-        return Member.objects.get(pk=request.headers["Authorization"]), None
-
-
-def name_of_caller(request: Any) -> HttpResponse:
-    Effect.objects.create(reference="paid")
-    return HttpResponse(f"secret of {request.user.joined.isoformat()}")
-
-
-class ByName(IdempotentViewMixin, APIView):
-    authentication_classes = [Names]
-
-    def post(self, request: Request) -> HttpResponse:
-        return name_of_caller(request)
-
-
-class ByNameAlone(ByName):
-    """Its policy knows what tells its callers apart."""
-
-    idempotency_policy = Policy(principal=lambda call: call.request.user.username)
-
-
-def by_name_in_ninja_s_auth(request: HttpRequest) -> Any:
-    return Member.objects.get(pk=request.headers["Authorization"])
-
-
-def name_in_ninja(request: Any) -> HttpResponse:
-    request.user = request.auth
-    return name_of_caller(request)
-
-
-by_name_in_ninja = operation(idempotent(name_in_ninja), auth=by_name_in_ninja_s_auth)
-
-
-class StatusByName(IdempotencyStatusView):
-    authentication_classes = [Names]
-
-
 class BySlugProtected(IdempotentViewMixin, BySlug):
     pass
 
@@ -405,11 +355,6 @@ urlpatterns = [
     path("lax/", Lax.as_view()),
     path("coroutine/", coroutine),
     path("api-function/", api_function),
-    path("by-name/", ByName.as_view()),
-    path("by-name-alone/", ByNameAlone.as_view()),
-    path("by-name-in-django/", csrf_exempt(idempotent(name_of_caller))),
-    path("by-name-in-ninja/", by_name_in_ninja),
-    path("status/<str:token>/", StatusByName.as_view(), name="idempotency-status"),
 ]
 
 
@@ -458,113 +403,6 @@ def give_away(thing: Effect) -> None:
 def sent_by(name: str, url: str, key: str) -> Any:
     headers = {"Idempotency-Key": key, "Authorization": name}
     return Client(raise_request_exception=False).post(url, headers=headers)
-
-
-class AuthenticatingByName:
-    """Django's side of it: the user is loaded when the view asks for it."""
-
-    def __init__(self, get_response: Any) -> None:
-        self.get_response = get_response
-
-    def __call__(self, request: HttpRequest) -> HttpResponse:
-        name = request.headers["Authorization"]
-        request.user = SimpleLazyObject(lambda: Member.objects.get(pk=name))  # type: ignore[assignment]
-        answer: HttpResponse = self.get_response(request)
-        return answer
-
-
-class TestNamesakes:
-    @pytest.mark.parametrize("url", ["/by-name/", "/by-name-in-django/", "/by-name-in-ninja/"])
-    def test_second_person(self, url: str, settings: Any) -> None:
-        """Who has a deleted user's primary key gets none of that user's answers."""
-        settings.MIDDLEWARE = [f"{__name__}.AuthenticatingByName"]
-        Member.objects.create(username="alice", password="a")
-        key = new_key()
-        first = sent_by("alice", url, key)
-        Member.objects.filter(pk="alice").update(password="b")  # the same person as before
-        with CaptureQueriesContext(connections["default"]) as queries:
-            assert_replays(first, sent_by("alice", url, key))
-        assert sum("tests_member" in query["sql"] for query in queries) == 1  # the caller, once
-        Member.objects.all().delete()
-        Member.objects.create(username="alice")
-        assert_problem(sent_by("alice", url, key), 422, "mismatch")
-        assert sent_by("alice", url, new_key()).status_code == 200
-        assert effects("paid") == 2
-
-    def test_own_principal(self) -> None:
-        """Where the policy names the caller, that name counts alone."""
-        Member.objects.create(username="alice")
-        key = new_key()
-        first = sent_by("alice", "/by-name-alone/", key)
-        Member.objects.all().delete()
-        Member.objects.create(username="alice")
-        assert_replays(first, sent_by("alice", "/by-name-alone/", key))
-
-    def test_status(self) -> None:
-        """The address of a status is the first person's as well."""
-        Member.objects.create(username="alice")
-        key = new_key()
-        sent_by("alice", "/by-name/", key)
-        row, [alice] = record(key), Member.objects.all()
-        operation = Operation(
-            key=row.key,
-            scope=row.scope,
-            name=row.operation,
-            fingerprint=row.fingerprint,
-            ttl=None,
-        )
-        address = location(stores["default"], operation, row.principal + since_of(alice))
-        headers = {"Authorization": "alice"}
-        assert Client().get(address, headers=headers).json()["status"] == "completed"
-        alice.delete()
-        Member.objects.create(username="alice")
-        assert Client().get(address, headers=headers).status_code == 404
-
-    def test_what_tells(self) -> None:
-        """Only a primary key that can be given again needs to be told apart."""
-        assert since_of(User(pk=1, date_joined=EDITED)) == ""
-        assert since_of(None) == since_of("alice") == since_of(AnonymousUser()) == ""
-        assert since_of(Member(pk="alice", joined=None)) == ""
-        assert "1994-10-29T19:43:31" in since_of(Member(pk="alice", joined=EDITED))
-        elsewhere = EDITED.astimezone(timezone(timedelta(hours=2)))
-        assert since_of(Member(pk="alice", joined=elsewhere)) == since_of(Member(joined=EDITED))
-        with isolate_apps("tests"):
-
-            class Named(models.Model):  # noqa: DJ008
-                name = models.CharField(max_length=9, primary_key=True)
-                date_joined = models.DateTimeField()
-
-            class Profile(models.Model):  # noqa: DJ008
-                named = models.OneToOneField(Named, models.CASCADE, primary_key=True)
-                date_joined = models.DateTimeField()
-
-            class Uuid(models.Model):  # noqa: DJ008
-                id = models.UUIDField(primary_key=True)
-                date_joined = models.DateTimeField()
-
-            class Timeless(models.Model):  # noqa: DJ008
-                name = models.CharField(max_length=9, primary_key=True)
-
-        assert since_of(Named(date_joined=EDITED)) != ""
-        assert since_of(Profile(date_joined=EDITED)) != ""
-        assert since_of(Uuid(date_joined=EDITED)) == since_of(Timeless()) == ""
-
-    def test_check(self, settings: Any, monkeypatch: Any) -> None:
-        """The check warns where nothing tells the second person from the first one."""
-
-        def warned() -> list[str]:
-            return [str(m.msg) for m in run_checks() if m.id == "idempotency_django.W039"]
-
-        assert warned() == []
-        settings.AUTH_USER_MODEL = "tests.Member"
-        assert warned() == []
-        monkeypatch.setattr(Member._meta.get_field("joined"), "auto_now_add", False)
-        known_since.cache_clear()
-        [message] = warned()
-        assert "tests.Member" in message
-        settings.IDEMPOTENCY = {"POLICY": Policy(principal=lambda call: None)}
-        assert warned() == []
-        known_since.cache_clear()
 
 
 @pytest.mark.parametrize("way", ["mixin", "leased", "class", "as_view", "handler", "middleware"])

@@ -41,7 +41,6 @@ id                                     problem
 ``idempotency_django.W036``            Celery's result backend may count the parts of a chord twice
 ``idempotency_django.W037``            an attribute of a view or receiver that has no effect
 ``idempotency_django.E038``            the settings of ``IDEMPOTENCY`` under another name
-``idempotency_django.W039``            a user's primary key can be reused
 ``idempotency_django.E040``            two receivers of webhooks have the same source
 ``idempotency_django.E041``            a receiver of webhooks has no verifier, or no usable secret
 ``idempotency_django.E042``            the policy of a receiver of webhooks cannot be used
@@ -72,7 +71,6 @@ from __future__ import annotations
 from django.core.checks import Tags, register
 
 from .configuration import (
-    check_callers,
     check_cors,
     check_live_stores,
     check_middleware,
@@ -92,7 +90,6 @@ def register_checks() -> None:
     register(check_stores, Tags.security)
     register(check_middleware, Tags.security)
     register(check_template_middleware, Tags.compatibility)
-    register(check_callers, Tags.security)
     register(check_views, Tags.security)
     register(check_cors, Tags.compatibility)
     register(check_live_stores, Tags.database)

@@ -8,14 +8,13 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from django.conf import settings
-from django.contrib.auth import get_user_model
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's name
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from ..conf import MIDDLEWARE, NAMES, conf, default_store, did_you_mean
 from ..engine.planning import lease_of
-from ..http.messages import known_since, replayed_header
+from ..http.messages import replayed_header
 from ..http.status import status_url
 from ..middleware import skipped_middleware
 from ..policy import UNSET, Policy, project_dialect
@@ -230,28 +229,6 @@ def check_stores(**_: Any) -> Sequence[CheckMessage]:
             messages.append(Error(str(error), id="idempotency_django.E003"))
     policy, _error = tried(Policy().resolved)
     return [*messages, *(unknown_store(policy.store, PROJECT) if policy else ())]
-
-
-def check_callers(**_: Any) -> Sequence[CheckMessage]:
-    """Whether a new user with a deleted user's primary key is distinguished from the deleted
-    user.
-    """
-    known, _error = tried(lambda: (get_user_model(), Policy().resolved()))
-    if known is None:
-        return []  # Django, or check_settings, reports it
-    model, policy = known
-    if policy.principal or known_since(model) is not None:
-        return []
-    return [
-        Warning(
-            f"{model._meta.label} has the primary key {model._meta.pk.name!r}, which can be "
-            "reused after a user is deleted. The new user would then get replays of the deleted "
-            "user's responses.",
-            hint="Give the model a DateTimeField(auto_now_add=True), or the policy a principal=.",
-            obj=model,
-            id="idempotency_django.W039",
-        )
-    ]
 
 
 def check_live_stores(

@@ -22,12 +22,10 @@ from http.client import responses as reasons
 from types import FunctionType, MethodType
 from typing import Any, Final
 
-from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from ..conf import conf
 from ..errors import IdempotencyError
 from ..http.described import describe, error_schema
 from ..http.messages import invocation_of, principal_of
@@ -63,41 +61,17 @@ class NinjaAdapter(ViewAdapter):
         # What authenticated the operation comes first: the session may be another caller's.
         user = auth if getattr(auth, "is_authenticated", False) else None
         beside = principal_of(person) if user is None and not policy.principal else ""
-        sent = self._sent()
+        # A plain function may read what nothing here knows of.
+        callbacks = self.operation.auth_callbacks
+        reads = all(getattr(each, "header", None) == "Authorization" for each in callbacks)
+        authorization = None if reads else ""
         invocation = invocation_of(
-            request,
-            policy,
-            user=user,
-            auth=auth,
-            body=body,
-            sent=[*sent, beside] if any(sent) else [],
+            request, policy, user=user, auth=auth, body=body, authorization=authorization
         )
-        if beside and invocation.principal:  # an application's key, with which persons log in
-            return invocation.changed(since=f"{invocation.since} with {beside}")
-        return invocation
-
-    def _sent(self) -> list[str]:
-        """The credentials that may have authenticated the operation; empty: it is not known which.
-
-        The session is one of them only if it may authenticate: other callers may share it.
-        """
-        request = self.http_request
-        headers = {*conf.credential_headers}
-        cookies = {*conf.credential_cookies} - {settings.SESSION_COOKIE_NAME}
-        fields: set[str] = set()
-        for each in self.operation.auth_callbacks:
-            place = {"header": headers, "cookie": cookies, "query": fields}.get(
-                getattr(each, "openapi_in", "")
-            )
-            if place is not None:
-                place.add(each.param_name)
-            elif name := getattr(each, "header", None):  # of a token, or a user name and password
-                headers.add(name)
-            else:  # a plain function: it may read what nothing here knows of
-                return []
-        sent = [request.headers.get(name) or "" for name in sorted(headers)]
-        sent += [request.COOKIES.get(name) or "" for name in sorted(cookies)]
-        return sent + [request.GET.get(name) or "" for name in sorted(fields)]
+        if not beside:
+            return invocation
+        # Persons may log in beside the key of an application.
+        return invocation.changed(authorization=f"{invocation.authorization} with {beside}")
 
     def respond(self) -> HttpResponseBase:
         return self._made(self._view())

@@ -22,7 +22,7 @@ from ..http.atomic_requests import (
     RequestTransactions,
     request_transactions,
 )
-from ..http.messages import caller_of, credentials_of, key_header
+from ..http.messages import authorization_of, key_header, principal_of
 from ..http.replays import check_object
 from ..http.status import describe_operation, record_of
 from ..http.unwrapping import checked, is_async, name_of
@@ -182,7 +182,7 @@ class IdempotencyStatusView(APIView):
     def get(self, request: Request, token: str, *args: Any, **kwargs: Any) -> Response:
         """The status of an operation, and its answer if there is one."""
         record = record_of(
-            token, caller_of(request.user, request.auth), credentials_of(request._request)
+            token, principal_of(request.user, request.auth), authorization_of(request._request)
         )
         if record is None:
             raise Http404

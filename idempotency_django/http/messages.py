@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from datetime import UTC
 from functools import lru_cache, partial
 from http.client import responses as reasons
 from types import TracebackType
@@ -16,12 +15,10 @@ from typing import Any, Final
 
 from django.conf import settings
 from django.core.exceptions import DisallowedHost, ImproperlyConfigured
-from django.db import models
 from django.forms import BaseForm, BaseFormSet
 from django.http import HttpRequest, HttpResponse
 from django.http.request import HttpHeaders, split_domain_port
 from django.http.response import HttpResponseBase
-from django.utils import timezone
 from django.utils.translation import get_language
 
 from ..conf import conf
@@ -86,7 +83,7 @@ def invocation_of(
     user: Any = UNSET,
     auth: Any = None,
     body: Callable[[], Body] | None = None,
-    sent: Sequence[str] | None = None,
+    authorization: str | None = None,
 ) -> Invocation:
     """The invocation that a request is, for its policy.
 
@@ -97,39 +94,35 @@ def invocation_of(
         user: the caller, if that is not the request's user.
         auth: the authentication of the request, if the framework reports it.
         body: reads the body when it is asked for, if the framework does so in its own way.
-        sent: the credentials of the request; ``None``: those that the settings name.
+        authorization: who is calling if no principal is known; ``None``: whoever has the request's
+            ``Authorization`` header.
 
     Raises:
         ImproperlyConfigured: a caller has authenticated, and nothing says which.
     """
     own = request if own is None else own
     user = getattr(own, "user", None) if user is UNSET else user
+    # The token itself names nobody: a client may have another one for its retry.
+    is_token = isinstance(auth, str) and auth in request.META.get(_AUTHORIZATION, "").split()
     try:
-        principal = principal_of(user, auth)
+        principal = principal_of(user, None if is_token else auth)
     except ImproperlyConfigured:
         if policy is None or not policy.principal:
             raise
-        principal, user = "", None  # the policy knows better
-    credentials = ""
-    if not principal or isinstance(auth, str):
-        sent = sent_credentials(request) if sent is None else sent
-        if isinstance(auth, str) and any(auth in each.split() for each in sent):
-            # The token itself: a client may have another one for its retry, which is refused then.
-            principal = principal_of(user)
-        credentials = "" if principal else _credentials(sent)
-    if auth and not (principal or credentials) and policy and policy.principal is None:
+        principal = ""  # the policy knows better
+    if authorization is None:
+        authorization = authorization_of(request)
+    if auth and not (principal or authorization) and policy and policy.principal is None:
         raise ImproperlyConfigured(
             f"The authentication of {operation_name(request)} returned {type(auth).__name__!r}, "
-            "which identifies no caller, and nothing says which credentials it reads, so a replay "
-            "could be another caller's. Return a user, a model instance or text. Or put the header "
-            "or cookie that it reads into IDEMPOTENCY['CREDENTIAL_HEADERS'] or "
-            "['CREDENTIAL_COOKIES']. Or give the idempotency policy a principal=."
+            "which identifies no caller, and it did not read the Authorization header, so a replay "
+            "could be another caller's. Return a user, a model instance or text. Or give the "
+            "idempotency policy a principal=."
         )
     return Invocation(
         name=operation_name(request),
         principal=principal,
-        since=since_of(user) if principal else "",
-        credentials=credentials,
+        authorization="" if principal else authorization,
         host=host_of(request),
         method=request.method or "",
         path=request.path,
@@ -140,22 +133,16 @@ def invocation_of(
     )
 
 
-def credentials_of(request: HttpRequest) -> str:
-    """A digest of the credentials of a request; empty if it has none.
+_AUTHORIZATION: Final = "HTTP_AUTHORIZATION"
 
-    They are unverified: the view may refuse them, or ignore them.
+
+def authorization_of(request: HttpRequest) -> str:
+    """A digest of the ``Authorization`` header of a request; empty if it has none.
+
+    It is unverified: the view may refuse it, or ignore it.
     """
-    return _credentials(sent_credentials(request))
-
-
-def sent_credentials(request: HttpRequest) -> list[str]:
-    """The credentials of a request in the headers and cookies that the settings name."""
-    headers = [request.META.get(meta_name(name), "") for name in conf.credential_headers]
-    return headers + [request.COOKIES.get(name, "") for name in conf.credential_cookies]
-
-
-def _credentials(sent: Sequence[str]) -> str:
-    return f"credentials:{digest(*sent)}" if any(sent) else ""
+    sent = request.META.get(_AUTHORIZATION)
+    return f"authorization:{digest(sent)}" if sent else ""
 
 
 def host_of(request: HttpRequest) -> str:
@@ -218,44 +205,6 @@ def principal_of(user: Any, auth: Any = None) -> str:
     if key is None:
         return ""
     return f"auth:{_kind(auth.__class__, settings.AUTH_USER_MODEL)}:{digest(str(key))}"
-
-
-def caller_of(user: Any, auth: Any = None) -> str:
-    """The caller's name, distinct from those who had the same primary key before."""
-    return principal_of(user, auth) + since_of(user)
-
-
-def since_of(user: Any) -> str:
-    """The time when the user's account began; empty if its primary key is never given again.
-
-    A user name that is a primary key may be given to a second person after the first one is
-    deleted.
-    """
-    model = getattr(user.__class__, "_meta", None)
-    name = known_since(model.concrete_model) if model is not None else None
-    began = getattr(user, name) if name else None
-    if began is None:
-        return ""
-    return f" since {(began if timezone.is_naive(began) else began.astimezone(UTC)).isoformat()}"
-
-
-@lru_cache(maxsize=64)
-def known_since(model: Any) -> str | None:
-    """The field that distinguishes two users with the same primary key; ``None``: there is no such
-    field.
-
-    It is empty where primary keys are not given again: the database or a UUID makes them.
-    """
-    key = model._meta.pk
-    while key.is_relation:
-        key = key.target_field
-    if isinstance(key, models.AutoField | models.UUIDField):
-        return ""
-    times = [
-        field for field in model._meta.concrete_fields if isinstance(field, models.DateTimeField)
-    ]
-    named = (f.attname for f in times if f.auto_now_add or f.attname == "date_joined")
-    return next(named, None)
 
 
 @lru_cache(maxsize=64)

@@ -49,13 +49,13 @@ from .marking import IGNORED, IN_PROGRESS, NOT_STORED, executed, mark, replayed
 from .messages import (
     PLANNED,
     Adapter,
-    caller_of,
-    credentials_of,
+    authorization_of,
     has_body,
     key_header,
     mark_replay,
     mark_response,
     operation_name,
+    principal_of,
     result_of,
     result_of_error,
 )
@@ -336,14 +336,14 @@ def _response(
 
 
 def _owners(adapter: Adapter, policy: Policy, operation: Operation) -> list[str]:
-    """Who may ask for the status: a caller whom its view knows, else who has the credentials."""
-    request, caller = adapter.http_request, operation.principal + operation.since
+    """Who may ask for the status: a caller whom its view knows, else who has the same token."""
+    request, caller = adapter.http_request, operation.principal
     user = getattr(request, "user", None)
     # Without a primary key, it is the policy that knows the user.
-    if caller and getattr(user, "pk", None) is not None and caller == caller_of(user):
+    if caller and getattr(user, "pk", None) is not None and caller == principal_of(user):
         return [caller]
-    credentials = credentials_of(request)
-    owners = [credentials] if credentials else []
+    authorization = authorization_of(request)
+    owners = [authorization] if authorization else []
     if caller and not policy.principal:  # another status view may know it
         owners.append(caller)
     is_anonymous = not caller and getattr(adapter.request, "auth", None) is None

@@ -2,7 +2,7 @@
 
 The address names the operation in an opaque token: a client cannot read it, change it or ask for
 another operation. The caller must be the user who started the operation, or have the same
-credentials.
+``Authorization`` header.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def location(store: Store, operation: Operation, *owners: str) -> str:
     Args:
         store: where its record lives.
         operation: the operation.
-        owners: who may ask: a principal, or the digest of the credentials that were presented;
+        owners: who may ask: a principal, or the digest of the ``Authorization`` header;
             empty: everybody who has the address.
 
     Raises:
@@ -72,20 +72,20 @@ def status_url(token: str) -> str:
         ) from error
 
 
-def record_of(token: str, caller: str, credentials: str) -> Record | None:
+def record_of(token: str, caller: str, authorization: str) -> Record | None:
     """The record that a token names; ``None``: there is no record, or it is another caller's.
 
     Args:
         token: from the address that :func:`location` made.
-        caller: who is calling; see :func:`idempotency_django.http.messages.caller_of`.
-        credentials: a digest of the credentials of the request.
+        caller: who is calling; see :func:`idempotency_django.http.messages.principal_of`.
+        authorization: a digest of the ``Authorization`` header of the request.
     """
     named = decrypt_token(token, salt=SALT)
     if named is None:
         return None
     alias, key, scope, owner, fingerprints, *others = json.loads(named)
     # An anonymous caller's address is for everybody who has it, as an anonymous caller can be.
-    if {owner, *others}.isdisjoint({caller, credentials, ""}) or alias not in conf.stores:
+    if {owner, *others}.isdisjoint({caller, authorization, ""}) or alias not in conf.stores:
         return None
     record = stores[alias].get(key, scope)
     if record is None or record.expired or record.fingerprint not in ("", *fingerprints):

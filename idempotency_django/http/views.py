@@ -10,7 +10,7 @@ from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
 from django.views.generic import View
 
-from .messages import caller_of, credentials_of
+from .messages import authorization_of, principal_of
 from .status import describe_operation, record_of
 
 
@@ -28,8 +28,8 @@ class IdempotencyStatusView(View):
     http_method_names = ["get", "head", "options"]
 
     def get(self, request: HttpRequest, token: str, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        caller = caller_of(getattr(request, "user", None))
-        record = record_of(token, caller, credentials_of(request))
+        caller = principal_of(getattr(request, "user", None))
+        record = record_of(token, caller, authorization_of(request))
         if record is None:
             raise Http404
         return JsonResponse(describe_operation(record))

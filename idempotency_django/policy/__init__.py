@@ -346,7 +346,7 @@ class Policy:
     """The caller, for a view with its own authentication. A callable that takes an
     :class:`~idempotency_django.policy.invocation.Invocation` and returns a text, such as
     ``"key:17"``, or ``None`` for an unknown caller. A key belongs to the principal of its first
-    request or, if no principal is known, to the credentials of that request. Other callers get 422.
+    request or, if no principal is known, to its ``Authorization`` header. Other callers get 422.
     ``False``: a key belongs to no caller."""
 
     operation: str | None = _field(None, _or_none(_text))

@@ -227,7 +227,7 @@ def identified(policy: Policy, invocation: Invocation) -> Invocation:
     principal = policy.principal(invocation) if policy.principal else None
     if principal is None:
         return invocation
-    return invocation.changed(principal=_text("principal", principal), since="")
+    return invocation.changed(principal=_text("principal", principal), authorization="")
 
 
 def operation(
@@ -258,14 +258,9 @@ def operation(
     if not isinstance(asked_for, bytes):
         asked_for = _text("fingerprint", asked_for)
     digest = content_digest(asked_for, sent) if sent else content_digest(asked_for)
-    caller = caller_of(policy, invocation)
-    aliases = sealed(digest, framed(digest, scope, key, caller, invocation.host))
+    caller = () if policy.principal is False else (invocation.principal, invocation.authorization)
+    aliases = sealed(digest, framed(digest, scope, key, invocation.host, *caller))
     fingerprint, content = next(iter(aliases.items()))
-    if caller and caller == invocation.credentials:
-        # The same request, sent without the credentials that it has now. What was answered without
-        # credentials was available to any caller who knows the key. The answer itself may have
-        # brought the session cookie that is presented now.
-        aliases |= sealed(digest, framed(digest, scope, key, "", invocation.host))
     return _operations(policy)(
         key=key,
         scope=scope if scopes.FITS.fullmatch(scope) else scopes.fit(scope),
@@ -275,23 +270,9 @@ def operation(
         aliases=aliases,
         lease=lease,
         principal=invocation.principal,
-        since=invocation.since,
         method=invocation.method,
         path=invocation.path,
     )
-
-
-def scope_of(policy: Policy, invocation: Invocation, scope: str | None = None) -> str:
-    """The scope of the :func:`operation` that an invocation asks for.
-
-    Args:
-        policy: a resolved policy.
-        invocation: what is asked for, and by whom.
-        scope: overrides the policy's scope.
-    """
-    if policy.operation:
-        invocation = invocation.changed(name=policy.operation)
-    return scopes.fit(_scope(policy, invocation, scope))
 
 
 def _scope(
@@ -308,18 +289,6 @@ def _scope(
             "one."
         )
     return scope
-
-
-def caller_of(policy: Policy, invocation: Invocation) -> str:
-    """Who owns the keys of an invocation; empty: everybody who knows them.
-
-    Args:
-        policy: a resolved policy.
-        invocation: by whom.
-    """
-    if policy.principal is False:
-        return ""
-    return invocation.principal + invocation.since or invocation.credentials
 
 
 def named_fingerprints(key: str, scope: str, content: str) -> dict[str, str]:

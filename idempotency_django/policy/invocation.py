@@ -62,9 +62,8 @@ class Invocation:
         name: the operation (``"POST /api/charges/"``): the method and the route, which stay the
             same when code moves.
         principal: who is calling (``"user:42"``); empty for unauthenticated callers.
-        since: when the principal began, if its name may have been another's before; else empty.
-        credentials: digest of the credentials of the request, if the principal is not known; empty
-            if there were none.
+        authorization: digest of the ``Authorization`` header, if the principal is not known; empty
+            if there is none.
         host: the request's host, in lower case and without its port; empty outside HTTP.
         method: the HTTP method in capitals.
         path: the whole path, without the query.
@@ -80,8 +79,7 @@ class Invocation:
     principal: str
     method: str
     path: str
-    since: str = ""
-    credentials: str = ""
+    authorization: str = ""
     host: str = ""
     query: str = ""
     media_type: str = ""

@@ -35,8 +35,7 @@ class Operation:
         content: keyed digest of what the request asks for, and of nothing else; keys are derived
             from it. It is never stored as it is.
         aliases: all fingerprints of the same request, each with its ``content``: also those under
-            ``SECRET_KEY_FALLBACKS``, and without the credentials that a caller did not have yet
-            when it sent the first request.
+            ``SECRET_KEY_FALLBACKS``.
         ttl: how long a completed record is replayed; ``None``: forever.
         retention: how long the expired record is kept for the audit before it may be purged.
         reserved: how long the key of an expired record is not free: nothing is replayed, and
@@ -50,7 +49,6 @@ class Operation:
         count_replays: record its replays in the audit trail.
         extend_on_replay: count ``ttl`` and ``retention`` from the last use, not the first.
         principal: who is calling, for the audit (``"user:42"``).
-        since: when the principal began, if its name may have been another's before; else empty.
         method: the HTTP method, or what stands for it elsewhere; for the audit.
         path: the HTTP path, or what stands for it elsewhere; for the audit.
         caused_by: the :func:`reference` of the record whose handler asked for this operation; for
@@ -74,7 +72,6 @@ class Operation:
     count_replays: bool = False
     extend_on_replay: bool = False
     principal: str = ""
-    since: str = ""
     method: str = ""
     path: str = ""
     caused_by: str = ""

@@ -40,6 +40,7 @@ from .clients import BODY, copied_body, difference
 from .plugin import IGNORE, MARK, OPTION
 from .writes import Effects, Writes, bookkeeping_tables, rehearsal, table_written
 
+_CREDENTIAL_HEADERS: Final = ("Authorization", "X-Api-Key", "X-Auth-Token")
 _IDEMPOTENT: Final = frozenset({"PUT", "DELETE"})  # by themselves: RFC 9110, section 9.2.2
 _ADVICE: Final = {
     "unprotected": "Nothing protects this endpoint, so a client that retries does it twice. "
@@ -86,7 +87,7 @@ class _Environ:
         Args:
             anonymous: leave out who sends it.
         """
-        left_out = set(map(meta_name, conf.credential_headers)) if anonymous else set()
+        left_out = set(map(meta_name, _CREDENTIAL_HEADERS)) if anonymous else set()
         kept = {name: value for name, value in self.request.items() if name not in left_out}
         return {**kept, BODY: FakePayload(self.body)}
 
@@ -108,7 +109,7 @@ class _Scope(_Environ):
         self.request["headers"] = [*kept, (_wire(header), str(uuid4()).encode())]
 
     def again(self, *, anonymous: bool = False) -> dict[str, Any]:
-        left_out = set(map(_wire, conf.credential_headers)) if anonymous else set()
+        left_out = set(map(_wire, _CREDENTIAL_HEADERS)) if anonymous else set()
         headers = [pair for pair in self.request["headers"] if pair[0] not in left_out]
         return {**self.request, "headers": headers, "_body_file": FakePayload(self.body)}
 
@@ -181,7 +182,7 @@ def _other_client(client: Any, response: Any) -> Any:
         user = _double(_caller(response))
         other = copy.copy(client)
         other.cookies = SimpleCookie()
-        left_out = set(map(meta_name, conf.credential_headers))
+        left_out = set(map(meta_name, _CREDENTIAL_HEADERS))
         other.defaults = {k: v for k, v in client.defaults.items() if k not in left_out}
         other.handler = copy.copy(client.handler)
         if hasattr(other.handler, "_force_user"):

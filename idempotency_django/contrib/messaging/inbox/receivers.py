@@ -23,7 +23,6 @@ from django.urls import get_resolver
 from django.utils.crypto import salted_hmac
 from django.views import View
 
-from ....conf import conf
 from ....errors import DeliveryMalformed, DeliveryTooLarge, IdempotencyError, StoreUnavailable
 from ....http.atomic_requests import take_over_transactions
 from ....http.messages import problem_response
@@ -73,10 +72,13 @@ def _came_in_chunks(request: HttpRequest) -> bool:
     return no_length and "chunked" in encoding.lower() and "wsgi.input" in request.META
 
 
+_SECRET_HEADERS: Final = frozenset({"cookie", "authorization", "x-api-key", "x-auth-token"})
+
+
 def kept_headers(request: HttpRequest) -> list[tuple[str, str]]:
     """The headers, without credentials."""
-    secret = {"cookie", *(name.lower() for name in conf.credential_headers)}
-    return [(name, value) for name, value in request.headers.items() if name.lower() not in secret]
+    sent = request.headers.items()
+    return [(name, value) for name, value in sent if name.lower() not in _SECRET_HEADERS]
 
 
 T = TypeVar("T")
