@@ -8,7 +8,7 @@
     │   ├── KeyMalformed           400  not one string of 1-255 visible ASCII characters
     │   ├── KeyGuessable           400  an anonymous caller's key that could be guessed
     │   ├── KeyTooOld              412  a key that carries its time is older than its lifetime
-    │   └── KeyUnsupported         400  a key for a view without protection, if that is refused
+    │   └── KeyUnsupported         400  a key for a view that cannot be protected
     ├── OperationInProgress        409  another process is executing this operation
     ├── OperationHeld              409  interrupted, or failed too often; an operator must settle it
     ├── DeadLettered              409  a message failed too often; an operator must settle it
@@ -151,7 +151,7 @@ class KeyTooOld(KeyRefused):
 
 
 class KeyUnsupported(KeyRefused):
-    """The view takes no keys, and ``IDEMPOTENCY["UNPROTECTED_KEYS"]`` is ``"refuse"``."""
+    """The view cannot be protected, so it takes no keys."""
 
     slug = "key-unsupported"
     title = "Idempotency key not supported"

@@ -535,16 +535,6 @@ class TestKeysWithTime:
             assert json_post(alice, url, {"reference": "a"}, **headers).status_code == status
         assert effects() == 1
 
-    def test_unsupported(self, alice: Client) -> None:
-        """Where nothing would honour a repeatable request, it can be refused: 501."""
-        headers = in_repeatability(new_key())["headers"]
-        options = {"UNPROTECTED_KEYS": "refuse", "MIDDLEWARE_PROTECTS": "with-policy"}
-        with override_settings(IDEMPOTENCY={"POLICY": {"dialect": "oasis"}, **options}):
-            response = json_post(alice, "/unprotected/", {"reference": "a"}, **headers)
-        assert response.status_code == 501
-        assert response["Repeatability-Result"] == "rejected"
-        assert effects() == 0
-
     @pytest.mark.parametrize("sent", ["yesterday", "", "2026-11-23T06:25:00Z"])
     def test_no_time(self, sent: str, alice: Client) -> None:
         """A first-sent that is not a date of HTTP is refused: 400."""

@@ -199,15 +199,6 @@ def test_middleware(settings: Any) -> None:
     assert "x-idempotency" not in generated()["paths"]["/plain/"]["post"]
 
 
-def test_switched_off(settings: Any) -> None:
-    """With ``ENABLED=False``, nothing is protected, so nothing is promised."""
-    settings.MIDDLEWARE, settings.IDEMPOTENCY = MIDDLEWARE, {"ENABLED": False}
-    for where in ("/plain/", "/things/"):
-        operation = generated()["paths"][where]["post"]
-        assert "x-idempotency" not in operation
-        assert key_of(operation) == []
-
-
 def test_extended_action(schema: dict[str, Any]) -> None:
     """What @extend_schema says of an action stays, and the promise is added to it."""
     operation = schema["paths"]["/things/pay/"]["post"]
@@ -298,7 +289,7 @@ def test_every_problem_is_considered() -> None:
         *("dead-lettered", "unknown-event-type", "signature-refused", "delivery-malformed"),
         *("delivery-too-large", "precondition-failed", "precondition-required"),
         *("concurrent-modification", "illegal-transition"),
-        # of endpoints that are not protected, with UNPROTECTED_KEYS
+        # of endpoints that cannot be protected
         "key-unsupported",
         # of the server, 500: a client can do nothing about them
         *("claim-lost", "steps-changed"),

@@ -60,8 +60,6 @@ id                                     problem
 ``idempotency_django.W059``            a view publishes, but has no transaction without a key
 ``idempotency_django.E060``            a view has a policy, but no protection
 ``idempotency_django.W061``            a Celery task has a policy or key, but not our base class
-``idempotency_django.W062``            ENABLED switches all protection off, and DEBUG is False
-``idempotency_django.E068``            unprotected keys are to be refused, without our middleware
 ``idempotency_django.W070``            Celery deduplicates messages before its tasks see them
 =====================================  =========================================================
 """

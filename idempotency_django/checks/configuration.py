@@ -185,16 +185,7 @@ def check_settings(**_: Any) -> Sequence[CheckMessage]:
     ]
     errors = [error for _, error in map(tried, readers) if error]
     wrong = [Error(error, id="idempotency_django.E002") for error in errors]
-    return [*unknown, *wrong, *_misnamed(), *_switched_off()]
-
-
-def _switched_off() -> Iterator[CheckMessage]:
-    if tried(lambda: conf.enabled)[0] is False and not settings.DEBUG:
-        yield Warning(
-            "IDEMPOTENCY['ENABLED'] is False, so nothing is protected: a retry repeats effects.",
-            hint="Remove it from the settings of production. It is for development and tests.",
-            id="idempotency_django.W062",
-        )
+    return [*unknown, *wrong, *_misnamed()]
 
 
 def _misnamed() -> Iterator[CheckMessage]:
@@ -270,13 +261,6 @@ def check_middleware(**_: Any) -> Iterator[CheckMessage]:
     """The place of :class:`~idempotency_django.middleware.IdempotencyMiddleware`."""
     paths = list(settings.MIDDLEWARE)
     if MIDDLEWARE not in paths:
-        if tried(lambda: conf.unprotected_keys)[0] == "refuse":
-            yield Error(
-                f"IDEMPOTENCY['UNPROTECTED_KEYS'] is 'refuse', but {MIDDLEWARE} is not in "
-                "MIDDLEWARE, so no key is refused.",
-                hint="Add it as the last one.",
-                id="idempotency_django.E068",
-            )
         return
     for path in skipped_middleware():
         yield Error(

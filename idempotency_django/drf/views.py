@@ -45,8 +45,7 @@ class OptionallyIdempotentRequest(Request):
     """:class:`idempotency_django.http.messages.OptionallyIdempotentRequest` for REST framework.
 
     Attributes:
-        idempotency: the attempt that runs; it is false where the request has no key, or takes no
-            part.
+        idempotency: the attempt that runs; ``None``: the request has no key, or takes no part.
     """
 
     idempotency: ExecutionContext | None

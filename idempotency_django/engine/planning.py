@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import lru_cache
 from typing import Protocol
-from uuid import uuid4
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -184,13 +183,6 @@ def plan_call(
     if caused_by or max_attempts is not None:
         operation = replace(operation, caused_by=caused_by, max_attempts=max_attempts)
     return Plan(policy, store, operation)
-
-
-def plan_unprotected(policy: Policy, name: str) -> Plan:
-    """The plan for an operation that nothing protects: no other one has its key."""
-    key = str(uuid4())
-    operation = Operation(key=key, scope="disabled", name=name, fingerprint="", ttl=policy.ttl)
-    return Plan(policy, stores[policy.store], operation)
 
 
 @lru_cache(maxsize=1024)

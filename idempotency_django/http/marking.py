@@ -13,7 +13,6 @@ The value is an item of RFC 9651, a token with parameters: ``executed; ttl=86399
 ``mismatch``     the key was used for another request
 ``refused``      the key cannot be used
 ``failed``       an error ended the request; its problem says what is known
-``ignored``      the key had no effect: nothing protects the request
 ===============  ================================================================================
 """
 
@@ -39,7 +38,6 @@ from ..errors import (
 from ..policy import Policy
 from ..stores.records import Operation, Record
 
-IGNORED: Final = "ignored"
 IN_PROGRESS: Final = "in-progress"
 FAILED: Final = "failed"
 NOT_STORED: Final = "executed; stored=?0"

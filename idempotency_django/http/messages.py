@@ -49,8 +49,7 @@ class OptionallyIdempotentRequest(HttpRequest):
     """A request to a protected view whose key is optional.
 
     Attributes:
-        idempotency: the attempt that runs. It is false where the request has no key, or takes no
-            part: ``None``, or in a leased view an object that says what is missing.
+        idempotency: the attempt that runs; ``None``: the request has no key, or takes no part.
     """
 
     idempotency: ExecutionContext | None
@@ -254,10 +253,7 @@ def replayed_header(dialect: Dialect) -> str:
 
 
 PLANNED: Final = "_idempotency_planned"
-"""The attribute of a request that had a key, sent or derived.
-
-False: its response says nothing of it. The view was only observed, or a part of it read the key.
-"""
+"""The attribute of a request that had a key, sent or derived."""
 
 
 def mark_response(
@@ -276,7 +272,7 @@ def mark_response(
     """
     key = key_header(request, dialect) if error or dialect.echoes_key else None
     refuses_key = isinstance(error, KeyRefused) and not isinstance(error, KeyMissing)
-    if error and (key is not None or refuses_key or getattr(request, PLANNED, False)):
+    if error and (key is not None or refuses_key or hasattr(request, PLANNED)):
         mark(response, refused(error))
     if dialect.echoes_key and key is not None:
         response[header_of(dialect)] = key

@@ -27,7 +27,6 @@ from django.urls import Resolver404, resolve
 
 from .. import signals
 from ..checks import Endpoint, endpoint_of
-from ..conf import conf
 from ..engine.effects import DID, Effect, Observed, effects_outside, observed_effects
 from ..errors import ResponseNotStored
 from ..http import serving
@@ -585,7 +584,7 @@ class Replays:
 
         def init_idempotency(request: Any) -> bool:
             takes_part = init(request)
-            is_unsafe = takes_part and conf.enabled and request.method in UNSAFE_METHODS
+            is_unsafe = takes_part and request.method in UNSAFE_METHODS
             test = self._test
             if is_unsafe and test and not (test.is_off or _by_client.get()):
                 test.count("elsewhere")
@@ -601,9 +600,6 @@ class Replays:
         test.count("unsafe")
         endpoint = None if is_race else _endpoint(message)
         if endpoint is None or endpoint.how in ("exempt", "inbox"):
-            return None
-        if not conf.enabled:
-            test.count("skipped")
             return None
         is_protected = bool(endpoint.how) and not endpoint.problem
         policy = resolved(endpoint.policy or Policy())
@@ -677,8 +673,8 @@ class Replays:
         )
         if counts["skipped"]:
             line += (
-                f"; {_were(counts['skipped'])} sent once (queries or hooks counted, a stream as "
-                "body, or protection off)"
+                f"; {_were(counts['skipped'])} sent once (queries or hooks counted, or a stream as "
+                "body)"
             )
         terminalreporter.write_sep("-", "idempotency replay")
         terminalreporter.write_line(line)

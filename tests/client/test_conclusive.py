@@ -67,7 +67,6 @@ OF_OTHERS = [  # of a proxy, an authentication layer, or a server that says noth
 ]
 OF_ONE_ATTEMPT = [
     *(marked(status, "executed; stored=?0") for status in (400, 403, 409)),
-    *(marked(status, "ignored") for status in (200, 201, 403, 404, 503)),
     *(problem(error()) for error in (KeyGuessable, KeyTooOld, OperationHeld)),
     *(problem(error()) for error in (PreconditionFailed, IllegalTransition, SignatureRefused)),
 ]
