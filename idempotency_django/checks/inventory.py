@@ -94,9 +94,9 @@ class Endpoint:
     @property
     def enforced(self) -> Policy | None:
         """The policy that every request with a key is held to, resolved; ``None``: there is none,
-        or the endpoint cannot be protected.
+        the endpoint cannot be protected, or the protection is turned off.
         """
-        if self.policy is None or self.problem:
+        if self.policy is None or self.problem or not conf.enabled:
             return None
         return self.policy.resolved()
 

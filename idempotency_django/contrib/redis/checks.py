@@ -9,9 +9,10 @@ from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Dja
 from django.core.exceptions import ImproperlyConfigured
 from redis import ConnectionPool, Redis
 from redis.backoff import NoBackoff
+from redis.cluster import RedisCluster
 from redis.retry import Retry
 
-from .server import FAULTS, RedisServer
+from .server import FAULTS, Client, RedisServer
 
 TIMEOUT: Final = 1.0
 """Seconds to wait for the response of a server."""
@@ -19,20 +20,28 @@ TIMEOUT: Final = 1.0
 OLDEST: Final = (6, 2)
 
 
-def check_redis(alias: str, server: RedisServer) -> Sequence[CheckMessage]:
+def check_redis(alias: str, server: RedisServer, wait_replicas: int) -> Sequence[CheckMessage]:
     """The problems of the server of store ``alias``; asks it, for as long as a check may take."""
     try:
-        info = _info(server.client())
+        client = server.client()
+        answers = [_info(node) for node in _primaries(client)]
     except ImproperlyConfigured as error:
         return [Error(f"The store {alias!r}: {error}", id="idempotency_django.E013")]
     except FAULTS as error:
         return [_unreachable(alias, error)]
-    return [*_check_server(alias, info)]
+    return [message for info in answers for message in _check_server(alias, info, wait_replicas)]
 
 
-def _info(client: Redis) -> dict[str, Any]:
+def _primaries(client: Client) -> list[Redis]:
+    if isinstance(client, RedisCluster):
+        cluster: Any = client  # whose methods have no annotations
+        return [cluster.get_redis_connection(node) for node in cluster.get_primaries()]
+    return [client]
+
+
+def _info(node: Redis) -> dict[str, Any]:
     """Ask on a connection of its own: the timeouts of the others may be long."""
-    pool = client.connection_pool
+    pool = node.connection_pool
     options = pool.connection_kwargs | {
         "socket_timeout": TIMEOUT,
         "socket_connect_timeout": TIMEOUT,
@@ -49,7 +58,7 @@ def _info(client: Redis) -> dict[str, Any]:
     return info
 
 
-def _check_server(alias: str, info: dict[str, Any]) -> Iterator[CheckMessage]:
+def _check_server(alias: str, info: dict[str, Any], wait_replicas: int) -> Iterator[CheckMessage]:
     where = f"The store {alias!r} uses a Redis server"
     version = str(info.get("redis_version", ""))
     if _numbers(version) and _numbers(version) < OLDEST:
@@ -68,6 +77,14 @@ def _check_server(alias: str, info: dict[str, Any]) -> Iterator[CheckMessage]:
                 "caches."
             ),
             id="idempotency_django.W015",
+        )
+    replicas = int(info.get("connected_slaves", 0))
+    if replicas < wait_replicas:
+        yield Warning(
+            f"{where} with {replicas} connected replicas, but waits for {wait_replicas}.",
+            hint="Nothing is executed while replicas are missing. Add replicas or lower "
+            "wait_replicas.",
+            id="idempotency_django.W017",
         )
 
 
