@@ -147,9 +147,6 @@ class Settings:
         """The project's :class:`~idempotency_django.policy.Policy`, or a dict of its fields."""
         return self.raw.get("POLICY", _NOTHING)
 
-    enabled = _setting("ENABLED", True, "True or False", lambda value: isinstance(value, bool))
-    """Whether requests, calls and tasks are protected at all."""
-
     header = _setting("HEADER", "Idempotency-Key", "the name of an HTTP header", _is_header)
     """The request header that carries the key."""
 
@@ -171,15 +168,6 @@ class Settings:
     )
     """The response header that says what became of a request with a key; ``None``: there is
     none."""
-
-    unprotected_keys = _setting(
-        "UNPROTECTED_KEYS",
-        "mark",
-        "'mark' or 'refuse'",
-        lambda value: isinstance(value, str) and value in ("mark", "refuse"),
-    )
-    """What the middleware does with a key that is sent to a view without protection. ``"mark"``:
-    the response says that the key was ignored. ``"refuse"``: 400, and the view does not run."""
 
     record_replays = _setting(
         "RECORD_REPLAYS", True, "True or False", lambda value: isinstance(value, bool)

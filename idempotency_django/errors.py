@@ -7,7 +7,8 @@
     │   ├── KeyMissing             400  the operation requires a key, but none was sent
     │   ├── KeyMalformed           400  not one string of 1-255 visible ASCII characters
     │   ├── KeyGuessable           400  an anonymous caller's key that could be guessed
-    │   └── KeyUnsupported         400  a key for a view without protection, if that is refused
+    │   ├── KeyTooOld              412  a key that carries its time is older than its lifetime
+    │   └── KeyUnsupported         400  a key for a view that cannot be protected
     ├── OperationInProgress        409  another process is executing this operation
     ├── OperationHeld              409  interrupted, or failed too often; an operator must settle it
     ├── DeadLettered              409  a message failed too often; an operator must settle it
@@ -132,8 +133,25 @@ class KeyGuessable(KeyRefused):
     safe_new_key = False
 
 
+class KeyTooOld(KeyRefused):
+    """The key says when it was made, and that is longer ago than records of its operation live.
+
+    It is never executed: an earlier request with the key may have been, and its record purged.
+    """
+
+    status = 412
+    slug = "key-too-old"
+    title = "Idempotency key too old"
+    state = "unknown"
+    safe_new_key = False
+    default_detail = (
+        "This idempotency key is older than the responses that are kept, so the request is not "
+        "executed. Look up the result of the operation. If it did not run, use a new key."
+    )
+
+
 class KeyUnsupported(KeyRefused):
-    """The view takes no keys, and ``IDEMPOTENCY["UNPROTECTED_KEYS"]`` is ``"refuse"``."""
+    """The view cannot be protected, so it takes no keys."""
 
     slug = "key-unsupported"
     title = "Idempotency key not supported"
@@ -455,6 +473,7 @@ __all__ = [
     "KeyMalformed",
     "KeyMissing",
     "KeyRefused",
+    "KeyTooOld",
     "KeyUnsupported",
     "OperationHeld",
     "OperationInProgress",

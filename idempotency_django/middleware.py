@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Awaitable, Callable
 from functools import cached_property, partial
 from typing import Any
@@ -23,30 +24,36 @@ from django.utils.module_loading import import_string
 from .conf import WITH_POLICY, conf
 from .errors import KeyUnsupported
 from .http.atomic_requests import asks_for_transaction
-from .http.dialects import project_dialect
-from .http.marking import FAILED, IGNORED, mark, refused
-from .http.messages import PLANNED, key_header, mark_refusal, problem_response
+from .http.marking import FAILED, mark
+from .http.messages import PLANNED, key_header, mark_response, meta_name, problem_response
 from .http.serving import log_unread_field
 from .http.unwrapping import (
     ViewFunction,
     cached_on,
+    handlers_of,
+    innermost,
     is_async,
     is_exempt,
     is_exempt_by_module,
+    name_of,
     operations_of,
     part_for,
     policy_of,
     protected_part,
     view_class_of,
 )
-from .http.wrapping import log_unclaimed, protect
+from .http.wrapping import log_unclaimed, protect, validate_handler
 from .policy import (
     PROJECT_POLICY,
     UNSAFE_METHODS,
     UNSET,
+    dialect_of,
     keys,
     resolve,
 )
+from .policy.identity import may_hold_key
+
+logger = logging.getLogger("idempotency_django")
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 
@@ -92,8 +99,11 @@ class IdempotencyMiddleware:
         """Run the view with protection, if it has a policy; otherwise Django runs it as usual."""
         known = self._to_protect(request, view)
         if known is None:
-            return _refuse_unprotected(request, view)
-        protected = known.protected
+            return None
+        try:
+            protected = known.protected(request)
+        except ImproperlyConfigured as error:
+            return _refuse_key(request, known, error)
         if known.is_async:  # under WSGI, where Django calls it likewise
             protected = async_to_sync(protected)
         try:
@@ -113,12 +123,16 @@ class IdempotencyMiddleware:
     ) -> Any:
         known = self._to_protect(request, view)
         if known is None:
-            return _refuse_unprotected(request, view)
+            return None
         if not known.is_async:
             process_view = partial(IdempotencyMiddleware.process_view, self)
             return await sync_to_async(process_view)(request, view, args, kwargs)
         try:
-            return await known.protected(request, *args, **kwargs)
+            protected = known.protected(request)
+        except ImproperlyConfigured as error:
+            return _refuse_key(request, known, error)
+        try:
+            return await protected(request, *args, **kwargs)
         except Exception as error:
             response = await sync_to_async(self._response_to_error)(error, request)
             if response is None:
@@ -139,9 +153,13 @@ class IdempotencyMiddleware:
         if declared is None or (declared is UNSET and conf.middleware_protects == WITH_POLICY):
             return None
         policy = resolve(PROJECT_POLICY if declared is UNSET else declared)
-        has_key = keys.reads_header(policy.key) and (
-            # Whether the view finds a key elsewhere is known in the protected view.
-            known.finds_key or key_header(request) is not None
+        dialect = dialect_of(policy)
+        has_key = keys.reads_header(policy.key) and bool(
+            # Whether the body holds a key, or the view finds one, is known in the protected view.
+            (dialect.members and may_hold_key((request.content_type or "").lower()))
+            or known.finds_key
+            or key_header(request, dialect) is not None
+            or (dialect.sent_header and meta_name(dialect.sent_header) in request.META)
         )
         if not (has_key or policy.key or policy.requires_key(method)):
             log_unread_field(request)
@@ -174,6 +192,7 @@ class _ViewFacts:
         self.is_async = is_async(view)
         self.finds_key = hasattr(view_class_of(view), "get_idempotency_key")
         self.methods: dict[str, tuple[bool, Any]] = {}  # a cache
+        self._validated: set[str] = set()
 
     def knows(self, method: str) -> tuple[bool, Any]:
         """:meth:`look_at`, once for each method."""
@@ -190,9 +209,20 @@ class _ViewFacts:
             return True, None
         return False, None if is_exempt(part) else policy_of(part, method)
 
+    def protected(self, request: HttpRequest) -> Any:
+        """The view with its innermost function protected.
+
+        Raises:
+            ImproperlyConfigured: the view, or its handler of the request, cannot be protected.
+        """
+        handlers = {} if view_class_of(self.view) is None else handlers_of(self.view)
+        if request.method in handlers and request.method not in self._validated:
+            validate_handler(view_class_of(self.view), handlers[request.method])
+            self._validated.add(request.method)
+        return self._protected
+
     @cached_property
-    def protected(self) -> Any:
-        """The view with its innermost function protected."""
+    def _protected(self) -> Any:
         declared = policy_of(self.view)
         return protect(self.view, PROJECT_POLICY if declared is UNSET else declared)
 
@@ -202,35 +232,23 @@ def _facts_of(view: ViewFunction) -> _ViewFacts:
     return facts
 
 
-def _refuse_unprotected(request: HttpRequest, view: ViewFunction) -> HttpResponseBase | None:
-    """The problem of a key that nothing would honour, if the project refuses it.
-
-    Views that say themselves that they take no part are called.
-    """
-    refuses = conf.unprotected_keys == "refuse" and conf.enabled
-    header = _unhonoured_key(request) if refuses else None
-    if header is None or keys.is_made_up(header):
-        return None
-    known = _facts_of(view)
-    if known.is_exempt or is_exempt_by_module(view):
-        return None
-    is_inside, declared = known.knows(request.method or "")
-    if is_inside or declared is None:  # it says so itself
-        return None
-    if declared is UNSET and conf.middleware_protects != WITH_POLICY:
-        return None
+def _refuse_key(
+    request: HttpRequest, known: _ViewFacts, problem: ImproperlyConfigured
+) -> HttpResponseBase:
+    """The refusal of a key that a view cannot honour. Without a key, the problem is raised."""
+    _, declared = known.knows(request.method or "")
+    dialect = dialect_of(resolve(PROJECT_POLICY if declared is UNSET else declared))
+    if key_header(request, dialect) is None:
+        raise problem
+    logger.error(
+        "%s refuses requests with a key, because it cannot be protected: %s",
+        name_of(innermost(known.view)),
+        problem,
+    )
     error = KeyUnsupported()
-    response = problem_response(error)
-    mark_refusal(response, request, project_dialect(), error)
-    mark(response, refused(error))
+    response = problem_response(error, dialect)
+    mark_response(response, request, dialect, error)
     return response
-
-
-def _unhonoured_key(request: HttpRequest) -> str | None:
-    """The key of an unsafe request, which no protected view has taken; ``None``: it has none."""
-    if request.method not in UNSAFE_METHODS:
-        return None
-    return key_header(request)
 
 
 def _loading_handler() -> Any:
@@ -274,18 +292,14 @@ def skipped_middleware() -> list[str]:
 def _checked(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
     """Log an error if a protected view, or what is around it, has answered without a claim.
 
-    Each response to a key says what became of it.
+    The page of an error that the view raised says that the request has failed.
     """
     view = getattr(request, "_idempotency_view", None)
     if view is not None and not hasattr(request, "idempotency"):  # the protected handler sets it
         log_unclaimed(view, request, response)
     name = conf.status_header
-    if name and _unhonoured_key(request) is not None and not response.has_header(name):
-        planned = getattr(request, PLANNED, None)
-        # Where something refuses a request of a protected view before the claim, no key is ignored.
-        is_ignored = view is None or not conf.enabled or 200 <= response.status_code < 300
-        if planned or (planned is None and is_ignored):
-            mark(response, FAILED if planned else IGNORED)
+    if name and hasattr(request, PLANNED) and not response.has_header(name):
+        mark(response, FAILED)
     return response
 
 

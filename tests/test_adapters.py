@@ -556,16 +556,3 @@ class TestAtomicRequests:
             assert send(key).status_code == 503
             assert (record(key).status, record(key).attempt) == ("failed", attempt)
         assert effects() == 0
-
-
-class TestModes:
-    """Protection that is switched off, or only observes."""
-
-    def test_switched_off(self, adapter: Adapter, serve: Serve, settings: Any) -> None:
-        """With ``ENABLED=False`` each request does the work, whatever its key, or without one."""
-        settings.IDEMPOTENCY = {"ENABLED": False}
-        send, key = serve(required=True), new_key()
-        for each in (key, key, None, '"open', "order-1"):
-            adapter.assert_executed(send(each))
-        assert effects() == 5
-        assert not IdempotencyKey.objects.exists()

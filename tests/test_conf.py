@@ -18,7 +18,6 @@ DEFAULTS = {
     "AROUND_EXECUTION": (),
     "CONSUMERS": (),
     "DOCS_URL": "https://idempotency-django.readthedocs.io/problems/",
-    "ENABLED": True,
     "EXCLUDE_HEADERS": (),
     "HEADER": "Idempotency-Key",
     "MESSAGING_DATABASE": "default",
@@ -33,13 +32,11 @@ DEFAULTS = {
     "STATUS_HEADER": "Idempotency-Status",
     "STATUS_VIEW": "idempotency-status",
     "STORES": DEFAULT_STORES,
-    "UNPROTECTED_KEYS": "mark",
 }
 OTHERS = {
     "AROUND_EXECUTION": (nullcontext,),
     "CONSUMERS": ["shop.consumers.billing"],
     "DOCS_URL": "https://docs.example.com/#",
-    "ENABLED": False,
     "EXCLUDE_HEADERS": ["X-Cost"],
     "HEADER": "X-Request-Key",
     "MESSAGING_DATABASE": "other",
@@ -54,7 +51,6 @@ OTHERS = {
     "STATUS_HEADER": None,
     "STATUS_VIEW": "operation",
     "STORES": {},
-    "UNPROTECTED_KEYS": "refuse",
 }
 
 

@@ -17,7 +17,7 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.contrib.admin.models import ADDITION, LogEntry
 from django.core.exceptions import ImproperlyConfigured
-from django.db import IntegrityError, OperationalError, connections, transaction
+from django.db import IntegrityError, connections, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.urls import path
@@ -34,10 +34,10 @@ from idempotency_django.engine import (
     Result,
     steps,
 )
-from idempotency_django.engine.context import ExecutionContext, UnprotectedContext
+from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.engine.leases import Lease
 from idempotency_django.engine.steps import LONGEST_NAME
-from idempotency_django.errors import ClaimLost, StepsChanged, StoreUnavailable
+from idempotency_django.errors import ClaimLost, StepsChanged
 from idempotency_django.models import IdempotencyKey, IdempotencyStep
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
@@ -996,105 +996,6 @@ class TestAtomic:
 
         with pytest.raises(ImproperlyConfigured, match=r"has no transactions.*DatabaseStore"):
             attempt(MemoryStore("default"), leased(), handler)
-
-
-class TestUnprotected:
-    """What a handler is given that runs without protection, while its store is away."""
-
-    @pytest.fixture(autouse=True)
-    def _away(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def away(*_: Any) -> None:
-            raise StoreUnavailable
-
-        for kind in (DatabaseStore, MemoryStore):
-            monkeypatch.setattr(kind, "acquire", away)
-            monkeypatch.setattr(kind, "extend", away)
-
-    def unprotected(self, store: Store, operation: Operation, handler: Handler) -> Outcome:
-        return Executed(handler(UnprotectedContext(store, operation)))
-
-    def test_attributes(self, store: Store) -> None:
-        """It knows what it is for, as any other; it is the first attempt that it knows of."""
-        operation, seen = leased(), list[ExecutionContext]()
-        self.unprotected(store, operation, seen.append)
-        [execution] = seen
-        assert isinstance(execution, UnprotectedContext)
-        assert (execution.key, execution.scope) == (operation.key, operation.scope)
-        assert (execution.operation, execution.attempt) == (operation, 1)
-
-    def test_derived_keys(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A service is given the same key as by an attempt that is protected."""
-        operation = leased()
-        outcome = self.unprotected(store, operation, lambda e: e.derive_key("charge"))
-        monkeypatch.undo()
-        assert attempt(store, operation, lambda e: e.derive_key("charge")) == outcome
-
-    def test_steps_are_called(self, store: Store) -> None:
-        """Steps are just called, each time; their results read as they always do."""
-        operation, calls = leased(), list[str]()
-
-        def handler(execution: ExecutionContext) -> object:
-            return execution.step("a", lambda: (_noted(calls, "a"), 1))
-
-        for _ in range(2):
-            assert self.unprotected(store, operation, handler) == Executed(["a", 1])
-        assert calls == ["a", "a"]
-        assert store.get(operation.key, operation.scope) is None
-
-    def test_no_json(self, store: Store) -> None:
-        """A result that could not be stored is refused, as it always is."""
-        with pytest.raises(TypeError):
-            self.unprotected(store, leased(), lambda e: e.step("a", object))
-
-    def test_transactions(self, database: DatabaseStore) -> None:
-        """A step is just called; ``atomic()`` commits when it ends, and rolls back on failure."""
-        using = database.using
-
-        def handler(execution: ExecutionContext) -> None:
-            execution.step("a", effect, using, "a")
-            with execution.atomic():
-                effect(using, "b")
-            with pytest.raises(InterruptedError), execution.atomic():
-                effect(using, "c")
-                raise InterruptedError
-
-        self.unprotected(database, leased(), handler)
-        assert [effects(using, reference) for reference in "abc"] == [1, 1, 0]
-
-    def test_step_while_the_database_is_away(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A step asks nothing of the database that cannot be reached."""
-
-        def refuse(*args: Any) -> Any:
-            raise OperationalError("gone")
-
-        connection = connections["default"]
-        connection.close()
-        monkeypatch.setattr(type(connection), "get_new_connection", refuse)
-        unprotected = UnprotectedContext(DatabaseStore("default"), leased())
-        assert unprotected.step("a", lambda: 1) == 1
-
-    def test_store_without_steps(self) -> None:
-        """A store that keeps none needs none here, nor transactions."""
-
-        def handler(execution: ExecutionContext) -> object:
-            with execution.atomic():
-                return execution.step("a", lambda: 1)
-
-        assert self.unprotected(NoSteps("default"), leased(), handler) == Executed(1)
-
-    def test_async_steps(self, store: Store) -> None:
-        """``astep()`` calls a function, and awaits a coroutine function."""
-
-        async def slow() -> tuple[int]:
-            await asyncio.sleep(0)
-            return (2,)
-
-        async def work() -> None:
-            execution = UnprotectedContext(store, leased())
-            assert await execution.astep("a", lambda: (1,)) == [1]
-            assert await execution.astep("b", slow) == [2]
-
-        run_in_loop(work)
 
 
 class TestAsync:

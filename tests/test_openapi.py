@@ -27,7 +27,7 @@ from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.errors import ResponseExpired, StoreUnavailable, all_errors
 from idempotency_django.http.described import problems_of, promise_of
-from idempotency_django.http.messages import error_body
+from idempotency_django.http.messages import problem_of
 from idempotency_django.policy import PAYMENT, Policy, keys
 from tests.outside import ROOT
 from tests.ways import MIDDLEWARE
@@ -162,7 +162,7 @@ def test_protected(schema: dict[str, Any]) -> None:
         "lifetime-seconds": int(PAYMENT.resolved().ttl.total_seconds()),  # type: ignore[union-attr]
     }
     component = schema["components"]["schemas"]["IdempotencyProblem"]
-    members = error_body(StoreUnavailable())
+    members = problem_of(StoreUnavailable())
     assert members.keys() == set(component["required"])
     assert component["properties"].keys() == members.keys()
     assert members["state"] in component["properties"]["state"]["description"]
@@ -197,15 +197,6 @@ def test_middleware(settings: Any) -> None:
     assert "Key required" not in operation["responses"]["400"]["description"]
     settings.MIDDLEWARE = []
     assert "x-idempotency" not in generated()["paths"]["/plain/"]["post"]
-
-
-def test_switched_off(settings: Any) -> None:
-    """With ``ENABLED=False``, nothing is protected, so nothing is promised."""
-    settings.MIDDLEWARE, settings.IDEMPOTENCY = MIDDLEWARE, {"ENABLED": False}
-    for where in ("/plain/", "/things/"):
-        operation = generated()["paths"][where]["post"]
-        assert "x-idempotency" not in operation
-        assert key_of(operation) == []
 
 
 def test_extended_action(schema: dict[str, Any]) -> None:
@@ -298,7 +289,7 @@ def test_every_problem_is_considered() -> None:
         *("dead-lettered", "unknown-event-type", "signature-refused", "delivery-malformed"),
         *("delivery-too-large", "precondition-failed", "precondition-required"),
         *("concurrent-modification", "illegal-transition"),
-        # of endpoints that are not protected, with UNPROTECTED_KEYS
+        # of endpoints that cannot be protected
         "key-unsupported",
         # of the server, 500: a client can do nothing about them
         *("claim-lost", "steps-changed"),
@@ -306,6 +297,8 @@ def test_every_problem_is_considered() -> None:
     policies = [
         Policy(required=True, on_interrupted="hold"),
         Policy(key_ttl=timedelta(days=7)),
+        Policy(key_format="uuid7"),
+        Policy(dialect="oasis"),
     ]
     documented = {
         error.slug for policy in policies for error in problems_of(policy.resolved(), "POST")

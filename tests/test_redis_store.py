@@ -1,4 +1,4 @@
-"""What only the Redis store can show: round trips, scripts, faults, replicas, clusters."""
+"""What only the Redis store can show: round trips, scripts, faults."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -16,9 +15,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redis import get_redis_connection
 from redis import Connection, ConnectionPool, Redis
 from redis.backoff import NoBackoff
-from redis.cluster import RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import OutOfMemoryError, RedisError
+from redis.exceptions import OutOfMemoryError
 from redis.retry import Retry
 
 from idempotency_django.contrib.redis import RedisStore
@@ -26,11 +24,8 @@ from idempotency_django.errors import StoreUnavailable
 from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.testing import ANSWER, an_operation, eventually, in_threads
 from tests.redis_servers import (
-    Cluster,
     client,
-    cluster,
     give_up,
-    is_fed,
     replica_of,
     sentinel_of,
     url,
@@ -195,15 +190,6 @@ class TestRoundTrips:
         assert calls["cmdstat_evalsha"] == 3
         assert calls.get("cmdstat_eval", 0) == 0
         assert calls.get("cmdstat_script|load", 0) == 0
-
-    def test_waiting_costs_no_round_trip(self) -> None:
-        """WAIT is sent along with the script."""
-        with valkey_at(port := free_port()), replica_of(port):
-            store, operation = probed(port, wait_replicas=1, wait_timeout=MINUTE), leased()
-            store.complete(claim(store, leased()), ANSWER)  # makes the scripts known
-            Probe.sent = 0
-            store.complete(claim(store, operation), ANSWER)
-            assert Probe.sent == 2
 
 
 class TestLeases:
@@ -574,15 +560,6 @@ class TestScripts:
         assert forgotten(lambda: found(store, operation)).payload == ANSWER
         assert stored(store, redis, operation)[b"replays"] == b"2"
 
-    def test_flushed_while_waiting(self) -> None:
-        """The same where replicas are waited for."""
-        with valkey_at(port := free_port()), replica_of(port), client(port) as redis:
-            store, operation = at(port, wait_replicas=1, wait_timeout=MINUTE), leased()
-            redis.script_flush()
-            owner = claim(store, operation)
-            redis.script_flush()
-            assert store.complete(owner, ANSWER)
-
 
 class TestBrokenConnections:
     """A client that sends a call again, because its connection broke, gets the answer to it."""
@@ -652,11 +629,6 @@ class TestFaults:
         record = Record(key=owner.key, scope=owner.scope, status=Status.COMPLETED)
         store.record_replay(record, owner.operation)
         assert "was not counted" in caplog.text
-
-    def test_no_server_to_wait_for(self) -> None:
-        """Nor where replicas are waited for."""
-        with pytest.raises(StoreUnavailable):
-            at(free_port(), wait_replicas=1).acquire(leased())
 
     def test_replica(self) -> None:
         """A server that is only a replica, as after a fail-over, takes no claim."""
@@ -729,93 +701,6 @@ class TestFaults:
             assert store.complete(successor, ANSWER)
 
 
-class TestReplicas:
-    """What ``wait_replicas`` waits for."""
-
-    def test_claim_is_known(self) -> None:
-        """A claim that is granted is known to the replica, and so is its answer."""
-        with (
-            valkey_at(port := free_port()),
-            replica_of(port) as replica,
-            client(replica) as redis,
-        ):
-            store = at(port, wait_replicas=1, wait_timeout=MINUTE)
-            for _ in range(50):
-                owner = claim(store, leased())
-                fields = stored(store, redis, owner.operation)
-                assert fields[b"token"] == owner.token.encode()
-                store.complete(owner, ANSWER)
-                assert stored(store, redis, owner.operation)[b"status"] == b"completed"
-
-    def test_too_few(self, port: int, caplog: pytest.LogCaptureFixture) -> None:
-        """With too few replicas nothing is executed, and the key is free again."""
-        store, operation = at(port, wait_replicas=1, wait_timeout=MOMENT), leased()
-        with pytest.raises(StoreUnavailable):
-            store.acquire(operation)
-        assert "0 of 1 replicas" in caplog.text
-        record = store.get(operation.key, operation.scope)
-        assert record is not None
-        assert record.status is Status.FAILED
-        assert claim(at(port), operation).attempt == 2
-
-    def test_too_few_for_an_answer(self, port: int, caplog: pytest.LogCaptureFixture) -> None:
-        """An answer that too few replicas know is stored all the same, and that is logged."""
-        owner = claim(at(port), leased())
-        assert at(port, wait_replicas=1, wait_timeout=MOMENT).complete(owner, ANSWER)
-        assert "0 of 1 replicas" in caplog.text
-
-    def test_cannot_give_back(self, port: int, caplog: pytest.LogCaptureFixture) -> None:
-        """A claim that cannot even be given back is left to its lease."""
-        store = at(port, wait_replicas=1, wait_timeout=MOMENT)
-
-        def fail(*_: object, **__: object) -> bool:
-            raise StoreUnavailable
-
-        store.fail = fail  # type: ignore[method-assign]
-        with pytest.raises(StoreUnavailable):
-            store.acquire(leased())
-        assert "until its lease expires" in caplog.text
-
-    def test_not_on_a_broken_connection(self) -> None:
-        """A claim sent again on a new connection is waited for like the first."""
-        with (
-            valkey_at(port := free_port()),
-            valkey_at(other := free_port(), "--replicaof", "127.0.0.1", str(port)) as replica,
-        ):
-            eventually(lambda: is_fed(port, other))
-            store = probed(
-                port, retries=1, wait_replicas=1, wait_timeout=timedelta(milliseconds=300)
-            )
-            claim(at(port, wait_replicas=1, wait_timeout=MINUTE), leased())
-            assert replica.pid is not None
-            os.kill(replica.pid, signal.SIGSTOP)
-            try:
-                Probe.breaks = 1
-                with pytest.raises(StoreUnavailable):
-                    store.acquire(leased())
-                assert Probe.breaks == 0
-            finally:
-                os.kill(replica.pid, signal.SIGCONT)
-
-    def test_wait_is_refused(self, port: int, caplog: pytest.LogCaptureFixture) -> None:
-        """A server that refuses to wait has no replica that knows."""
-        with client(port) as redis:
-            redis.execute_command(
-                "ACL", "SETUSER", "nowait", "on", "nopass", "~*", "+@all", "-wait"
-            )
-        made = Redis(port=port, username="nowait", password="any")
-        store = RedisStore("redis", connection_factory=lambda: made, wait_replicas=1)
-        with pytest.raises(StoreUnavailable):
-            store.acquire(leased())
-        assert "does not wait" in caplog.text
-
-    @pytest.mark.parametrize("options", [{"wait_replicas": -1}, {"wait_timeout": timedelta(0)}])
-    def test_nonsense(self, options: dict[str, Any]) -> None:
-        """Waiting for less than nothing is a mistake."""
-        with pytest.raises(ImproperlyConfigured):
-            RedisStore("redis", **options)
-
-
 class TestChecks:
     """What ``manage.py check`` says."""
 
@@ -877,12 +762,6 @@ class TestChecks:
         with valkey_at(port := free_port(), "--maxmemory-policy", "allkeys-lru"):
             assert self.ids(at(port)) == ["W015"]
 
-    def test_replicas(self) -> None:
-        """So are replicas that are waited for and are not there."""
-        with valkey_at(port := free_port()), replica_of(port):
-            assert self.ids(at(port, wait_replicas=1)) == []
-            assert self.ids(at(port, wait_replicas=2)) == ["W017"]
-
     def test_old(self, monkeypatch: pytest.MonkeyPatch, port: int) -> None:
         """A server that is too old is an error; one that does not say its version is not."""
         store = at(port)
@@ -895,10 +774,10 @@ class TestSentinel:
     """A primary, its replica, and a sentinel that tells them apart."""
 
     def test_fail_over(self, settings: Any) -> None:
-        """After a fail-over the claim that was waited for is still its owner's."""
+        """After a fail-over a claim that the replica had received is still its owner's."""
         with (
             valkey_at(port := free_port()) as primary,
-            replica_of(port),
+            replica_of(port) as replica,
             sentinel_of(port, "keys") as sentinel,
         ):
             options = {
@@ -911,18 +790,19 @@ class TestSentinel:
             settings.CACHES = {
                 "keys": {"BACKEND": backend, "LOCATION": "redis://keys/0", "OPTIONS": options}
             }
-            store = RedisStore("redis", cache="keys", wait_replicas=1, wait_timeout=MINUTE)
+            store = RedisStore("redis", cache="keys")
             assert store.check() == []
             owner = claim(store, leased())
+            with client(replica) as redis:
+                eventually(lambda: stored(store, redis, owner.operation))
             assert primary.pid is not None
             os.kill(primary.pid, signal.SIGKILL)
-            plain = RedisStore("redis", cache="keys")
             with pytest.raises(StoreUnavailable):
-                plain.acquire(leased())
+                store.acquire(leased())
             give_up(sentinel, "keys")
-            eventually(lambda: isinstance(asked_of(plain, leased()), Claim))
-            assert found(plain, owner.operation).status is Status.IN_PROGRESS
-            assert plain.complete(owner, ANSWER)
+            eventually(lambda: isinstance(asked_of(store, leased()), Claim))
+            assert found(store, owner.operation).status is Status.IN_PROGRESS
+            assert store.complete(owner, ANSWER)
             get_redis_connection("keys").connection_pool.disconnect()
 
 
@@ -976,167 +856,3 @@ class TestFactory:
 def made_here() -> Redis:
     """A factory that tests replace."""
     raise NotImplementedError
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Cluster]:
-    """A cluster for the tests that do it no harm."""
-    with cluster() as started:
-        yield started
-
-
-def alone(store: RedisStore, made: RedisCluster) -> Operation:
-    """An operation whose slot holds no other key: a node does not let go of one that has some."""
-    while True:
-        operation = leased()
-        key = store.redis_key(operation.key, operation.scope)
-        with client(made.get_node_from_key(key).port) as node:
-            if node.execute_command("CLUSTER", "COUNTKEYSINSLOT", made.keyslot(key)) == 0:
-                return operation
-
-
-@contextmanager
-def moving(
-    store: RedisStore, made: RedisCluster, operation: Operation
-) -> Iterator[tuple[Redis, Redis, Callable[[], None]]]:
-    """The slot of an operation is on its way: from where, to where, and what makes it arrive."""
-    key = store.redis_key(operation.key, operation.scope)
-    slot, here = made.keyslot(key), made.get_node_from_key(key).port
-    there = next(node.port for node in made.get_primaries() if node.port != here)
-    with client(here) as source, client(there) as target:
-        names = {node: node.execute_command("CLUSTER", "MYID") for node in (source, target)}
-        target.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", names[source])
-        source.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", names[target])
-
-        def arrive() -> None:
-            for node in (target, source):
-                node.execute_command("CLUSTER", "SETSLOT", slot, "NODE", names[target])
-
-        yield source, target, arrive
-
-
-class TestCluster:
-    """Three primaries, three replicas."""
-
-    def store_on(self, nodes: Cluster, **options: Any) -> tuple[RedisStore, RedisCluster]:
-        made = nodes.client()
-        return RedisStore("redis", connection_factory=lambda: made, **options), made
-
-    @pytest.mark.parametrize("replicas", [0, 1])
-    def test_all_slots(self, nodes: Cluster, replicas: int) -> None:
-        """Keys are spread over all primaries, and each step finds its own."""
-        store, made = self.store_on(nodes, wait_replicas=replicas, wait_timeout=MINUTE)
-        assert store.check() == []
-        used = set()
-        for _ in range(300):
-            operation = leased()
-            used.add(made.get_node_from_key(store.redis_key(operation.key, operation.scope)).port)
-            owner = claim(store, operation)
-            assert found(store, operation).status is Status.IN_PROGRESS
-            assert store.extend(owner, 60)
-            assert store.complete(owner, ANSWER)
-            assert found(store, operation).payload == ANSWER
-        assert len(used) == 3
-
-    @pytest.mark.parametrize("replicas", [0, 1])
-    def test_slot_on_the_move(self, nodes: Cluster, replicas: int) -> None:
-        """While a slot moves to another node, and after it has, its keys are found."""
-        store, made = self.store_on(nodes, wait_replicas=replicas, wait_timeout=MINUTE)
-        operation = alone(store, made)
-        with moving(store, made, operation) as (source, target, arrive):
-            owner = claim(store, operation)  # the source sends us to the target, for this once
-            name = store.redis_key(operation.key, operation.scope)
-            keys = ("CLUSTER", "GETKEYSINSLOT", made.keyslot(name), 100)
-            assert name.encode() not in source.execute_command(*keys)
-            assert name.encode() in target.execute_command(*keys)
-            assert found(store, operation).status is Status.IN_PROGRESS
-            arrive()
-            assert store.complete(owner, ANSWER)  # the client still believes in the source
-            assert found(store, operation).payload == ANSWER
-
-    def test_slot_moves_to_a_stranger(
-        self, nodes: Cluster, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A node that the client cannot find is as good as none."""
-        store, made = self.store_on(nodes, wait_replicas=1, wait_timeout=MINUTE)
-        operation = alone(store, made)
-        with moving(store, made, operation) as (_, _, arrive):
-            monkeypatch.setattr(made, "get_node", lambda **_: None)
-            with pytest.raises(StoreUnavailable):
-                store.acquire(operation)
-            arrive()
-            # Until whichever node the client asks where slots are has heard of it too.
-            eventually(lambda: isinstance(asked_of(store, operation), Claim))
-
-    def test_slot_moves_before_others_hear_of_it(
-        self, nodes: Cluster, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The node that sends us on is believed, whatever the nodes we ask about slots say."""
-        store, made = self.store_on(nodes, wait_replicas=1, wait_timeout=MINUTE)
-        operation = alone(store, made)
-        with moving(store, made, operation) as (_, _, arrive):
-            arrive()
-            monkeypatch.setattr(made.nodes_manager, "initialize", lambda: None)  # nothing new
-            claim(store, operation)
-
-    def test_killed_primary(self) -> None:
-        """A primary dies: its keys are unavailable until a replica has taken its place.
-
-        No claim that the replica knew of is granted a second time then.
-        """
-        with cluster() as nodes:
-            store, made = self.store_on(nodes, wait_replicas=1, wait_timeout=MINUTE)
-            waiting, _ = self.store_on(
-                nodes, wait_replicas=1, wait_timeout=timedelta(milliseconds=100)
-            )
-            owners = [claim(store, leased()) for _ in range(300)]
-            answered = owners[::2]
-            for owner in answered:
-                assert store.complete(owner, ANSWER)
-            dead = made.get_node_from_key(store.redis_key(owners[0].key, owners[0].scope)).port
-            theirs = [
-                owner
-                for owner in owners
-                if made.get_node_from_key(store.redis_key(owner.key, owner.scope)).port == dead
-            ]
-            assert theirs
-            assert found(waiting, theirs[0].operation)
-            nodes.kill(dead)
-            with pytest.raises(StoreUnavailable):
-                store.acquire(theirs[0].operation)
-            nodes.give_up(dead)
-            # The replica that took over has none of its own yet, so nothing waits for one now.
-            plain = RedisStore("redis", connection_factory=lambda: made)
-            said: list[Claim | Record] = []
-
-            def asked() -> bool:
-                try:
-                    said.extend(plain.acquire(owner.operation) for owner in theirs[len(said) :])
-                except StoreUnavailable:
-                    return False
-                return True
-
-            eventually(asked)
-            nodes.be_patient(dead)
-            assert len(said) == len(theirs)
-            assert [each for each in said if isinstance(each, Claim)] == []
-            # A client that has to learn of the new primary by itself, from nodes that know it.
-            assert asked_of(waiting, theirs[0].operation) is None
-            eventually(lambda: asked_of(waiting, theirs[0].operation) is not None)
-            for owner in owners:
-                record = found(plain, owner.operation)
-                assert record.payload == (ANSWER if owner in answered else None)
-                assert owner in answered or plain.complete(owner, ANSWER)
-
-    def test_no_end_of_redirections(self, nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A cluster that never says where a key is counts as unreachable."""
-        store, made = self.store_on(nodes, wait_replicas=1, wait_timeout=MINUTE)
-        wrong = made.get_primaries()
-        operation = leased()
-        owner = made.get_node_from_key(store.redis_key(operation.key, operation.scope))
-        other = next(node for node in wrong if node.port != owner.port)
-        monkeypatch.setattr(made, "get_node_from_key", lambda _: other)
-        monkeypatch.setattr(made, "get_node", lambda **_: other)
-        with pytest.raises(StoreUnavailable) as caught:
-            store.acquire(operation)
-        assert isinstance(caught.value.__cause__, RedisError)

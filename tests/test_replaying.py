@@ -40,6 +40,7 @@ from rest_framework.views import APIView
 from idempotency_django import idempotency_exempt, idempotent
 from idempotency_django.contrib.celery import IdempotentTask
 from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.policy.dialects import DIALECTS
 from idempotency_django.testing import replaying
 from idempotency_django.testing.plugin import IGNORE
 from idempotency_django.testing.replaying import Replays
@@ -192,8 +193,20 @@ def unstored(request: HttpRequest) -> HttpResponse:
 
 
 @csrf_exempt
+@idempotent(dialect="aip155")
+def in_body(request: HttpRequest) -> HttpResponse:
+    return done()
+
+
+@csrf_exempt
 @idempotent(key_format="uuid7")
-def of_other_format(request: HttpRequest) -> HttpResponse:
+def timed(request: HttpRequest) -> HttpResponse:
+    return done()
+
+
+@csrf_exempt
+@idempotent(dialect="paypal")
+def paypal(request: HttpRequest) -> HttpResponse:
     return done()
 
 
@@ -247,7 +260,9 @@ urlpatterns = [
     path("page/", page),
     path("other/", other_status),
     path("unstored/", unstored),
-    path("other-format/", of_other_format),
+    path("body/", in_body),
+    path("timed/", timed),
+    path("paypal/", paypal),
     path("by-key/", by_key),
     path("by-token/", by_token),
     path("in-ninja/", in_ninja),
@@ -333,15 +348,6 @@ def test_cannot_be_protected(driver: Driver, settings: Any) -> None:
     assert "which the middleware cannot protect. Put @idempotent on the function" in driver.findings
 
 
-def test_switched_off(driver: Driver, client: Client, settings: Any) -> None:
-    """While the protection is off, each request is sent once, and the report counts it."""
-    settings.IDEMPOTENCY = {"ENABLED": False}
-    client.post("/protected/", headers=KEY)
-    client.post("/unprotected/")
-    assert (driver.findings, Effect.objects.count()) == ("", 2)
-    assert (driver.test.counts["sent"], driver.test.counts["skipped"]) == (0, 2)
-
-
 @pytest.mark.parametrize("how", ["exempt/", "missing/"])
 def test_not_sent(driver: Driver, client: Client, how: str) -> None:
     """Exempt views and missing pages are asked once."""
@@ -418,15 +424,11 @@ def _by_ninja() -> None:
     ],
     ids=["RequestFactory", "async", "APIRequestFactory", "ninja"],
 )
-def test_elsewhere(driver: Driver, send: Any, settings: Any) -> None:
+def test_elsewhere(driver: Driver, send: Any) -> None:
     """What reaches a protected view without a client is counted, unless the plugin is off."""
     send()
     assert driver.test.counts == {"unsafe": 0, "sent": 0, "skipped": 0, "elsewhere": 1}
-    settings.IDEMPOTENCY = {"ENABLED": False}
-    send()
-    assert driver.test.counts["elsewhere"] == 1
     driver.begin(off=True)
-    settings.IDEMPOTENCY = {}
     send()
     driver.begin()
     protected(RequestFactory().get("/protected/"))
@@ -469,10 +471,18 @@ def test_captured_hooks(driver: Driver, client: Client, execute: bool) -> None:
     assert driver.test.counts["sent"] == 2
 
 
-def test_keys_of_another_format(driver: Driver, client: Client) -> None:
-    """No key is added where the policy wants another format."""
-    client.post("/other-format/", {}, content_type="application/json")
+@pytest.mark.parametrize("path", ["/body/", "/timed/"])
+def test_keys_elsewhere(driver: Driver, client: Client, path: str) -> None:
+    """No key is added where it belongs into the body, or carries a time."""
+    client.post(path, {}, content_type="application/json")
     assert "policy leaves it out. Send a key" in driver.findings
+
+
+def test_dialect(driver: Driver, client: Client) -> None:
+    """A key is added to the header of the endpoint's dialect."""
+    assert DIALECTS["paypal"].header
+    client.post("/paypal/")
+    assert (driver.test.counts["sent"], driver.findings) == (1, "")
 
 
 @pytest.mark.parametrize("what", ["raise", "fail"])

@@ -193,21 +193,6 @@ class TestURLconfs:
             report(f"--urlconf={name}")
 
 
-def test_switched_off(settings: Any) -> None:
-    """With ENABLED=False, each format says first that nothing is enforced."""
-    texts = {}
-    for enabled in (True, False):
-        settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": "with-policy", "ENABLED": enabled}
-        table = report()
-        document = json.loads(report("--format=json"))
-        assert document.pop("enabled") is enabled
-        texts[enabled] = table, document
-    warning = texts[False][0].splitlines()[0]
-    assert warning.startswith("WARNING: IDEMPOTENCY['ENABLED'] is False. Nothing is enforced")
-    assert texts[False][0] == f"{warning}\n\n{texts[True][0]}"
-    assert texts[False][1] == texts[True][1]
-
-
 def test_refused_by_a_check(settings: Any) -> None:
     """A view that a system check refuses is in the report, which runs without the checks."""
     settings.IDEMPOTENCY = {}

@@ -10,7 +10,6 @@ from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 from django_redis import get_redis_connection
-from redis.crc import key_slot
 
 from idempotency_django.contrib.cached import CachedStore
 from idempotency_django.contrib.redis import RedisStore
@@ -26,11 +25,6 @@ OTHERS_ANSWER = Payload(201, (), b"the other shop's")
 def reversed_name(key: str, prefix: str, version: int) -> str:
     """A KEY_FUNCTION that puts everything somewhere else."""
     return f"v{version}/{key}/{prefix}"
-
-
-def braced(key: str, prefix: str, version: int) -> str:
-    """A KEY_FUNCTION that puts all keys of a project into one slot."""
-    return f"{{{prefix}}}:{version}:{key}"
 
 
 @pytest.fixture
@@ -123,26 +117,9 @@ def test_what_the_key_looks_like(shop: Any) -> None:
         store, operation = RedisStore("default"), an_operation()
         assert complete(store, operation, ANSWER)
         name = store.redis_key(operation.key, operation.scope)
-        assert name.startswith("shop:3:idempotency:{")
+        assert name.startswith("shop:3:idempotency:")
         redis = get_redis_connection("default")
         assert [found.decode() for found in redis.scan_iter("shop:3:idempotency:*")] == [name]
-
-
-@pytest.mark.parametrize(
-    ("options", "spread"),
-    [
-        ({}, True),
-        ({"KEY_PREFIX": "shop"}, True),
-        ({"KEY_FUNCTION": f"{__name__}.reversed_name"}, True),
-        ({"KEY_PREFIX": "shop", "KEY_FUNCTION": f"{__name__}.braced"}, False),
-    ],
-)
-def test_slots(shop: Any, options: dict[str, Any], spread: bool) -> None:
-    """Records are spread over a cluster, unless a KEY_FUNCTION has braces of its own."""
-    with shop(**options):
-        store = RedisStore("default")
-        slots = {key_slot(store.redis_key(str(number), "s").encode()) for number in range(20)}
-    assert (len(slots) > 1) is spread
 
 
 def test_a_factory_has_no_cache(redis_server: Server) -> None:
@@ -156,7 +133,7 @@ def test_a_factory_has_no_cache(redis_server: Server) -> None:
         operation = an_operation()
         assert complete(other, operation, OTHERS_ANSWER)
         assert complete(mine, operation, ANSWER)
-        assert mine.redis_key("k", "s").startswith("shop-a:{")
+        assert mine.redis_key("k", "s").startswith("shop-a:")
 
 
 def test_no_such_cache() -> None:

@@ -150,7 +150,7 @@ class TestOptions:
     def test_a_value_that_the_store_refuses(self) -> None:
         """What a store raises of its own is told with the place."""
         with (
-            configured(default={"BACKEND": REDIS, "OPTIONS": {"wait_replicas": "one"}}),
+            configured(default={"BACKEND": f"{__name__}.Sized", "OPTIONS": {"size": "one"}}),
             pytest.raises(ImproperlyConfigured, match=r"STORES'\]\['default'\] cannot be created"),
         ):
             stores["default"]
@@ -161,6 +161,14 @@ class TakesAnything(MemoryStore):
 
     def __init__(self, alias: str, **options: Any) -> None:
         super().__init__(alias)
+
+
+class Sized(MemoryStore):
+    """Compares what it is given."""
+
+    def __init__(self, alias: str, *, size: int) -> None:
+        super().__init__(alias)
+        assert size > 0
 
 
 class Forgetful(MemoryStore):

@@ -873,7 +873,7 @@ REFUSED: list[Refusal] = [
         "post",
     ),
     Refusal("mixin-api-view-unknown", "middleware", lambda: api(unknown), "drf_plain"),
-    Refusal("decorator-api-view-unknown", "middleware", lambda: idempotent(api(unknown)), ""),
+    Refusal("decorator-api-view-unknown", "decorator", lambda: idempotent(api(unknown)), ""),
 ]
 
 

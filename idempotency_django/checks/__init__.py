@@ -19,7 +19,6 @@ id                                     problem
 ``idempotency_django.E014``            the Redis server is older than 6.2
 ``idempotency_django.W015``            the Redis server may evict keys: retries execute again
 ``idempotency_django.W016``            the Redis server cannot be reached
-``idempotency_django.W017``            fewer replicas than ``wait_replicas``: nothing is executed
 ``idempotency_django.W018``            a store's cache is local to each process
 ``idempotency_django.E019``            a policy needs a feature that its store or mode lacks
 ``idempotency_django.E020``            ``on_conflict="accepted"`` without a URL for the status view
@@ -60,8 +59,6 @@ id                                     problem
 ``idempotency_django.W059``            a view publishes, but has no transaction without a key
 ``idempotency_django.E060``            a view has a policy, but no protection
 ``idempotency_django.W061``            a Celery task has a policy or key, but not our base class
-``idempotency_django.W062``            ENABLED switches all protection off, and DEBUG is False
-``idempotency_django.E068``            unprotected keys are to be refused, without our middleware
 ``idempotency_django.W070``            Celery deduplicates messages before its tasks see them
 =====================================  =========================================================
 """

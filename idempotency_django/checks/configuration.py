@@ -14,9 +14,11 @@ from django.utils.module_loading import import_string
 
 from ..conf import MIDDLEWARE, NAMES, conf, default_store, did_you_mean
 from ..engine.planning import lease_of
+from ..http.messages import replayed_header
 from ..http.status import status_url
 from ..middleware import skipped_middleware
-from ..policy import UNSET, Policy
+from ..policy import UNSET, Policy, project_dialect
+from ..policy.identity import header_of
 from ..stores import stores
 
 PROJECT: Final = "IDEMPOTENCY['POLICY']"
@@ -120,7 +122,8 @@ CORS = "corsheaders.middleware.CorsMiddleware"
 
 
 def _headers() -> tuple[str, str, str | None]:
-    return conf.header, conf.replayed_header, conf.status_header
+    dialect = project_dialect()
+    return header_of(dialect), replayed_header(dialect), conf.status_header
 
 
 def check_cors(**_: Any) -> Iterator[CheckMessage]:
@@ -182,16 +185,7 @@ def check_settings(**_: Any) -> Sequence[CheckMessage]:
     ]
     errors = [error for _, error in map(tried, readers) if error]
     wrong = [Error(error, id="idempotency_django.E002") for error in errors]
-    return [*unknown, *wrong, *_misnamed(), *_switched_off()]
-
-
-def _switched_off() -> Iterator[CheckMessage]:
-    if tried(lambda: conf.enabled)[0] is False and not settings.DEBUG:
-        yield Warning(
-            "IDEMPOTENCY['ENABLED'] is False, so nothing is protected: a retry repeats effects.",
-            hint="Remove it from the settings of production. It is for development and tests.",
-            id="idempotency_django.W062",
-        )
+    return [*unknown, *wrong, *_misnamed()]
 
 
 def _misnamed() -> Iterator[CheckMessage]:
@@ -267,13 +261,6 @@ def check_middleware(**_: Any) -> Iterator[CheckMessage]:
     """The place of :class:`~idempotency_django.middleware.IdempotencyMiddleware`."""
     paths = list(settings.MIDDLEWARE)
     if MIDDLEWARE not in paths:
-        if tried(lambda: conf.unprotected_keys)[0] == "refuse":
-            yield Error(
-                f"IDEMPOTENCY['UNPROTECTED_KEYS'] is 'refuse', but {MIDDLEWARE} is not in "
-                "MIDDLEWARE, so no key is refused.",
-                hint="Add it as the last one.",
-                id="idempotency_django.E068",
-            )
         return
     for path in skipped_middleware():
         yield Error(

@@ -94,9 +94,9 @@ class Endpoint:
     @property
     def enforced(self) -> Policy | None:
         """The policy that every request with a key is held to, resolved; ``None``: there is none,
-        the endpoint cannot be protected, or the protection is turned off.
+        or the endpoint cannot be protected.
         """
-        if self.policy is None or self.problem or not conf.enabled:
+        if self.policy is None or self.problem:
             return None
         return self.policy.resolved()
 

@@ -138,7 +138,7 @@ def is_retryable(outcome: object) -> bool:
     It does after a lost connection, a timeout, 408, 425, 429, any status from 500, a 409 with
     ``Retry-After``, and a 202 that says that the key is in progress. In a problem, the member
     ``retryable`` decides instead, and in Stripe's dialect ``Stripe-Should-Retry``. A replay is
-    always final. So is the response of a server that has ignored the key, except 425 and 429.
+    always final.
 
     Args:
         outcome: a response or an exception of httpx or requests.
@@ -159,7 +159,7 @@ def is_retryable(outcome: object) -> bool:
         return marker == "in-progress"
     if not (status in _RETRIED or status >= _SERVER_ERRORS):
         return False
-    if marker == "replayed" or (marker == "ignored" and status not in _NOT_EXECUTED):
+    if marker == "replayed":
         return False
     advice = headers.get("Stripe-Should-Retry") or _problem(response).get("retryable")
     if advice in (True, False, "true", "false"):
@@ -178,13 +178,11 @@ def _is_conclusive(response: Any) -> bool:
     """Whether a response holds for all attempts with its key, also for those without a response.
 
     A proxy or an authentication layer judges one request, and does not know the others. So does a
-    server that refuses a key, ignores it, or does not store the response.
+    server that refuses a key, or does not store the response.
     """
     marker = _marker(response.headers)
     if marker in _SETTLED:
         return True
-    if marker == "ignored":
-        return False
     if response.status_code in _SUCCESS:
         return True
     if marker == "executed":

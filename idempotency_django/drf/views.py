@@ -27,7 +27,7 @@ from ..http.replays import check_object
 from ..http.status import describe_operation, record_of
 from ..http.unwrapping import checked, is_async, name_of
 from ..http.wrapping import log_unreached, register_framework, replace_handler
-from ..policy import UNSAFE_METHODS, Policy, keys
+from ..policy import PROJECT_POLICY, UNSAFE_METHODS, Policy, dialect_of, keys, resolve
 from ..stores.records import Record
 from .adapter import IdempotencyAPIException, serve_view
 from .forms import key_in_form, with_keys
@@ -45,8 +45,7 @@ class OptionallyIdempotentRequest(Request):
     """:class:`idempotency_django.http.messages.OptionallyIdempotentRequest` for REST framework.
 
     Attributes:
-        idempotency: the attempt that runs; it is false where the request has no key, or takes no
-            part.
+        idempotency: the attempt that runs; ``None``: the request has no key, or takes no part.
     """
 
     idempotency: ExecutionContext | None
@@ -139,7 +138,8 @@ class IdempotentViewMixin:  # see below
         The default reads the key header, or the hidden field in the forms of the browsable API.
         """
         view: Any = self
-        header = key_header(view.request._request)
+        policy = resolve(self._idempotency_policy or PROJECT_POLICY)
+        header = key_header(view.request._request, dialect_of(policy))
         if header is None or keys.is_made_up(header):  # a browser's own key is new each time
             return key_in_form(view.request) or header
         return header

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -24,7 +24,6 @@ from ..stores.records import NAMESPACE, Claim, Operation, Step, derived_key, ref
 from .leases import Lease, validate_thread
 from .steps import (
     Steps,
-    as_json,
     current_run,
     running,
     validate_not_nested,
@@ -272,61 +271,3 @@ class ExecutionContext:
             )
         validate_not_nested(name)
         return self._lease
-
-
-class UnprotectedContext(ExecutionContext):
-    """The context of a handler that runs although its store cannot be reached.
-
-    Nothing is claimed and nothing is kept: steps are called. ``derive_key()`` returns the same
-    keys as always, so calls of a service that honours them stay safe.
-    """
-
-    def __init__(self, store: Store, operation: Operation) -> None:
-        super().__init__(store, Claim(operation, 1, ""), None)
-
-    def atomic(self) -> AbstractContextManager[None]:
-        return super().atomic() if self._store.supports_transactions else nullcontext()
-
-    def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        with running(name):
-            return json.loads(as_json(name, function(*args, **kwargs)))
-
-    async def astep(
-        self,
-        name: str,
-        function: Callable[..., Any] | Callable[..., Awaitable[Any]],
-        /,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        if iscoroutinefunction(function):
-            with running(name):
-                return json.loads(as_json(name, await function(*args, **kwargs)))
-        return await sync_to_async(self.step)(name, function, *args, **kwargs)
-
-
-class NoKeyContext:
-    """The context of a leased handler whose request has no key, where the key is optional.
-
-    It is false. Methods that need a key raise an error; ``atomic()`` is an ordinary transaction.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def __bool__(self) -> bool:
-        return False
-
-    def atomic(self) -> AbstractContextManager[None]:
-        """A transaction on the store's database, which nothing fences."""
-        using = self._store.using
-        return nullcontext() if using is None else transaction.atomic(using=using)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in dir(ExecutionContext):
-            raise AttributeError(name)
-        raise ImproperlyConfigured(
-            f"request.idempotency.{name} needs an idempotency key, and this request has none, "
-            "because it is optional in the view's policy. Give the policy required=True, or test "
-            "request.idempotency first: it is false without a key."
-        )

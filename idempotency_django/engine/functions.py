@@ -14,7 +14,6 @@ from typing import Any, Final, assert_never
 from django.core.exceptions import ImproperlyConfigured
 
 from .. import engine
-from ..conf import conf
 from ..errors import IdempotencyError, ResponseNotStored
 from ..policy import PROJECT_POLICY, UNSET, Policy, resolve
 from ..policy.canonical import canonical, content_digest
@@ -31,7 +30,7 @@ from . import (
     refusal,
     reraise,
 )
-from .context import ExecutionContext, UnprotectedContext
+from .context import ExecutionContext
 from .planning import Plan, plan_call
 from .steps import as_json
 
@@ -159,9 +158,6 @@ async def aidempotent_outcome(
 
 def run_plan(plan: Plan, function: Callable[[ExecutionContext], Any]) -> CallOutcome:
     """:func:`idempotent_outcome` for an adapter that has planned the call itself."""
-    if not conf.enabled:
-        value = function(UnprotectedContext(plan.store, plan.operation))
-        return CallOutcome(answer_of(plan, value).response, replayed=False)
 
     def execute(execution: ExecutionContext) -> Result:
         return answer_of(plan, function(execution))
@@ -178,9 +174,6 @@ async def arun_plan(
     plan: Plan, function: Callable[[ExecutionContext], Awaitable[Any]]
 ) -> CallOutcome:
     """:func:`run_plan` for a coroutine function."""
-    if not conf.enabled:
-        value = await function(UnprotectedContext(plan.store, plan.operation))
-        return CallOutcome(answer_of(plan, value).response, replayed=False)
 
     async def execute(execution: ExecutionContext) -> Result:
         return answer_of(plan, await function(execution))

@@ -13,7 +13,6 @@ The value is an item of RFC 9651, a token with parameters: ``executed; ttl=86399
 ``mismatch``     the key was used for another request
 ``refused``      the key cannot be used
 ``failed``       an error ended the request; its problem says what is known
-``ignored``      the key had no effect: nothing protects the request
 ===============  ================================================================================
 """
 
@@ -36,9 +35,9 @@ from ..errors import (
     ResponseExpired,
     ResponseNotStored,
 )
+from ..policy import Policy
 from ..stores.records import Operation, Record
 
-IGNORED: Final = "ignored"
 IN_PROGRESS: Final = "in-progress"
 FAILED: Final = "failed"
 NOT_STORED: Final = "executed; stored=?0"
@@ -62,12 +61,13 @@ def mark(response: HttpResponseBase, status: str) -> None:
         response[name] = status
 
 
-def executed(outcome: Executed, operation: Operation, elapsed: float) -> str:
+def executed(outcome: Executed, operation: Operation, policy: Policy, elapsed: float) -> str:
     """The status of a response that this request has executed.
 
     Args:
         outcome: how it ended. Its payload has a body, or can be rebuilt, if it is stored.
         operation: what was executed.
+        policy: the policy of the operation, resolved.
         elapsed: seconds since before the operation was claimed.
     """
     if outcome.payload is None:
@@ -76,17 +76,22 @@ def executed(outcome: Executed, operation: Operation, elapsed: float) -> str:
             return NOT_STORED
     if operation.ttl is None:
         return "executed"
-    return f"executed; ttl={_full_seconds(operation.ttl.total_seconds() - elapsed)}"
+    return f"executed; ttl={_rest(operation, policy, operation.ttl.total_seconds() - elapsed)}"
 
 
-def replayed(record: Record) -> str:
+def replayed(record: Record, operation: Operation, policy: Policy) -> str:
     """The status of a replay."""
-    ttl = "" if record.ttl_left is None else f"; ttl={_full_seconds(record.ttl_left)}"
-    return f"replayed{ttl}; attempt={record.attempt}"
+    if record.ttl_left is None:
+        return f"replayed; attempt={record.attempt}"
+    rest = _rest(operation, policy, record.ttl_left)
+    return f"replayed; ttl={rest}; attempt={record.attempt}"
 
 
-def _full_seconds(left: float) -> int:
-    return max(0, int(left))
+def _rest(operation: Operation, policy: Policy, seconds: float) -> int:
+    """The full seconds for which a key is replayed whose record lives for so many."""
+    if operation.ttl is not policy.ttl and operation.ttl and policy.ttl:  # the key carries its time
+        seconds -= (operation.ttl - policy.ttl).total_seconds()
+    return max(0, int(seconds))
 
 
 def refused(error: IdempotencyError) -> str:

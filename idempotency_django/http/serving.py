@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, assert_never
 
@@ -31,28 +31,26 @@ from ..engine import (
     Result,
     refusal,
 )
-from ..engine.context import ExecutionContext, NoKeyContext, UnprotectedContext
-from ..engine.planning import Plan, plan_unprotected
+from ..engine.context import ExecutionContext
+from ..engine.planning import Plan
 from ..engine.planning import plan as planned
 from ..errors import (
     IdempotencyError,
-    KeyUnsupported,
     OperationInProgress,
     StoreUnavailable,
 )
-from ..policy import UNSAFE_METHODS, Policy, keys
-from ..stores import stores
+from ..policy import UNSAFE_METHODS, Policy, dialect_of, keys
+from ..policy.identity import header_of
 from ..stores.records import Operation, Record
 from .atomic_requests import RequestTransactions
-from .marking import IGNORED, IN_PROGRESS, NOT_STORED, executed, mark, replayed
+from .marking import IN_PROGRESS, NOT_STORED, executed, mark, replayed
 from .messages import (
     PLANNED,
     Adapter,
     authorization_of,
     has_body,
-    key_header,
     mark_replay,
-    operation_name,
+    mark_response,
     principal_of,
     result_of,
     result_of_error,
@@ -66,7 +64,7 @@ logger = logging.getLogger("idempotency_django")
 
 def init_idempotency(request: HttpRequest) -> bool:
     """Give the request its ``idempotency``, ``None`` so far; ``False``: it has one already."""
-    execution = getattr(request, "idempotency", None) or None
+    execution = getattr(request, "idempotency", None)
     request.idempotency = execution  # type: ignore[attr-defined]  # ours, for the view
     return execution is None
 
@@ -101,18 +99,11 @@ def serve(
     """
     request, adapter.policy = adapter.http_request, policy
     takes_part = init_idempotency(request) and adapter.method in UNSAFE_METHODS
-    if takes_part and not conf.enabled:
-        with _switched_off(adapter, policy):
-            return adapter.respond()
     plan = planned(policy, adapter) if takes_part else None
     if plan is None:
-        if takes_part:
-            _refuse_unread_key(request)
-            if policy.mode != "transactional":
-                _give_none(request, policy, asynchronous=False)
         response = adapter.respond()
         if takes_part:
-            _note_unprotected(adapter, response)
+            log_unread_field(request)
         return response
 
     setattr(request, PLANNED, True)
@@ -133,57 +124,6 @@ def serve(
     except IdempotencyError as error:
         _explain(error, plan.operation)
         raise
-
-
-@contextmanager
-def _switched_off(adapter: Adapter, policy: Policy) -> Iterator[None]:
-    """The view runs in the block without protection; where it has a key, its steps are called."""
-    if adapter.header() is None and policy.key is None and not policy.requires_key(adapter.method):
-        yield
-        return
-    with _unprotected(adapter, policy):
-        yield
-
-
-def _refuse_unread_key(request: HttpRequest) -> None:
-    """Refuse a key in the project's header that the view's policy does not read.
-
-    Raises:
-        KeyUnsupported: there is one, and the project refuses keys that have no effect.
-    """
-    if conf.unprotected_keys == "refuse":
-        header = key_header(request)
-        if header is not None and not keys.is_made_up(header):
-            raise KeyUnsupported
-
-
-def _unprotected(
-    adapter: Adapter, policy: Policy, operation: Operation | None = None
-) -> AbstractContextManager[None]:
-    """The view runs in the block, and claims nothing: its steps are called.
-
-    Args:
-        adapter: the request.
-        policy: its policy, resolved.
-        operation: what the request is; ``None``: that is not known.
-    """
-    if operation is None:
-        operation = plan_unprotected(policy, operation_name(adapter.http_request)).operation
-    return _running(adapter, UnprotectedContext(stores[policy.store], operation))
-
-
-def _note_unprotected(adapter: Adapter, response: HttpResponseBase) -> None:
-    """Say that a key of the request had no effect."""
-    log_unread_field(adapter.http_request)
-    if key_header(adapter.http_request) is not None:
-        mark(response, IGNORED)
-
-
-def _give_none(request: HttpRequest, policy: Policy, *, asynchronous: bool) -> None:
-    """Give a leased view without a key an execution without a key."""
-    store = stores[policy.store]
-    if asynchronous or policy.mode == "leased" or not store.supports_transactions:
-        request.idempotency = NoKeyContext(store)  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -226,16 +166,11 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
     adapter.policy = policy
     if not (init_idempotency(adapter.http_request) and adapter.method in UNSAFE_METHODS):
         return await adapter.arespond()
-    if not conf.enabled:
-        with _switched_off(adapter, policy):
-            return await adapter.arespond()
     # In a thread: the caller is looked up in the database, and a policy's callables may use it too.
     plan = await sync_to_async(planned)(policy, adapter, asynchronous=True)
     if plan is None:
-        _refuse_unread_key(adapter.http_request)
-        _give_none(adapter.http_request, policy, asynchronous=True)
         response = await adapter.arespond()
-        _note_unprotected(adapter, response)
+        log_unread_field(adapter.http_request)
         return response
 
     setattr(adapter.http_request, PLANNED, True)
@@ -311,10 +246,10 @@ def _response(
         case Executed(response, payload):
             lost = payload is not None and payload.body is None and not adapter.can_rebuild(policy)
             elapsed = time.monotonic() - asked_at
-            mark(response, NOT_STORED if lost else executed(outcome, operation, elapsed))
+            mark(response, NOT_STORED if lost else executed(outcome, operation, policy, elapsed))
         case Replayed(record):
             response = _altered(adapter, policy, _replay(adapter, policy, record))
-            mark(response, replayed(record))
+            mark(response, replayed(record, operation, policy))
         case InProgress(busy=False) if policy.on_conflict == "accepted":
             owners = _owners(adapter, policy, operation)
             accepted = accepted_response(plan.store, operation, owners, _retry_after())
@@ -324,8 +259,11 @@ def _response(
             raise refusal(outcome)
         case _:
             assert_never(outcome)
+    dialect, key = dialect_of(policy), operation.key
     if plan.derived:
-        response[conf.header] = keys.quoted(operation.key)
+        response[header_of(dialect)] = keys.quoted(key) if dialect.quotes_key else key
+    if dialect.marks_all:
+        mark_response(response, adapter.http_request, dialect)
     return response
 
 
@@ -357,7 +295,7 @@ def _altered(adapter: Adapter, policy: Policy, response: HttpResponseBase) -> Ht
             f"The on_replay of an idempotency policy returned a {type(altered).__name__}; it must "
             "return the response."
         )
-    mark_replay(altered)  # it may be another response
+    mark_replay(altered, dialect_of(policy))  # it may be another response
     return altered
 
 
@@ -366,5 +304,5 @@ def _replay(adapter: Adapter, policy: Policy, record: Record) -> HttpResponseBas
     if payload is not None and payload.body is not None:
         return adapter.native(adapter.replayed(payload, policy))
     response = adapter.rebuild(record, policy)
-    mark_replay(response)
+    mark_replay(response, dialect_of(policy))
     return response

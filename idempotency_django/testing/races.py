@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from django.db import connections
 
-from ..conf import conf
+from ..http.messages import replayed_header
+from ..policy import project_dialect
 from .chaos import validate_databases
 from .writes import bookkeeping_tables, table_written
 
@@ -43,7 +44,8 @@ class Race:
 
 def _is_executed(response: Any) -> bool:
     status = getattr(response, "status_code", 0)
-    return status < 400 and conf.replayed_header not in getattr(response, "headers", {})
+    header = replayed_header(project_dialect())
+    return status < 400 and header not in getattr(response, "headers", {})
 
 
 class _Meeting:

@@ -27,14 +27,14 @@ from django.urls import Resolver404, resolve
 
 from .. import signals
 from ..checks import Endpoint, endpoint_of
-from ..conf import conf
 from ..engine.effects import DID, Effect, Observed, effects_outside, observed_effects
 from ..errors import ResponseNotStored
 from ..http import serving
-from ..http.messages import meta_name, status_of
+from ..http.messages import meta_name, replayed_header, status_of
 from ..http.routes import readable
-from ..policy import NEVER_STORED, UNSAFE_METHODS, Policy
+from ..policy import NEVER_STORED, UNSAFE_METHODS, Policy, dialect_of, project_dialect
 from ..policy import resolve as resolved
+from ..policy.identity import header_of
 from .clients import BODY, copied_body, difference
 from .plugin import IGNORE, MARK, OPTION
 from .writes import Effects, Writes, bookkeeping_tables, rehearsal, table_written
@@ -264,6 +264,7 @@ class _Sending:
         self._message = message
         self._endpoint = endpoint
         self._policy = resolved(endpoint.policy) if endpoint.policy else None
+        self._dialect = dialect_of(self._policy) if self._policy else project_dialect()
         self._claimed = False
         self._first_writes = Writes(test.ignore)
 
@@ -357,18 +358,19 @@ class _Sending:
     def _is_tombstone(self, response: Any) -> bool:
         """Whether a response says that the first one was too large to be stored, or streamed."""
         content = getattr(response, "content", b"").replace(b"_", b"-")
-        is_status = response.status_code == status_of(ResponseNotStored)
+        is_status = response.status_code == status_of(ResponseNotStored, self._dialect)
         return is_status and ResponseNotStored.slug.encode() in content
 
     def _is_replay(self, response: Any) -> bool:
         """Whether a response is marked as a replay."""
-        return bool(response.get(conf.replayed_header) == "true")
+        header = replayed_header(self._dialect)
+        return bool(header) and response.get(header) == "true"
 
     def _has_other_protection(self, first: Any) -> bool:
         """Whether the project seems to look up the key itself, asked once for each endpoint."""
         return (
             bool(self._first_writes.all and getattr(first, "content", b""))
-            and self._message.has_key(conf.header, self._client)
+            and self._message.has_key(header_of(self._dialect), self._client)
             and self._test.replays.is_new(self._endpoint)
         )
 
@@ -380,7 +382,7 @@ class _Sending:
             self._test.replays.note(self._endpoint)
         if not _is_same(first, other):
             return
-        self._message.add_key(conf.header)
+        self._message.add_key(header_of(self._dialect))
         control = self._by_other(first)
         yield control
         if not _is_same(first, control):  # else everybody gets it, under whatever key
@@ -582,7 +584,7 @@ class Replays:
 
         def init_idempotency(request: Any) -> bool:
             takes_part = init(request)
-            is_unsafe = takes_part and conf.enabled and request.method in UNSAFE_METHODS
+            is_unsafe = takes_part and request.method in UNSAFE_METHODS
             test = self._test
             if is_unsafe and test and not (test.is_off or _by_client.get()):
                 test.count("elsewhere")
@@ -599,24 +601,22 @@ class Replays:
         endpoint = None if is_race else _endpoint(message)
         if endpoint is None or endpoint.how in ("exempt", "inbox"):
             return None
-        if not conf.enabled:
-            test.count("skipped")
-            return None
         is_protected = bool(endpoint.how) and not endpoint.problem
         policy = resolved(endpoint.policy or Policy())
-        has_key = message.has_key(conf.header, client)
+        dialect = dialect_of(policy)
+        has_key = message.has_key(header_of(dialect), client)
         if self._mode == "protected" and not (is_protected or has_key):
             return None
         if message.body is None:
             test.count("skipped")
             return None
-        takes_uuid = policy.key_format in ("any", "uuid")
+        takes_uuid = policy.key_format in ("any", "uuid") and not dialect.sent_header
         is_optional = policy.key is None and not policy.requires_key(message.method)
-        if is_protected and is_optional and takes_uuid and not has_key:
+        if is_protected and is_optional and takes_uuid and not (has_key or dialect.members):
             if self._captures or any(each.force_debug_cursor for each in connections.all()):
                 test.count("skipped")  # a key adds hooks and statements to those that are counted
                 return None
-            message.add_key(conf.header)
+            message.add_key(header_of(dialect))
         return _Sending(test, client, message, endpoint)
 
     # The tests.
@@ -673,8 +673,8 @@ class Replays:
         )
         if counts["skipped"]:
             line += (
-                f"; {_were(counts['skipped'])} sent once (queries or hooks counted, a stream as "
-                "body, or protection off)"
+                f"; {_were(counts['skipped'])} sent once (queries or hooks counted, or a stream as "
+                "body)"
             )
         terminalreporter.write_sep("-", "idempotency replay")
         terminalreporter.write_line(line)

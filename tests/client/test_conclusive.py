@@ -15,6 +15,7 @@ from idempotency_django.errors import (
     FingerprintMismatch,
     IllegalTransition,
     KeyGuessable,
+    KeyTooOld,
     OperationHeld,
     PreconditionFailed,
     ResponseExpired,
@@ -22,7 +23,7 @@ from idempotency_django.errors import (
     SignatureRefused,
 )
 from idempotency_django.http.marking import refused
-from idempotency_django.http.messages import error_body
+from idempotency_django.http.messages import problem_of
 
 from .drivers import DRIVERS, Driver
 from .scripted import CUT, CUT_BODY, Reply, Scripted
@@ -38,7 +39,7 @@ def marked(status: int, marker: str) -> Reply:
 
 def problem(error: Any, *, with_marker: bool = True) -> Reply:
     """The response of this package to an error."""
-    members = error_body(error)
+    members = problem_of(error)
     headers = {"Content-Type": "application/problem+json"}
     if with_marker:
         headers["Idempotency-Status"] = refused(error)
@@ -66,8 +67,7 @@ OF_OTHERS = [  # of a proxy, an authentication layer, or a server that says noth
 ]
 OF_ONE_ATTEMPT = [
     *(marked(status, "executed; stored=?0") for status in (400, 403, 409)),
-    *(marked(status, "ignored") for status in (200, 201, 403, 404, 503)),
-    *(problem(error()) for error in (KeyGuessable, OperationHeld)),
+    *(problem(error()) for error in (KeyGuessable, KeyTooOld, OperationHeld)),
     *(problem(error()) for error in (PreconditionFailed, IllegalTransition, SignatureRefused)),
 ]
 HOLDS = [*SUCCESS, *STORED, *EXPLAINED, *EXPLAINED_IN_BODY]

@@ -12,7 +12,7 @@ from asgiref.sync import sync_to_async
 from idempotency_django import engine
 from idempotency_django.client import OutcomeUnknown
 from idempotency_django.engine import Result
-from idempotency_django.engine.context import ExecutionContext, UnprotectedContext
+from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.records import Operation, Payload
@@ -194,25 +194,6 @@ def test_lost_response(server: Scripted) -> None:
         attempt(operation, send)
     attempt(operation, send)
     assert server.keys == [f'"{caught.value.key}"'] * 2
-
-
-def test_unprotected_attempt() -> None:
-    """An attempt without its store sends the same keys, also within steps."""
-    keys: list[str] = []
-
-    def handler(execution: ExecutionContext) -> None:
-        def pay() -> None:
-            keys.append(execution.key_of_call("POST https://pay.example.com/"))
-
-        pay()
-        execution.step("pay", pay)
-
-    operation = an_operation(lease=LEASE)
-    with pytest.raises(Failed):
-        attempt(operation, lambda execution: (handler(execution), fail()))
-    handler(UnprotectedContext(DatabaseStore("default"), operation))
-    assert keys[:2] == keys[2:]
-    assert len(set(keys)) == 2
 
 
 def fail() -> None:

@@ -93,13 +93,6 @@ def test_requests_status_error() -> None:
         assert is_retryable(caught.value) is expected
 
 
-def test_ignored_key() -> None:
-    """A server that has ignored the key may have executed the request, and would do it again."""
-    headers = {"Idempotency-Status": "ignored", "Retry-After": "1"}
-    for status, expected in {503: False, 500: False, 409: False, 429: True, 425: True}.items():
-        assert is_retryable(httpx.Response(status, headers=headers)) is expected
-
-
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"{", b'{"retryable": "yes"}', b'{"retryable": null}'], ids=repr
 )

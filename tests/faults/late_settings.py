@@ -1,6 +1,6 @@
 """The settings of a worker process: where it writes, what it reads from, and how long things live.
 
-``TEST_WORKER`` is JSON: ``store`` (``database``, ``cached`` or ``redis``), its further ``options``,
+``TEST_WORKER`` is JSON: ``store`` (``database`` or ``redis``), its further ``options``,
 ``lease`` and ``ttl`` in seconds,
 ``hold``, ``cache`` (the URL of Redis) and ``replica`` (a database to read from).
 """
@@ -29,13 +29,6 @@ _stores = {
     "database": {
         "BACKEND": "idempotency_django.stores.database.DatabaseStore",
         "OPTIONS": {"using": _given.get("using", "default"), **_given.get("options", {})},
-    },
-    "cached": {
-        "BACKEND": "idempotency_django.contrib.cached.CachedStore",
-        "OPTIONS": {
-            name: timedelta(seconds=value) if isinstance(value, int) else value
-            for name, value in _given.get("options", {}).items()
-        },
     },
     "redis": {"BACKEND": "idempotency_django.contrib.redis.RedisStore"},
 }

@@ -9,10 +9,9 @@ from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Dja
 from django.core.exceptions import ImproperlyConfigured
 from redis import ConnectionPool, Redis
 from redis.backoff import NoBackoff
-from redis.cluster import RedisCluster
 from redis.retry import Retry
 
-from .server import FAULTS, Client, RedisServer
+from .server import FAULTS, RedisServer
 
 TIMEOUT: Final = 1.0
 """Seconds to wait for the response of a server."""
@@ -20,28 +19,20 @@ TIMEOUT: Final = 1.0
 OLDEST: Final = (6, 2)
 
 
-def check_redis(alias: str, server: RedisServer, wait_replicas: int) -> Sequence[CheckMessage]:
+def check_redis(alias: str, server: RedisServer) -> Sequence[CheckMessage]:
     """The problems of the server of store ``alias``; asks it, for as long as a check may take."""
     try:
-        client = server.client()
-        answers = [_info(node) for node in _primaries(client)]
+        info = _info(server.client())
     except ImproperlyConfigured as error:
         return [Error(f"The store {alias!r}: {error}", id="idempotency_django.E013")]
     except FAULTS as error:
         return [_unreachable(alias, error)]
-    return [message for info in answers for message in _check_server(alias, info, wait_replicas)]
+    return [*_check_server(alias, info)]
 
 
-def _primaries(client: Client) -> list[Redis]:
-    if isinstance(client, RedisCluster):
-        cluster: Any = client  # whose methods have no annotations
-        return [cluster.get_redis_connection(node) for node in cluster.get_primaries()]
-    return [client]
-
-
-def _info(node: Redis) -> dict[str, Any]:
+def _info(client: Redis) -> dict[str, Any]:
     """Ask on a connection of its own: the timeouts of the others may be long."""
-    pool = node.connection_pool
+    pool = client.connection_pool
     options = pool.connection_kwargs | {
         "socket_timeout": TIMEOUT,
         "socket_connect_timeout": TIMEOUT,
@@ -58,7 +49,7 @@ def _info(node: Redis) -> dict[str, Any]:
     return info
 
 
-def _check_server(alias: str, info: dict[str, Any], wait_replicas: int) -> Iterator[CheckMessage]:
+def _check_server(alias: str, info: dict[str, Any]) -> Iterator[CheckMessage]:
     where = f"The store {alias!r} uses a Redis server"
     version = str(info.get("redis_version", ""))
     if _numbers(version) and _numbers(version) < OLDEST:
@@ -77,14 +68,6 @@ def _check_server(alias: str, info: dict[str, Any], wait_replicas: int) -> Itera
                 "caches."
             ),
             id="idempotency_django.W015",
-        )
-    replicas = int(info.get("connected_slaves", 0))
-    if replicas < wait_replicas:
-        yield Warning(
-            f"{where} with {replicas} connected replicas, but waits for {wait_replicas}.",
-            hint="Nothing is executed while replicas are missing. Add replicas or lower "
-            "wait_replicas.",
-            id="idempotency_django.W017",
         )
 
 

@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import Any, ClassVar, NoReturn
 
 from django.core.checks import CheckMessage
-from django.core.exceptions import ImproperlyConfigured
+from redis import Redis
 
 from ...errors import StoreUnavailable
 from ...stores import (
@@ -27,7 +27,7 @@ from ...stores import (
     new_token,
 )
 from .checks import check_redis
-from .server import Client, RedisServer
+from .server import RedisServer
 
 
 def milliseconds(duration: timedelta | None) -> str:
@@ -89,11 +89,9 @@ class RedisStore(Store):
             cache also names the Redis keys, so its ``KEY_PREFIX``, ``VERSION`` and ``KEY_FUNCTION``
             keep the projects on one server apart.
         connection_factory: instead of ``cache``: a function, or its dotted path, that returns the
-            ``redis.Redis`` or ``redis.cluster.RedisCluster`` to use; called once. Without a cache,
-            only ``prefix`` names the Redis keys: two projects on one server then need two prefixes.
+            ``redis.Redis`` to use; called once. Without a cache, only ``prefix`` names the Redis
+            keys: two projects on one server then need two prefixes.
         prefix: what the Redis keys of this store begin with, after the prefix of the cache.
-        wait_replicas: how many replicas a claim must reach before its operation is executed.
-        wait_timeout: how long to wait for them; after it, nothing is executed.
         max_payload_bytes: larger bodies are not kept. A retry then learns that its operation was
             executed, but not the answer. ``None``: all bodies are kept.
     """
@@ -105,28 +103,18 @@ class RedisStore(Store):
         alias: str,
         *,
         cache: str = "default",
-        connection_factory: str | Callable[[], Client] | None = None,
+        connection_factory: str | Callable[[], Redis] | None = None,
         prefix: str = "idempotency",
-        wait_replicas: int = 0,
-        wait_timeout: timedelta = timedelta(milliseconds=500),
         max_payload_bytes: int | None = 1024 * 1024,
     ) -> None:
         super().__init__(alias)
-        if wait_replicas < 0 or wait_timeout <= timedelta(0):
-            raise ImproperlyConfigured(
-                f"The store {alias!r} has wait_replicas={wait_replicas} and "
-                f"wait_timeout={wait_timeout}; wait_replicas must be 0 or more, and wait_timeout "
-                "above 0."
-            )
         self._server = RedisServer(cache, connection_factory)
         self._prefix = prefix
-        self._wait_replicas = wait_replicas
-        self._wait = (wait_replicas, int(milliseconds(wait_timeout))) if wait_replicas else None
         self._max_payload_bytes = max_payload_bytes
 
     def acquire(self, operation: Operation) -> Claim | Record:
         forbid_transactions(f"The claim of {operation.name}")
-        reply, acknowledged = self._run_and_wait(
+        reply = self._run(
             "acquire",
             operation.key,
             operation.scope,
@@ -140,38 +128,26 @@ class RedisStore(Store):
             str(round(operation.reserved / timedelta(milliseconds=1))),
             *map(text, (operation.name, operation.principal, operation.method, operation.path)),
             operation.caused_by,
-            wait=self._wait,
         )
         if reply[0] != b"claimed":
             return self._record(operation.key, operation.scope, reply)
         token = reply[3].decode()
-        claim = Claim(operation, int(reply[1]), token, interrupted=reply[2] == b"1")
-        if acknowledged < self._wait_replicas:
-            self._refuse(claim, acknowledged)
-        return claim
+        return Claim(operation, int(reply[1]), token, interrupted=reply[2] == b"1")
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
-        answer = encode(Payload(payload.status, payload.headers, self._kept(claim, payload.body)))
-        reply, acknowledged = self._run_and_wait(
+        stored = encode(Payload(payload.status, payload.headers, self._kept(claim, payload.body)))
+        reply = self._run(
             "complete",
             claim.key,
             claim.scope,
             claim.token,
             secrets.token_hex(8),
-            str(answer.status),
-            answer.headers,
-            "" if answer.body is None else str(len(answer.body)),
-            answer.body or b"",
+            str(stored.status),
+            stored.headers,
+            "" if stored.body is None else str(len(stored.body)),
+            stored.body or b"",
             milliseconds(claim.operation.ttl),
-            wait=self._wait,
         )
-        if reply and acknowledged < self._wait_replicas:
-            logger.warning(
-                "The result of %s reached only %d of %d replicas in time. A fail-over may lose it.",
-                claim.operation.name,
-                acknowledged,
-                self._wait_replicas,
-            )
         return bool(reply)
 
     def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
@@ -222,32 +198,17 @@ class RedisStore(Store):
         return 0
 
     def check(self) -> Sequence[CheckMessage]:
-        return check_redis(self.alias, self._server, self._wait_replicas)
+        return check_redis(self.alias, self._server)
 
     def redis_key(self, key: str, scope: str) -> str:
-        """The Redis key of the record: a digest of key and scope, as the cache names its keys.
-
-        It is one key, so one node of a cluster has all of it. The braces spread the records over
-        the nodes, with any prefix of the cache.
-        """
+        """The Redis key of the record: a digest of key and scope, as the cache names its keys."""
         parts = f"{len(key)}:{key}{len(scope)}:{scope}"
-        return self._server.name(f"{self._prefix}:{{{sha256(parts.encode()).hexdigest()}}}")
+        return self._server.name(f"{self._prefix}:{sha256(parts.encode()).hexdigest()}")
 
     def _run(self, script: str, key: str, scope: str, *arguments: str | bytes) -> Any:
-        return self._run_and_wait(script, key, scope, *arguments, wait=None)[0]
-
-    def _run_and_wait(
-        self,
-        script: str,
-        key: str,
-        scope: str,
-        *arguments: str | bytes,
-        wait: tuple[int, int] | None,
-    ) -> tuple[Any, int]:
-        """The reply of a script, and how many replicas know what it wrote."""
-        name = self.redis_key(key, scope)
-        reply, acknowledged = self._server.run(script, name, key, scope, *arguments, wait=wait)
-        return self._checked(key, scope, reply), acknowledged
+        """The reply of a script."""
+        reply = self._server.run(script, self.redis_key(key, scope), key, scope, *arguments)
+        return self._checked(key, scope, reply)
 
     def _checked(self, key: str, scope: str, reply: Any) -> Any:
         if isinstance(reply, list) and reply[0] == b"broken":
@@ -270,19 +231,6 @@ class RedisStore(Store):
             scope,
             problem,
         )
-        raise StoreUnavailable
-
-    def _refuse(self, claim: Claim, acknowledged: int) -> NoReturn:
-        """Give back a claim that a fail-over might lose; nothing was executed."""
-        problem = f"the claim reached only {acknowledged} of {self._wait_replicas} replicas in time"
-        logger.error("%s was not executed: %s.", claim.operation.name, problem)
-        try:
-            self.fail(claim, problem)
-        except StoreUnavailable:
-            logger.warning(
-                "The claim on %s could not be released. It stays until its lease expires.",
-                claim.operation.name,
-            )
         raise StoreUnavailable
 
     def _kept(self, claim: Claim, body: bytes | None) -> bytes | None:

@@ -14,8 +14,8 @@ from django.core.management.base import BaseCommand, CommandError
 from django.urls import get_resolver
 
 from ...checks.inventory import Endpoint, endpoints
-from ...conf import conf
-from ...policy import keys
+from ...policy import keys, project_dialect
+from ...policy.identity import header_of
 
 REPORTED: Final = {
     "broken": "The endpoint has a policy and cannot be protected.",
@@ -23,11 +23,6 @@ REPORTED: Final = {
     "optional": "The endpoint is protected for requests that have a key, and accepts others.",
 }
 """The statuses that ``--fail-on`` takes, the worst first."""
-
-_SWITCHED_OFF: Final = (
-    "WARNING: IDEMPOTENCY['ENABLED'] is False. Nothing is enforced now; the statuses are those "
-    "with True."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +111,7 @@ class Command(BaseCommand):
             case "json":
                 self.stdout.write(_as_json(lines))
             case _:
-                text = [*_warning(), *_table(lines), "", _summary(lines, others)]
+                text = [*_table(lines), "", _summary(lines, others)]
                 self.stdout.write("\n".join(text))
         if fail_on and not lines:
             raise CommandError(
@@ -183,11 +178,6 @@ def _line(endpoint: Endpoint, urlconf: str) -> Line:
     )
 
 
-def _warning() -> list[str]:
-    """The first lines of a table if nothing is enforced."""
-    return [] if conf.enabled else [_SWITCHED_OFF, ""]
-
-
 def _table(lines: Sequence[Line]) -> Iterator[str]:
     rows = [["Method", "Route", "Status", "By", "Mode", "View", "URLconf"]]
     rows += [
@@ -217,11 +207,7 @@ def _summary(lines: Sequence[Line], others: int) -> str:
     return f"{_counted(len(lines), 'endpoint')}: {told or 'none'}.{left_out}"
 
 
-def _head() -> dict[str, Any]:
-    """What a JSON report says of the project."""
-    return {"enabled": conf.enabled, "header": conf.header}
-
-
 def _as_json(lines: Sequence[Line]) -> str:
     shown = [{field.name: getattr(line, field.name) for field in fields(line)} for line in lines]
-    return json.dumps({**_head(), "endpoints": shown}, indent=2, ensure_ascii=False)
+    report = {"header": header_of(project_dialect()), "endpoints": shown}
+    return json.dumps(report, indent=2, ensure_ascii=False)

@@ -7,7 +7,9 @@ from datetime import timedelta
 from hashlib import blake2b
 from typing import Any, Final
 
-from ...redis.server import FAULTS, Client, RedisServer
+from redis import Redis
+
+from ...redis.server import FAULTS, RedisServer
 from . import SeenFilter, validate_sizes
 
 ROTATIONS: Final = 3
@@ -36,7 +38,7 @@ class RedisSet(SeenFilter):
         *,
         cache: str = "default",
         name: str = "seen",
-        connection_factory: str | Callable[[], Client] | None = None,
+        connection_factory: str | Callable[[], Redis] | None = None,
     ) -> None:
         if ttl <= timedelta(0):
             raise ValueError(f"A filter got ttl={ttl}. Use a duration above 0.")
@@ -94,7 +96,7 @@ class RedisBloom(SeenFilter):
         generations: int = 2,
         cache: str = "default",
         name: str = "seen",
-        connection_factory: str | Callable[[], Client] | None = None,
+        connection_factory: str | Callable[[], Redis] | None = None,
     ) -> None:
         validate_sizes(capacity, error, generations)
         self.capacity = capacity

@@ -27,8 +27,7 @@ end
 
 local attempt, interrupted = 1, false
 if is_owned(record, token) then
-  -- The client sent this very claim again, because its connection broke before the answer came. It
-  -- is written again as well: WAIT counts from the last write of the connection it is sent on.
+  -- The client sent this very claim again, because its connection broke before the response came.
   attempt = tonumber(record.attempt)
 elseif record then
   if not is_free() then
