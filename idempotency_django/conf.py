@@ -235,7 +235,7 @@ class Settings:
 
     @cached_property
     def around_execution(self) -> tuple[Callable[..., AbstractContextManager[Any]], ...]:
-        """The hooks around every execution, the outermost first."""
+        """What makes the context managers around every execution, the outermost first."""
         value = self.raw.get("AROUND_EXECUTION", ())
         if not isinstance(value, list | tuple):
             raise _refused("AROUND_EXECUTION", value, _HOOKS)

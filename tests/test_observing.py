@@ -1,14 +1,13 @@
-"""The hooks of ``AROUND_EXECUTION``: once around each execution, of every kind, and harmless."""
+"""The context managers of ``AROUND_EXECUTION``: once around each execution, of every kind."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -56,19 +55,19 @@ from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim, Operation, Payload, Record
 from idempotency_django.testing import an_operation
 from tests.models import Effect
-from tests.support import LONG_AGO, Within, effects, new_key, post
+from tests.support import LONG_AGO, effects, new_key, post
 from tests.ways import MIDDLEWARE
 from tests.webhooks import receivers
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
-Seen = list[tuple[str, int | None, type[BaseException] | None]]
+Seen = list[tuple[str, type[BaseException] | None]]
 
 SPAN: ContextVar[str] = ContextVar("span", default="")
 """Stands for the current span of a tracer."""
 
 seen: Seen = []
-"""Outcome, attempt and type of the error, of each execution that a hook was around."""
+"""Outcome and type of the error, of each execution that a hook was around."""
 operations: list[Operation] = []
 spans: list[str] = []
 """The spans that handlers found themselves in."""
@@ -77,14 +76,18 @@ spans: list[str] = []
 @contextmanager
 def recorder(execution: ObservedExecution) -> Iterator[None]:
     """A hook that records what it sees, and makes a span the current one."""
-    assert execution.outcome == ""
-    assert (execution.error, execution.attempt) == (None, None)
+    assert execution.outcome == "failed"
     operations.append(execution.operation)
     token = SPAN.set(execution.operation.key)
-    yield
-    SPAN.reset(token)
-    error = None if execution.error is None else type(execution.error)
-    seen.append((execution.outcome, execution.attempt, error))
+    error = None
+    try:
+        yield
+    except BaseException as raised:
+        error = type(raised)
+        raise
+    finally:
+        SPAN.reset(token)
+        seen.append((execution.outcome, error))
 
 
 @pytest.fixture(autouse=True)
@@ -160,7 +163,7 @@ class TestRequests:
         key = new_key()
         for reference in ("a", "a", "b"):
             post(client, url, key, reference)
-        assert seen == [("executed", 1, None), ("replayed", None, None), ("mismatched", None, None)]
+        assert seen == [("executed", None), ("replayed", None), ("mismatched", None)]
         assert spans == [key]
         assert {each.key for each in operations} == {key}
         assert operations[0].path == url
@@ -169,12 +172,12 @@ class TestRequests:
     @pytest.mark.parametrize("url", VIEWS)
     @pytest.mark.usefixtures("atomic")
     def test_error(self, client: Client, url: str) -> None:
-        """What a view raised is seen, also where it has become an answer."""
+        """What a view raised is seen."""
         if url == "/async/" and connections.settings["default"]["ATOMIC_REQUESTS"]:
             pytest.skip("Django refuses async views there")
         key = new_key()
         assert [post(client, url, key, "boom").status_code for _ in range(2)] == [500, 500]
-        assert seen == [("failed", 1, LookupError), ("failed", 2, LookupError)]
+        assert seen == [("failed", LookupError)] * 2
 
     @pytest.mark.parametrize("url", ["/view/", "/leased/", "/middleware/"])
     @pytest.mark.usefixtures("atomic")
@@ -182,17 +185,17 @@ class TestRequests:
         """An answer of 503 is a failure without an error; one that is not kept frees the key."""
         for reference in ("503", "409"):
             post(client, url, new_key(), reference)
-        assert seen == [("failed", 1, None), ("released", 1, None)]
+        assert seen == [("failed", None), ("released", None)]
 
     @pytest.mark.parametrize("url", ["/drf/", "/leased-drf/"])
     @pytest.mark.usefixtures("atomic")
     def test_error_that_becomes_an_answer(self, client: Client, url: str) -> None:
         """A refusal that a view raises, and of which an answer is made, frees the key."""
         assert post(client, url, new_key(), "forbidden").status_code == 403
-        assert seen == [("released", 1, PermissionDenied)]
+        assert seen == [("released", None)]
 
     def test_stored_error(self, client: Client) -> None:
-        """An error whose answer is stored after the rollback is an execution, with its error."""
+        """An error whose answer is stored after the rollback is an execution."""
         with override_settings(
             IDEMPOTENCY={"AROUND_EXECUTION": [recorder], "POLICY": {"should_store": store_errors}}
         ):
@@ -201,20 +204,19 @@ class TestRequests:
                 404,
                 404,
             ]
-        assert seen == [("executed", 1, Http404), ("replayed", None, None)]
+        assert seen == [("executed", None), ("replayed", None)]
 
     @pytest.mark.parametrize("url", ["/view/", "/leased/", "/drf/", "/middleware/"])
-    @pytest.mark.usefixtures("atomic")
-    def test_left_after_the_commit(
-        self, client: Client, url: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_left_after_the_commit(self, client: Client, url: str) -> None:
         """When a hook is left, no transaction is open, and what the outcome says is committed."""
         open_ones = []
 
         @contextmanager
         def asks(execution: ObservedExecution) -> Iterator[None]:
-            yield
-            open_ones.append((connection.in_atomic_block, Effect.objects.count()))
+            try:
+                yield
+            finally:
+                open_ones.append((connection.in_atomic_block, Effect.objects.count()))
 
         with override_settings(IDEMPOTENCY={"AROUND_EXECUTION": [asks]}):
             post(client, url, key := new_key())
@@ -253,10 +255,10 @@ class TestCalls:
         with pytest.raises(FingerprintMismatch):
             call(policy=policy, fingerprint="another")
         assert seen == [
-            ("failed", 1, LookupError),
-            ("executed", 2, None),
-            ("replayed", None, None),
-            ("mismatched", None, None),
+            ("failed", LookupError),
+            ("executed", None),
+            ("replayed", None),
+            ("mismatched", None),
         ]
         assert spans == ["k-1"]
 
@@ -285,10 +287,10 @@ class TestCalls:
 
         assert async_to_sync(all_of_them)() == ["k-1"] * 2
         assert seen == [
-            ("failed", 1, LookupError),
-            ("failed", 2, asyncio.CancelledError),
-            ("executed", 3, None),
-            ("replayed", None, None),
+            ("failed", LookupError),
+            ("failed", asyncio.CancelledError),
+            ("executed", None),
+            ("replayed", None),
         ]
         assert spans == ["k-1"]
 
@@ -311,7 +313,7 @@ class TestCalls:
 
         call(slow, policy=policy)
         assert len(found) == 1
-        assert seen == [("in_progress", None, None), ("executed", 1, None)]
+        assert seen == [("in_progress", None), ("executed", None)]
 
     def test_nested(self, policy: Policy) -> None:
         """A call within a handler has its own hooks, within those of the handler's."""
@@ -322,7 +324,7 @@ class TestCalls:
         )
         assert spans == ["k-1", "inner"]
         assert [each.key for each in operations] == ["k-1", "inner"]
-        assert [outcome for outcome, _, _ in seen] == ["executed", "executed"]
+        assert seen == [("executed", None)] * 2
 
 
 def test_held() -> None:
@@ -332,11 +334,11 @@ def test_held() -> None:
     for _ in range(2):
         with suppress(LookupError):
             engine.run(store, operation, fails, _raise)
-    assert seen == [("failed", 1, LookupError), ("held", None, None)]
+    assert seen == [("failed", LookupError), ("held", None)]
 
 
 def test_refused_replay() -> None:
-    """A replay that is not allowed is refused: neither executed nor replayed."""
+    """A replay that is not allowed has failed: it was neither executed nor replayed."""
     operation, store = an_operation(), DatabaseStore("default")
 
     def admit(record: Record) -> None:
@@ -345,7 +347,7 @@ def test_refused_replay() -> None:
     engine.run(store, operation, executing, _raise)
     with pytest.raises(PermissionDenied):
         engine.run(store, operation, executing, _raise, admit=admit)
-    assert seen == [("executed", 1, None), ("refused", None, PermissionDenied)]
+    assert seen == [("executed", None), ("failed", PermissionDenied)]
 
 
 class Away(MemoryStore):
@@ -360,17 +362,7 @@ def test_store_that_cannot_be_reached() -> None:
     operation = an_operation(lease=timedelta(seconds=30))
     with pytest.raises(StoreUnavailable):
         engine.run(Away("default"), operation, executing, _raise)
-    assert seen == [("refused", None, StoreUnavailable)]
-
-
-def test_rolled_back_with_the_request() -> None:
-    """What the transaction around a request has rolled back was not executed."""
-    store, operation = DatabaseStore("default"), an_operation()
-    with suppress(ZeroDivisionError), ExitStack() as after, transaction.atomic():
-        engine.run(store, operation, executing, _raise, atomic=Within(after))
-        assert seen == []
-        raise ZeroDivisionError
-    assert seen == [("failed", 1, ZeroDivisionError)]
+    assert seen == [("failed", StoreUnavailable)]
 
 
 def executing(execution: Any) -> Result:
@@ -394,7 +386,7 @@ class TestJobs:
             for task_id in ("one", "one"):
                 pay.apply_async(("a",), task_id=task_id)
             broken.apply_async(("a",), task_id="two")
-        assert seen == [("executed", 1, None), ("replayed", None, None), ("failed", 1, LookupError)]
+        assert seen == [("executed", None), ("replayed", None), ("failed", LookupError)]
         assert spans == ["one"]
 
     def test_job(self) -> None:
@@ -410,7 +402,7 @@ class TestJobs:
 
         assert job("a") == job("a")
         assert [async_to_sync(ajob)("b") for _ in range(2)] == ["async-b"] * 2
-        assert seen == [("executed", 1, None), ("replayed", None, None)] * 2
+        assert seen == [("executed", None), ("replayed", None)] * 2
         assert spans == ["order-a"]
 
 
@@ -444,15 +436,10 @@ class TestConsumers:
             billing.handle(event(1), redelivered=redelivered)
             with pytest.raises(LookupError):
                 billing.handle(event(f"bad-{redelivered}", fails=True), redelivered=redelivered)
-        assert [(outcome, attempt) for outcome, attempt, _ in seen] == [
-            ("executed", 1),
-            ("failed", 1),
-            ("replayed", None),
-            ("failed", 1),
-        ]
+        assert [outcome for outcome, _ in seen] == ["executed", "failed", "replayed", "failed"]
 
     def test_batch(self, policy: Policy) -> None:
-        """Each event of a batch is one execution, and each handler is in its own span."""
+        """Each event of a batch is one execution, within those of the events before it."""
         billing = consumer(policy)
         billing.handle(event(1))
         seen.clear()
@@ -460,15 +447,14 @@ class TestConsumers:
         operations.clear()
         events = [event(0), event(1), event(2, fails=True), event(3), event(0)]
         billing.handle_many(events)
-        assert seen == [
-            ("executed", 1, None),
-            ("replayed", None, None),
-            ("failed", 1, LookupError),
-            ("executed", 1, None),
-            ("replayed", None, None),
+        assert seen[::-1] == [
+            ("executed", None),
+            ("replayed", None),
+            ("failed", None),
+            ("executed", None),
+            ("replayed", None),
         ]
-        keys = [operation.key for operation in operations]
-        assert set(spans) == {keys[0], keys[2], keys[3]}
+        assert set(spans) == {operations[-1].key}
         assert effects("e-0") == effects("e-3") == 1
 
     def test_batch_is_left_after_its_commit(self, policy: Policy) -> None:
@@ -490,7 +476,7 @@ def test_seen_events() -> None:
     billing = consumer(seen=InProcessBloom(100))
     for _ in range(2):
         billing.handle(event(1))
-    assert seen == [("executed", 1, None), ("replayed", None, None)]
+    assert seen == [("executed", None), ("replayed", None)]
 
 
 @pytest.mark.parametrize("receiver", [receivers.Hook, receivers.Stepping])
@@ -507,12 +493,12 @@ def test_webhook(receiver: type[WebhookReceiver]) -> None:
             assert process_due() == {"done": 1}
     finally:
         receivers.behaviour.clear()
-    assert seen == [("failed", 1, LookupError), ("executed", 2, None)]
+    assert seen == [("failed", LookupError), ("executed", None)]
     assert {each.method for each in operations} == {"WEBHOOK"}
 
 
 def test_late_owner() -> None:
-    """An owner whose successor has taken over gets the successor's outcome, and its own attempt."""
+    """An owner whose successor has taken over gets the successor's outcome."""
     store = DatabaseStore("default")
     operation = an_operation(lease=timedelta(seconds=30))
 
@@ -522,71 +508,37 @@ def test_late_owner() -> None:
         return executing(execution)
 
     engine.run(store, operation, late, _raise)
-    assert seen == [("executed", 2, None), ("replayed", 1, None)]
+    assert seen == [("executed", None), ("replayed", None)]
 
 
 def test_within_a_transaction() -> None:
     """A call within the caller's transaction ends with the call: its commit is still to come."""
     with transaction.atomic():
         call()
-        assert seen == [("executed", 1, None)]
+        assert seen == [("executed", None)]
         transaction.set_rollback(True)
     assert effects() == 0
 
 
-class TestFailingHooks:
-    """A hook that fails changes nothing."""
+@pytest.mark.parametrize("fails_first", [True, False])
+def test_failing(fails_first: bool) -> None:
+    """An error of a context manager is the caller's: before the claim, or after the commit."""
 
-    @pytest.mark.parametrize("fails_at", ["call", "enter", "exit", "no manager", "swallow"])
-    @pytest.mark.parametrize("fn", [fails, None])
-    def test_harmless(self, fails_at: str, fn: Any, caplog: pytest.LogCaptureFixture) -> None:
-        """The outcome and the other hooks are as without it; only its first error is logged."""
-
-        class Hook:
-            def __enter__(self) -> None:
-                if fails_at == "enter":
-                    raise RuntimeError
-
-            def __exit__(self, *raised: object) -> bool:
-                assert raised == (None, None, None)
-                if fails_at == "exit":
-                    raise StopIteration
-                return True
-
-        def hook(execution: ObservedExecution) -> Any:
-            if fails_at == "call":
-                raise RuntimeError
-            return None if fails_at == "no manager" else Hook()
-
-        hooks = [recorder, hook, recorder]
-        with override_settings(IDEMPOTENCY={"AROUND_EXECUTION": hooks}):
-            for number in range(2):
-                raises = pytest.raises(LookupError) if fn else nullcontext()
-                with raises:
-                    idempotent_call(
-                        fn or executed_well, key=f"k-{number}", scope="books", name="book"
-                    )
-        assert seen == [("failed", 1, LookupError) if fn else ("executed", 1, None)] * 4
-        logged = [each for each in caplog.records if "AROUND_EXECUTION" in each.message]
-        assert len(logged) == (fails_at != "swallow")
-        assert all(each.levelno == logging.ERROR and each.exc_info for each in logged)
-
-    def test_async_and_batch(self) -> None:
-        """So around coroutine functions and in batches."""
-
-        @contextmanager
-        def hook(execution: ObservedExecution) -> Iterator[None]:
-            yield
+    @contextmanager
+    def failing(execution: ObservedExecution) -> Iterator[None]:
+        if fails_first:
             raise RuntimeError
+        yield
+        raise RuntimeError
 
-        async def fn(execution: Any) -> int:
-            return 7
-
-        with override_settings(IDEMPOTENCY={"AROUND_EXECUTION": [hook]}):
-            found = async_to_sync(aidempotent_call)(fn, key="k", scope="s", name="n")
-            outcomes = consumer().handle_many([event(n) for n in range(3)])
-        assert found == 7
-        assert [type(each).__name__ for each in outcomes] == ["Handled"] * 3
+    with (
+        override_settings(IDEMPOTENCY={"AROUND_EXECUTION": [recorder, failing]}),
+        pytest.raises(RuntimeError),
+    ):
+        call()
+    assert seen == [("failed" if fails_first else "executed", RuntimeError)]
+    assert call()
+    assert effects() == 1
 
 
 def executed_well(execution: Any) -> int:
@@ -655,4 +607,4 @@ def test_path() -> None:
     with override_settings(IDEMPOTENCY={"AROUND_EXECUTION": [path]}):
         assert check_settings() == []
         call()
-    assert seen == [("executed", 1, None)]
+    assert seen == [("executed", None)]

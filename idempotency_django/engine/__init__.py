@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import timedelta
 from typing import Final
 
 from asgiref.sync import sync_to_async
 
+from ..conf import conf
 from ..stores import Store
 from ..stores.records import Operation, Record
 from .context import ExecutionContext
 from .leased import Awaiting, Blocking, LeasedRun
-from .observing import Observation, observe
+from .observing import observed
 from .outcomes import (
     Admit,
     Executed,
@@ -70,7 +72,6 @@ def run(
     atomic: Atomic | None = None,
     undo: Callable[[], object] = nullcontext,
     admit: Admit | None = None,
-    observation: Observation | None = None,
 ) -> Outcome:
     """Execute the operation once, or return the outcome of its earlier execution.
 
@@ -92,7 +93,6 @@ def run(
             of. It is not called when it is unknown whether the transaction was committed.
         admit: called with the record before a replay is counted and announced; what it raises
             refuses the replay, and leaves this function.
-        observation: what is around it instead of the hooks of the settings.
 
     Raises:
         StoreUnavailable: nothing was executed, or all of it was rolled back.
@@ -102,23 +102,43 @@ def run(
         ClaimLost: the claim is gone and has no successor.
     """
 
+    if not conf.around_execution:
+        return run_unobserved(
+            store, operation, execute, recover, atomic=atomic, undo=undo, admit=admit
+        )
+    with observed(operation) as execution:
+        outcome = run_unobserved(
+            store, operation, execute, recover, atomic=atomic, undo=undo, admit=admit
+        )
+        execution.end_with(outcome)
+    return outcome
+
+
+def run_unobserved(
+    store: Store,
+    operation: Operation,
+    execute: Execute,
+    recover: Recover,
+    *,
+    atomic: Atomic | None = None,
+    undo: Callable[[], object] = nullcontext,
+    admit: Admit | None = None,
+) -> Outcome:
+    """:func:`run` without the context managers of the settings around it."""
     wanted: Operation | None = operation
-    with observation or observe(operation) as observed:
-        execute = observed.executing(execute)
-        while wanted is not None:
-            if wanted.lease is None:
-                once = TransactionalRun(store, wanted, execute, recover, atomic, undo, admit)
-                observed.lasts(once.after)
-                outcome = once.try_once() if wanted.wait is None else once.outcome(wanted.wait)
-            else:
-                driver, around = Blocking(execute), (atomic or _NONE).around_handler(store)
-                leased = LeasedRun(driver, store, wanted, wanted.lease, recover, around, admit)
-                outcome = driver.run(leased.outcome())
-            if isinstance(outcome, Executed):
-                return observed.ended(outcome)  # its signals were sent on the way
-            wanted = _under_alias(outcome, wanted)
-        announce_outcome(outcome, operation)
-        return observed.ended(outcome)
+    while wanted is not None:
+        if wanted.lease is None:
+            once = TransactionalRun(store, wanted, execute, recover, atomic, undo, admit)
+            outcome = once.try_once() if wanted.wait is None else once.outcome(wanted.wait)
+        else:
+            driver, around = Blocking(execute), (atomic or _NONE).around_handler(store)
+            leased = LeasedRun(driver, store, wanted, wanted.lease, recover, around, admit)
+            outcome = driver.run(leased.outcome())
+        if isinstance(outcome, Executed):
+            return outcome  # its signals were sent on the way
+        wanted = _under_alias(outcome, wanted)
+    announce_outcome(outcome, operation)
+    return outcome
 
 
 async def arun(
@@ -141,17 +161,31 @@ async def arun(
             f"The operation {operation.name} has no lease. arun() needs one, because Django has "
             "no transactions for async code."
         )
+    if not conf.around_execution:
+        return await _arun(store, operation, operation.lease, execute, recover, admit)
+    with observed(operation) as execution:
+        outcome = await _arun(store, operation, operation.lease, execute, recover, admit)
+        execution.end_with(outcome)
+    return outcome
+
+
+async def _arun(
+    store: Store,
+    operation: Operation,
+    lease: timedelta,
+    execute: AsyncExecute,
+    recover: Recover,
+    admit: Admit | None,
+) -> Outcome:
     wanted: Operation | None = operation
-    with observe(operation) as observed:
-        execute = observed.executing(execute)
-        while wanted is not None:
-            driver, around = Awaiting(execute), _NONE.around_handler(store)
-            leased = LeasedRun(driver, store, wanted, operation.lease, recover, around, admit)
-            outcome = await driver.run(leased.outcome())
-            wanted = _under_alias(outcome, wanted)
-        if signal_of(outcome):  # in a thread: a receiver may ask the database
-            await sync_to_async(announce_outcome)(outcome, operation)
-        return observed.ended(outcome)
+    while wanted is not None:
+        driver, around = Awaiting(execute), _NONE.around_handler(store)
+        leased = LeasedRun(driver, store, wanted, lease, recover, around, admit)
+        outcome = await driver.run(leased.outcome())
+        wanted = _under_alias(outcome, wanted)
+    if signal_of(outcome):  # in a thread: a receiver may ask the database
+        await sync_to_async(announce_outcome)(outcome, operation)
+    return outcome
 
 
 def replay(record: Record, operation: Operation) -> Replayed | None:
@@ -159,9 +193,9 @@ def replay(record: Record, operation: Operation) -> Replayed | None:
     outcome = decide(record, operation)
     if not isinstance(outcome, Replayed):
         return None
-    with observe(operation) as observed:
+    with observed(operation) as execution:
         announce_outcome(outcome, operation)
-        observed.ended(outcome)
+        execution.end_with(outcome)
     return outcome
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextvars import copy_context
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from .. import signals
@@ -12,9 +12,9 @@ from ..conf import conf
 from ..errors import ROLLED_BACK_MESSAGE, UNCONFIRMED_MESSAGE, ClaimLost, StoreUnavailable
 from ..stores import Store
 from ..stores.records import Claim, Operation, Payload, Record
-from . import run
+from . import run_unobserved
 from .context import CURRENT, ExecutionContext
-from .observing import Observation, observe
+from .observing import observed
 from .outcomes import (
     Executed,
     InProgress,
@@ -63,34 +63,13 @@ def run_many(store: Store, items: Sequence[Item]) -> list[Outcome | Exception]:
     """
     if not conf.around_execution:
         return _run_many(store, items)
-    observed = [_ObservedItem(item) for item in items]
-    ended = _run_many(store, [each.item for each in observed])
-    for each, end in zip(observed, ended, strict=True):
-        each.leave(end)
+    with ExitStack() as around:
+        executions = [around.enter_context(observed(item.operation)) for item in items]
+        ended = _run_many(store, items)
+        for execution, end in zip(executions, ended, strict=True):
+            if not isinstance(end, Exception):
+                execution.end_with(end)
     return ended
-
-
-class _ObservedItem:
-    """An item and the hooks around it, in a context of their own: they overlap those of others.
-
-    They are entered before the batch and left after it, once, however often it is executed.
-    """
-
-    def __init__(self, item: Item) -> None:
-        self._observation, self._context = observe(item.operation), copy_context()
-        self._context.run(self._observation.__enter__)
-        self._execute = self._observation.executing(item.execute)
-        self.item = Item(item.operation, self._executed)
-
-    def _executed(self, execution: ExecutionContext) -> Result:
-        self._context.run(CURRENT.set, execution)
-        return self._context.run(self._execute, execution)
-
-    def leave(self, ended: Outcome | Exception) -> None:
-        error = ended if isinstance(ended, Exception) else None
-        if not isinstance(ended, Exception):
-            self._observation.ended(ended)
-        self._context.run(self._observation.__exit__, None, error, None)
 
 
 def _run_many(store: Store, items: Sequence[Item]) -> list[Outcome | Exception]:
@@ -127,9 +106,8 @@ def _run_alone(store: Store, item: Item) -> tuple[Outcome | Exception, bool]:
         finished = True
         return result
 
-    unobserved = Observation(item.operation, ())  # the batch is observed
     try:
-        outcome = run(store, item.operation, execute, reraise, observation=unobserved)
+        outcome = run_unobserved(store, item.operation, execute, reraise)  # the batch is observed
     except StoreUnavailable as error:
         unconfirmed = finished and not error.rolled_back
         return (_settle_unconfirmed(store, item, error) if unconfirmed else error), begun
@@ -149,9 +127,8 @@ def _settle_unconfirmed(store: Store, item: Item, error: StoreUnavailable) -> Ou
     def execute(_: ExecutionContext) -> Result:
         raise known
 
-    unobserved = Observation(item.operation, ())
     try:
-        return run(store, item.operation, execute, reraise, observation=unobserved)
+        return run_unobserved(store, item.operation, execute, reraise)
     except Exception as again:  # noqa: BLE001  # then it is unknown
         return known if again is known else error
 
