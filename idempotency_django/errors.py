@@ -7,7 +7,6 @@
     │   ├── KeyMissing             400  the operation requires a key, but none was sent
     │   ├── KeyMalformed           400  not one string of 1-255 visible ASCII characters
     │   ├── KeyGuessable           400  an anonymous caller's key that could be guessed
-    │   ├── KeyTooOld              412  a key that carries its time is older than its lifetime
     │   └── KeyUnsupported         400  a key for a view that cannot be protected
     ├── OperationInProgress        409  another process is executing this operation
     ├── OperationHeld              409  interrupted, or failed too often; an operator must settle it
@@ -131,23 +130,6 @@ class KeyGuessable(KeyRefused):
     # The caller may have been logged in for an earlier request with the key.
     state = "unknown"
     safe_new_key = False
-
-
-class KeyTooOld(KeyRefused):
-    """The key says when it was made, and that is longer ago than records of its operation live.
-
-    It is never executed: an earlier request with the key may have been, and its record purged.
-    """
-
-    status = 412
-    slug = "key-too-old"
-    title = "Idempotency key too old"
-    state = "unknown"
-    safe_new_key = False
-    default_detail = (
-        "This idempotency key is older than the responses that are kept, so the request is not "
-        "executed. Look up the result of the operation. If it did not run, use a new key."
-    )
 
 
 class KeyUnsupported(KeyRefused):
@@ -473,7 +455,6 @@ __all__ = [
     "KeyMalformed",
     "KeyMissing",
     "KeyRefused",
-    "KeyTooOld",
     "KeyUnsupported",
     "OperationHeld",
     "OperationInProgress",

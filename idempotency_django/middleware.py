@@ -24,8 +24,9 @@ from django.utils.module_loading import import_string
 from .conf import WITH_POLICY, conf
 from .errors import KeyUnsupported
 from .http.atomic_requests import asks_for_transaction
+from .http.dialects import dialect_of
 from .http.marking import FAILED, mark
-from .http.messages import PLANNED, key_header, mark_response, meta_name, problem_response
+from .http.messages import PLANNED, key_header, mark_refusal, problem_response
 from .http.serving import log_unread_field
 from .http.unwrapping import (
     ViewFunction,
@@ -47,11 +48,9 @@ from .policy import (
     PROJECT_POLICY,
     UNSAFE_METHODS,
     UNSET,
-    dialect_of,
     keys,
     resolve,
 )
-from .policy.identity import may_hold_key
 
 logger = logging.getLogger("idempotency_django")
 
@@ -153,13 +152,9 @@ class IdempotencyMiddleware:
         if declared is None or (declared is UNSET and conf.middleware_protects == WITH_POLICY):
             return None
         policy = resolve(PROJECT_POLICY if declared is UNSET else declared)
-        dialect = dialect_of(policy)
-        has_key = keys.reads_header(policy.key) and bool(
-            # Whether the body holds a key, or the view finds one, is known in the protected view.
-            (dialect.members and may_hold_key((request.content_type or "").lower()))
-            or known.finds_key
-            or key_header(request, dialect) is not None
-            or (dialect.sent_header and meta_name(dialect.sent_header) in request.META)
+        has_key = keys.reads_header(policy.key) and (
+            # Whether the view finds a key elsewhere is known in the protected view.
+            known.finds_key or key_header(request) is not None
         )
         if not (has_key or policy.key or policy.requires_key(method)):
             log_unread_field(request)
@@ -238,7 +233,7 @@ def _refuse_key(
     """The refusal of a key that a view cannot honour. Without a key, the problem is raised."""
     _, declared = known.knows(request.method or "")
     dialect = dialect_of(resolve(PROJECT_POLICY if declared is UNSET else declared))
-    if key_header(request, dialect) is None:
+    if key_header(request) is None:
         raise problem
     logger.error(
         "%s refuses requests with a key, because it cannot be protected: %s",
@@ -247,7 +242,7 @@ def _refuse_key(
     )
     error = KeyUnsupported()
     response = problem_response(error, dialect)
-    mark_response(response, request, dialect, error)
+    mark_refusal(response, request, dialect, error)
     return response
 
 

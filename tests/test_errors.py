@@ -73,6 +73,6 @@ def test_survives_pickle(error_class: type[IdempotencyError], clone: object) -> 
 def test_a_bad_key_is_one_kind_of_error() -> None:
     """Whoever catches KeyRefused catches all that is the key's own fault, and nothing else."""
     refused = {cls.__name__ for cls in CLASSES if issubclass(cls, KeyRefused)}
-    kinds = "Missing Malformed Guessable TooOld Unsupported Refused".split()
+    kinds = "Missing Malformed Guessable Unsupported Refused".split()
     assert refused == {f"Key{kind}" for kind in kinds}
     assert not issubclass(OperationInProgress, KeyRefused)

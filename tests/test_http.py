@@ -32,12 +32,12 @@ from idempotency_django.http.bodies import body_of
 from idempotency_django.http.messages import (
     NEVER_STORED_HEADERS,
     Adapter,
+    error_body,
     invocation_of,
     key_header,
     operation_name,
     payload_of,
     principal_of,
-    problem_of,
     problem_response,
     response_of,
     status_of,
@@ -45,7 +45,6 @@ from idempotency_django.http.messages import (
 from idempotency_django.http.serving import serve
 from idempotency_django.policy import DEFAULTS, Policy, keys
 from idempotency_django.policy.canonical import digest
-from idempotency_django.policy.dialects import IETF
 from idempotency_django.policy.invocation import Form
 from idempotency_django.stores.records import Payload
 from tests.properties import VISIBLE_ASCII
@@ -207,10 +206,10 @@ def test_invocation_of_a_bare_request() -> None:
 def test_key_header_is_a_setting() -> None:
     """The key is in the header that the project names, in any case."""
     request = a_post(headers={"idempotency-KEY": "k", "X-Request-Key": "x"})
-    assert key_header(request, IETF) == "k"
+    assert key_header(request) == "k"
     with override_settings(IDEMPOTENCY={"HEADER": "x-request-key"}):
-        assert key_header(request, IETF) == "x"
-    assert key_header(a_post(), IETF) is None
+        assert key_header(request) == "x"
+    assert key_header(a_post()) is None
 
 
 def multipart(boundary: str = "b", content: bytes = b"\x00\xff", **changes: Any) -> HttpRequest:
@@ -463,7 +462,7 @@ def test_retry_after(seconds: int) -> None:
 )
 def test_status_codes_and_docs_are_settings() -> None:
     """A project chooses the status by the slug, and where problems are explained."""
-    problem = problem_of(errors.FingerprintMismatch())
+    problem = error_body(errors.FingerprintMismatch())
     assert (problem["status"], problem["type"]) == (409, "https://docs.example.com/#mismatch")
     assert problem_response(errors.FingerprintMismatch()).status_code == 409
     assert status_of(errors.KeyMissing()) == 400

@@ -652,15 +652,6 @@ def unknown(function: Any) -> Any:
     return inner
 
 
-PAYPAL = Policy(dialect="paypal")
-
-
-def with_paypal(base: Any) -> Any:
-    """The view of a class with a dialect of its own."""
-    made: Any = type("Own", (base,), {"idempotency_policy": PAYPAL})
-    return made.as_view()
-
-
 @pytest.mark.django_db
 class TestAnsweredWithoutAClaim:
     """A protected view that has a success while what runs once was not called."""
@@ -702,27 +693,6 @@ class TestAnsweredWithoutAClaim:
         [logged] = unprotected
         assert logged.levelno == logging.ERROR
         assert "is not protected: it answered POST /x/ with 201" in logged.getMessage()
-        unprotected.clear()
-
-    @pytest.mark.parametrize(
-        ("way", "middleware"),
-        [
-            (idempotent(Dispatches, policy=PAYPAL).as_view(), False),
-            (with_paypal(Dispatches), True),
-            (with_paypal(SkipsInitial), False),
-        ],
-    )
-    def test_header_of_dialect(
-        self, client: Client, settings: Any, way: Any, middleware: bool, unprotected: list[Any]
-    ) -> None:
-        """The key is looked for in the header of the view's own dialect."""
-        if middleware:
-            settings.MIDDLEWARE = ways.MIDDLEWARE
-        settings.ROOT_URLCONF = served(path("x/", way))
-        assert post(client, "/x/", new_key()).status_code == 201  # of another dialect
-        assert unprotected == []
-        post(client, "/x/", headers={"PayPal-Request-Id": new_key()})
-        assert len(unprotected) == 1
         unprotected.clear()
 
     def test_refusals_are_no_success(

@@ -32,7 +32,6 @@ from idempotency_django.policy import (
     scopes,
 )
 from idempotency_django.policy.canonical import content_digest, framed
-from idempotency_django.policy.dialects import IETF, STRIPE
 from idempotency_django.policy.fingerprints import fields, whole_request
 from idempotency_django.policy.invocation import Parsed
 from idempotency_django.policy.seals import sealed
@@ -96,7 +95,7 @@ ACCEPTED: dict[str, list[Any]] = {
     "rebuild": [None, any_rebuild],
     "check_replay": [None, any_rebuild],
     "on_replay": [None, any_should_store],
-    "dialect": [IETF, STRIPE, dataclasses.replace(STRIPE, max_length=64)],
+    "dialect": ["ietf", "stripe"],
 }
 NO_CALLABLES = ["idempotency_django.policy.keys.generated", 1, []]
 NO_DURATIONS = [60, 1.5, "1 day", None, timedelta(microseconds=-1)]
@@ -122,7 +121,7 @@ REFUSED: dict[str, list[Any]] = {
     "rebuild": NO_CALLABLES,
     "check_replay": [*NO_CALLABLES, a_coroutine, AsyncCallable()],
     "on_replay": [*NO_CALLABLES, a_coroutine, AsyncCallable()],
-    "dialect": [None, "", 1, "strype", "tests.no_such_module.MINE", "tests.support.new_key"],
+    "dialect": [None, "", 1, "strype"],
 }
 
 

@@ -1,8 +1,7 @@
-"""Stripe's own client against views with the dialects of Stripe, over a real server."""
+"""Stripe's own client against views with the dialect of Stripe, over a real server."""
 
 from __future__ import annotations
 
-import json
 import threading
 from typing import Any
 
@@ -15,6 +14,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from idempotency_django import signals
 from idempotency_django.decorators import idempotent
+from idempotency_django.policy import scopes
 from idempotency_django.testing import in_threads
 from tests.models import Effect
 from tests.support import effects, new_key
@@ -22,6 +22,7 @@ from tests.support import effects, new_key
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
 
+@idempotent(dialect="stripe", scope=scopes.per_caller)
 def charge(request: HttpRequest) -> HttpResponse:
     """Charges a card; some amounts are declined, or meet an error of the server once."""
     amount = request.POST["amount"]
@@ -35,18 +36,10 @@ def charge(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"id": f"ch_{made.pk}", "object": "charge", "amount": int(amount)})
 
 
-def account(request: HttpRequest) -> HttpResponse:
-    """Makes an account, as v2 takes it: JSON."""
-    name = json.loads(request.body)["display_name"]
-    made = Effect.objects.create(reference=name)
-    return JsonResponse({"id": f"acct_{made.pk}", "object": "v2.core.account"})
-
-
 BROKEN: list[int] = []
 urlpatterns = [
-    path("v1/charges", csrf_exempt(idempotent(dialect="stripe")(charge))),
-    path("v1/refunds", csrf_exempt(idempotent(dialect="stripe")(charge))),
-    path("v2/core/accounts", csrf_exempt(idempotent(dialect="stripe-v2")(account))),
+    path("v1/charges", csrf_exempt(charge)),
+    path("v1/refunds", csrf_exempt(charge)),
 ]
 
 
@@ -126,17 +119,3 @@ def test_own_retries(client: stripe.StripeClient) -> None:
     assert made.amount == 500
     assert len(BROKEN) == 1
     assert effects("500") == 1
-
-
-def test_v2(client: stripe.StripeClient) -> None:
-    """In v2, too, a retry is a replay, and other parameters are an IdempotencyError."""
-    options = {"idempotency_key": new_key()}
-    first, again = (
-        client.raw_request("post", "/v2/core/accounts", display_name="a", **options)
-        for _ in range(2)
-    )
-    assert json.loads(first.body) == json.loads(again.body)
-    assert again.headers["Idempotent-Replayed"] == "true"
-    with pytest.raises(stripe.IdempotencyError):
-        client.raw_request("post", "/v2/core/accounts", display_name="b", **options)
-    assert effects("a") == 1

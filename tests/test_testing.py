@@ -150,7 +150,7 @@ class ClientTests(TestCase):
         assert "key" in refused.data["detail"]
 
     def test_key_header(self) -> None:
-        """A client for another dialect says where its key belongs."""
+        """A client for a view with another header says so."""
         self.client.key_header = "X-Key"
         response = self.client.post("/nothing/")
         assert response.wsgi_request.headers["X-Key"]

@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Any
 
 from idempotency_django.policy import Policy
-from idempotency_django.policy.dialects import Dialect
 
 
 def described_fields() -> Iterator[tuple[str, str]]:
@@ -31,8 +30,6 @@ def shown(value: Any) -> str:
             return _shown_duration(value)
         case frozenset():
             return f"{{{', '.join(map(repr, sorted(value)))}}}" if value else "set()"
-        case Dialect():
-            return repr(value.name)
         case Callable():
             return f"{value.__module__.rpartition('.')[2]}.{value.__name__}"
         case _:

@@ -14,11 +14,9 @@ from django.utils.module_loading import import_string
 
 from ..conf import MIDDLEWARE, NAMES, conf, default_store, did_you_mean
 from ..engine.planning import lease_of
-from ..http.messages import replayed_header
 from ..http.status import status_url
 from ..middleware import skipped_middleware
-from ..policy import UNSET, Policy, project_dialect
-from ..policy.identity import header_of
+from ..policy import UNSET, Policy
 from ..stores import stores
 
 PROJECT: Final = "IDEMPOTENCY['POLICY']"
@@ -122,8 +120,7 @@ CORS = "corsheaders.middleware.CorsMiddleware"
 
 
 def _headers() -> tuple[str, str, str | None]:
-    dialect = project_dialect()
-    return header_of(dialect), replayed_header(dialect), conf.status_header
+    return conf.header, conf.replayed_header, conf.status_header
 
 
 def check_cors(**_: Any) -> Iterator[CheckMessage]:

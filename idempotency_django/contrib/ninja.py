@@ -26,14 +26,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
+from ..conf import conf
 from ..errors import IdempotencyError
 from ..http.described import describe, error_schema
+from ..http.dialects import Dialect
 from ..http.messages import invocation_of, principal_of
 from ..http.unwrapping import name_of
 from ..http.wrapping import ADAPTER, ViewAdapter
-from ..policy import UNSAFE_METHODS, Policy, dialect_of
-from ..policy.dialects import Dialect
-from ..policy.identity import header_of
+from ..policy import UNSAFE_METHODS, Policy
 from ..policy.invocation import Invocation
 
 _CALLBACKS: Final = "_ninja_contribute_to_operation"
@@ -50,7 +50,7 @@ class NinjaAdapter(ViewAdapter):
         sent = super().header()
         if sent is not None:
             return sent
-        return self.http_request.headers.get(header_of(dialect_of(self.policy)))
+        return self.http_request.headers.get(conf.header)
 
     def invocation(self, policy: Policy) -> Invocation:
         request = self.http_request
@@ -190,7 +190,7 @@ def _documented(operation: Any, policy: Policy, method: str) -> dict[str, Any]:
         for status in known | own.keys()
     }
     extra = {"parameters": [], **extra, "responses": responses}
-    describe(extra, policy, method, error_schema(dialect_of(policy)))
+    describe(extra, policy, method, error_schema(policy))
     arguments = {each.alias.lower().replace("_", "-") for each in operation.signature.params}
     extra["parameters"] = [  # what is an argument is as the project documents it
         each for each in extra["parameters"] if each["name"].lower() not in arguments

@@ -8,7 +8,6 @@ schema says what is enforced.
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from typing import Any
 
@@ -18,17 +17,15 @@ from drf_spectacular.plumbing import ResolvedComponent
 
 from ..checks import endpoint_of
 from ..http.described import describe, error_schema
-from ..policy import dialect_of
-from ..policy.dialects import Dialect
+from ..policy import Policy
 
 
 @lru_cache(maxsize=64)
-def _component(dialect: Dialect) -> ResolvedComponent:
-    """The schema of a dialect's errors."""
-    name = "".join(part.capitalize() for part in re.findall(r"\w+", dialect.name))
-    name = "IdempotencyProblem" if dialect.error_body is None else f"{name}IdempotencyError"
+def _component(policy: Policy) -> ResolvedComponent:
+    """The schema of a policy's errors."""
+    name = "IdempotencyProblem" if policy.dialect == "ietf" else "StripeIdempotencyError"
     return ResolvedComponent(  # type: ignore[no-untyped-call]  # it has few types
-        name=name, type=ResolvedComponent.SCHEMA, object=name, schema=error_schema(dialect)
+        name=name, type=ResolvedComponent.SCHEMA, object=name, schema=error_schema(policy)
     )
 
 
@@ -77,7 +74,7 @@ class _Documented:
         endpoint = endpoint_of(self.callback, self.method, path)
         if endpoint is None or (policy := endpoint.enforced) is None:
             return operation
-        component = _component(dialect_of(policy))
+        component = _component(policy)
         self.registry.register_on_missing(component)  # type: ignore[attr-defined]
         describe(operation, policy, self.method, component.ref, varies=endpoint.varies)
         return operation

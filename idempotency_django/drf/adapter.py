@@ -22,11 +22,12 @@ from rest_framework.response import Response
 from ..errors import IdempotencyError, KeyMalformed
 from ..http.atomic_requests import RequestTransactions
 from ..http.bodies import as_file, body_of, body_that_django_ignores, form_of, raw_body_of, rewind
+from ..http.dialects import Dialect, dialect_of, project_dialect
 from ..http.messages import (
     Adapter,
     error_body,
     invocation_of,
-    mark_response,
+    mark_refusal,
     refuse_result,
     render,
     response_of,
@@ -35,8 +36,7 @@ from ..http.messages import (
 )
 from ..http.replays import check_object, defining_module, has_object
 from ..http.serving import serve
-from ..policy import Policy, dialect_of, project_dialect, resolve
-from ..policy.dialects import Dialect
+from ..policy import Policy, resolve
 from ..policy.fingerprints import is_json, media_type_of
 from ..policy.invocation import Body, Form, Hashed, Invocation, Parsed
 from ..stores.records import Payload, Record
@@ -63,14 +63,10 @@ def problem(view: Any, error: IdempotencyError, dialect: Dialect | None = None) 
         own = getattr(view, "_idempotency_policy", None)
         dialect = dialect_of(resolve(own)) if own else project_dialect()
     exception = IdempotencyAPIException(error, dialect)
-    body = exception.detail
-    if isinstance(body, str):  # which REST framework would wrap
-        exception.detail = {"detail": body}
     response: HttpResponseBase = view.handle_exception(exception)
     if getattr(response, "data", None) == exception.detail:
-        response.data = body  # type: ignore[attr-defined]
         response = render_with(ProblemRenderer(dialect.media_type), view, response)
-    mark_response(response, view.request._request, dialect, error)
+    mark_refusal(response, view.request._request, dialect, error)
     return response
 
 

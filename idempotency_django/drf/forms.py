@@ -10,10 +10,8 @@ from django.utils.html import format_html
 from rest_framework import renderers
 from rest_framework.request import Request, is_form_media_type
 
+from ..conf import conf
 from ..http.bodies import body_of
-from ..policy import PROJECT_POLICY, dialect_of, resolve
-from ..policy.dialects import Dialect
-from ..policy.identity import header_of
 from ..policy.invocation import Form
 from ..policy.keys import FORM_FIELD
 from .adapter import is_page
@@ -32,7 +30,7 @@ class KeysInForms:
         context: dict[str, Any] = super().get_context(*args, **kwargs)  # type: ignore[misc]
         key = str(uuid.uuid4())
         context["idempotency_template"] = super().template  # type: ignore[misc]
-        context["idempotency_header"] = header_of(_dialect_of(context["view"]))
+        context["idempotency_header"] = conf.header
         context["idempotency_key"] = key
         if context.get("post_form"):  # the browser sends it by itself, without any header of ours
             context["post_form"] = format_html(
@@ -43,13 +41,6 @@ class KeysInForms:
                 context["post_form"],
             )
         return context
-
-
-def _dialect_of(view: Any) -> Dialect:
-    """The dialect of a view with the mixin; of others, the project's."""
-    get_policy = getattr(view, "get_idempotency_policy", None)
-    policy = get_policy() if get_policy else None
-    return dialect_of(resolve(policy or PROJECT_POLICY))
 
 
 class BrowsableAPIRenderer(KeysInForms, renderers.BrowsableAPIRenderer):

@@ -27,7 +27,7 @@ from ..http.replays import check_object
 from ..http.status import describe_operation, record_of
 from ..http.unwrapping import checked, is_async, name_of
 from ..http.wrapping import log_unreached, register_framework, replace_handler
-from ..policy import PROJECT_POLICY, UNSAFE_METHODS, Policy, dialect_of, keys, resolve
+from ..policy import UNSAFE_METHODS, Policy, keys
 from ..stores.records import Record
 from .adapter import IdempotencyAPIException, serve_view
 from .forms import key_in_form, with_keys
@@ -138,8 +138,7 @@ class IdempotentViewMixin:  # see below
         The default reads the key header, or the hidden field in the forms of the browsable API.
         """
         view: Any = self
-        policy = resolve(self._idempotency_policy or PROJECT_POLICY)
-        header = key_header(view.request._request, dialect_of(policy))
+        header = key_header(view.request._request)
         if header is None or keys.is_made_up(header):  # a browser's own key is new each time
             return key_in_form(view.request) or header
         return header

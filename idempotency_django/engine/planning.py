@@ -14,7 +14,7 @@ from typing import Protocol
 from django.core.exceptions import ImproperlyConfigured
 
 from ..errors import KeyGuessable, KeyMalformed
-from ..policy import Policy, dialect_of, identity, keys
+from ..policy import Policy, identity, keys
 from ..policy.invocation import Invocation
 from ..stores import Store, stores
 from ..stores.base import no_transactional_mode
@@ -31,9 +31,6 @@ class PlanRequest(Protocol):
 
     def header(self) -> str | None:
         """The client's key as it was sent; ``None``: it sent none."""
-
-    def sent_header(self) -> str | None:
-        """When the client sent the request first, as the header of its dialect says."""
 
     def scope(self) -> str | None:
         """The scope that the key is unique in; ``None``: the policy's."""
@@ -71,12 +68,9 @@ def plan(policy: Policy, request: PlanRequest, *, asynchronous: bool = False) ->
         IdempotencyError: the key is missing, malformed or guessable.
         ImproperlyConfigured: the policy needs what its store or mode cannot promise.
     """
-    dialect = dialect_of(policy)
     header = request.header()
     if header is not None and keys.reads_header(policy.key):
         quoted = keys.USUAL.fullmatch(header) if policy.key_format == "any" else None
-        if quoted and len(quoted[1]) > dialect.max_length:
-            quoted = None  # which is refused
         try:
             key = quoted[1] if quoted else identity.client_key(policy, header)
         except KeyMalformed:
@@ -85,25 +79,13 @@ def plan(policy: Policy, request: PlanRequest, *, asynchronous: bool = False) ->
             key = None
     else:
         key = None
-    sent = request.sent_header() if dialect.sent_header else None
-    if dialect.sent_header and (sent is None) is not (key is None):
-        raise KeyMalformed(
-            f"The request has only one of the headers {identity.header_of(dialect)} and "
-            f"{dialect.sent_header}. Send both, or none."
-        )
-    in_body = bool(dialect.members) and keys.reads_header(policy.key)
-    if key is None and policy.key is None and not in_body:
+    if key is None and policy.key is None:
         identity.refuse_missing(policy, request.method)
         return None
     scope = request.scope()
     invocation = request.invocation(policy)
     if policy.principal:
         invocation = identity.identified(policy, invocation)
-    if dialect.members:
-        invocation = invocation.changed(key_members=frozenset(dialect.members))
-        if in_body:
-            of_client = None if keys.is_made_up(header) else key
-            key = identity.key_in_body(policy, invocation, of_client) or key
     derived = key is None
     if key is None:
         key = identity.derived_key(policy, invocation)
@@ -120,15 +102,9 @@ def plan(policy: Policy, request: PlanRequest, *, asynchronous: bool = False) ->
         derived, key = True, identity.derived_key(policy, invocation)
         if key is None:
             return None
-    if not derived and (sent is not None or dialect.sent_member or policy.key_format in keys.TIMED):
-        made = identity.sent_at(policy, key, sent, invocation)
-        if made is not None:
-            identity.refuse_too_old(policy, made)
     store = stores[policy.store]
     lease = lease_of(policy, store, asynchronous=asynchronous)
-    operation = identity.operation(
-        policy, invocation, key=key, scope=scope, lease=lease, sent=sent or "", derived=derived
-    )
+    operation = identity.operation(policy, invocation, key=key, scope=scope, lease=lease)
     parent = CURRENT.get()
     if parent is not None:
         operation = replace(operation, caused_by=parent.reference)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final, get_args
 
 from ..conf import conf
@@ -13,7 +13,6 @@ from ..errors import (
     KeyGuessable,
     KeyMalformed,
     KeyMissing,
-    KeyTooOld,
     OperationHeld,
     OperationInProgress,
     ResponseExpired,
@@ -21,12 +20,9 @@ from ..errors import (
     State,
     StoreUnavailable,
 )
-from ..policy import Policy, dialect_of, keys
-from ..policy.dialects import IETF, Dialect
-from ..policy.identity import carries_time, header_of
-from .messages import error_body, replayed_header, status_of
-
-_JSON: Final = "application/json"
+from ..policy import Policy, keys
+from .dialects import dialect_of
+from .messages import status_of
 
 PROBLEM_SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
@@ -65,6 +61,17 @@ PROBLEM_SCHEMA: Final[dict[str, Any]] = {
     ],
 }
 
+STRIPE_ERROR_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "description": "An error as Stripe's clients understand it: why the request was not executed.",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {name: {"type": "string"} for name in ("type", "message", "code")},
+        }
+    },
+}
+
 
 def describe(
     operation: dict[str, Any],
@@ -83,12 +90,8 @@ def describe(
         problem: the schema of a problem, or a reference to it.
         varies: whether each request may have another policy, so that this one promises nothing.
     """
-    dialect, required = dialect_of(policy), policy.requires_key(method) and not varies
     if keys.reads_header(policy.key):
-        if dialect.members:
-            _add_member(operation, policy, required=required)
-        else:
-            _add_parameters(operation, policy, required=required)
+        _add_key(operation, policy, required=policy.requires_key(method) and not varies)
     _add_responses(operation["responses"], policy, method, problem)
     promise = {"varies": True} if varies else promise_of(policy, method)
     operation.setdefault("x-idempotency", promise)
@@ -101,10 +104,9 @@ def promise_of(policy: Policy, method: str) -> dict[str, Any]:
         policy: the endpoint's policy, resolved.
         method: the HTTP method.
     """
-    dialect = dialect_of(policy)
     promise: dict[str, Any] = {"required": policy.requires_key(method), "lifetime-seconds": None}
-    if dialect != IETF:
-        promise["dialect"] = dialect.name
+    if policy.dialect != "ietf":
+        promise["dialect"] = policy.dialect
     if policy.ttl is not None:
         promise["lifetime-seconds"] = int(policy.ttl.total_seconds())
         if policy.reserved:
@@ -112,77 +114,36 @@ def promise_of(policy: Policy, method: str) -> dict[str, Any]:
     return promise
 
 
-def error_schema(dialect: Dialect) -> dict[str, Any]:
-    """The schema of a dialect's errors."""
-    if dialect.error_body is None:
-        return PROBLEM_SCHEMA
-    return _shape_of(error_body(KeyMalformed(), dialect))
+def error_schema(policy: Policy) -> dict[str, Any]:
+    """The schema of the errors of a policy's endpoints."""
+    return PROBLEM_SCHEMA if policy.dialect == "ietf" else STRIPE_ERROR_SCHEMA
 
 
 def _key_schema(policy: Policy) -> dict[str, Any]:
     if policy.key_format in ("uuid", "uuid7"):
         return {"type": "string", "format": "uuid"}
-    return {"type": "string", "minLength": 1, "maxLength": dialect_of(policy).max_length}
+    return {"type": "string", "minLength": 1, "maxLength": keys.MAX_LENGTH}
 
 
-def _add_parameters(operation: dict[str, Any], policy: Policy, *, required: bool) -> None:
-    dialect = dialect_of(policy)
-    _add_parameter(operation, header_of(dialect), _key_schema(policy), _KEY, required)
-    if dialect.sent_header:
-        schema = {"type": "string"}
-        _add_parameter(operation, dialect.sent_header, schema, _FIRST_SENT, required)
-
-
-def _add_parameter(
-    operation: dict[str, Any], name: str, schema: dict[str, Any], description: str, required: bool
-) -> None:
-    parameters = operation.setdefault("parameters", [])
+def _add_key(operation: dict[str, Any], policy: Policy, *, required: bool) -> None:
+    """Add the header with the key, unless the project documents it."""
+    parameters, name = operation.setdefault("parameters", []), conf.header
     if any(
         each.get("in") == "header" and each["name"].lower() == name.lower() for each in parameters
     ):
-        return  # as the project documents it
+        return
     parameters.append(
         {
             "in": "header",
             "name": name,
             "required": required,
-            "schema": schema,
-            "description": description,
+            "schema": _key_schema(policy),
+            "description": (
+                "A new, unique key for each new operation, and the same key for each retry of it. "
+                "A retry gets the first response."
+            ),
         }
     )
-
-
-def _add_member(operation: dict[str, Any], policy: Policy, *, required: bool) -> None:
-    """Add the member with the key to each kind of body."""
-    schema = {**_key_schema(policy), "description": _KEY}
-    for name in reversed(dialect_of(policy).members[0].split(".")):
-        schema = {"type": "object", "properties": {name: schema}}
-        if required:
-            schema["required"] = [name]
-    contents = operation.setdefault("requestBody", {}).setdefault("content", {})
-    for content in contents.values() if contents else [contents.setdefault(_JSON, {})]:
-        content["schema"] = {"allOf": [each for each in (content.get("schema"), schema) if each]}
-    if required:
-        operation["requestBody"]["required"] = True
-
-
-_KEY: Final = (
-    "A new, unique key for each new operation, and the same key for each retry of it. "
-    "A retry gets the first response."
-)
-_FIRST_SENT: Final = "When the request was first sent, as an HTTP date: the same in each retry."
-
-
-def _shape_of(value: Any) -> dict[str, Any]:
-    """The schema of data like these."""
-    if isinstance(value, Mapping):
-        return {
-            "type": "object",
-            "properties": {name: _shape_of(each) for name, each in value.items()},
-        }
-    if isinstance(value, list):
-        return {"type": "array", "items": _shape_of(value[0])}
-    return {"type": "integer" if isinstance(value, int) else "string"}
 
 
 def _add_responses(
@@ -192,7 +153,7 @@ def _add_responses(
     dialect = dialect_of(policy)
     for status, response in responses.items():
         if str(status).startswith("2"):
-            for name, shown in _headers(dialect).items():
+            for name, shown in _headers().items():
                 response.setdefault("headers", {}).setdefault(name, shown)
     problems: dict[str, list[type[IdempotencyError]]] = {}
     for error in problems_of(policy, method):
@@ -214,14 +175,14 @@ def _add_responses(
             )
 
 
-def _headers(dialect: Dialect) -> dict[str, Any]:
+def _headers() -> dict[str, Any]:
     """The headers of a response that is not refused."""
-    shown: dict[str, Any] = {}
-    if name := replayed_header(dialect):
-        shown[name] = {
+    shown: dict[str, Any] = {
+        conf.replayed_header: {
             "schema": {"type": "string", "enum": ["true"]},
             "description": "The response is that of an earlier request with the same key.",
         }
+    }
     if conf.status_header:
         shown[conf.status_header] = {
             "schema": {"type": "string"},
@@ -229,16 +190,6 @@ def _headers(dialect: Dialect) -> dict[str, Any]:
                 "An item of RFC 9651: executed or replayed; ttl: for how many more seconds a retry "
                 "is replayed."
             ),
-        }
-    if dialect.result_header:
-        shown[dialect.result_header] = {
-            "schema": {"type": "string", "enum": ["accepted"]},
-            "description": "The request is not executed again if it is repeated.",
-        }
-    if dialect.echoes_key:
-        shown[header_of(dialect)] = {
-            "schema": {"type": "string"},
-            "description": "The key of the request.",
         }
     return shown
 
@@ -254,8 +205,6 @@ def problems_of(policy: Policy, method: str) -> Iterator[type[IdempotencyError]]
         yield KeyMissing
     if keys.reads_header(policy.key):
         yield from (KeyMalformed, KeyGuessable)
-        if carries_time(policy):
-            yield KeyTooOld
     yield from (OperationInProgress, ResponseNotStored, FingerprintMismatch, StoreUnavailable)
     yield AnswerNotAcceptable
     if policy.reserved:

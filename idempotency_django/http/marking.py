@@ -35,7 +35,6 @@ from ..errors import (
     ResponseExpired,
     ResponseNotStored,
 )
-from ..policy import Policy
 from ..stores.records import Operation, Record
 
 IN_PROGRESS: Final = "in-progress"
@@ -61,13 +60,12 @@ def mark(response: HttpResponseBase, status: str) -> None:
         response[name] = status
 
 
-def executed(outcome: Executed, operation: Operation, policy: Policy, elapsed: float) -> str:
+def executed(outcome: Executed, operation: Operation, elapsed: float) -> str:
     """The status of a response that this request has executed.
 
     Args:
         outcome: how it ended. Its payload has a body, or can be rebuilt, if it is stored.
         operation: what was executed.
-        policy: the policy of the operation, resolved.
         elapsed: seconds since before the operation was claimed.
     """
     if outcome.payload is None:
@@ -76,22 +74,17 @@ def executed(outcome: Executed, operation: Operation, policy: Policy, elapsed: f
             return NOT_STORED
     if operation.ttl is None:
         return "executed"
-    return f"executed; ttl={_rest(operation, policy, operation.ttl.total_seconds() - elapsed)}"
+    return f"executed; ttl={_full_seconds(operation.ttl.total_seconds() - elapsed)}"
 
 
-def replayed(record: Record, operation: Operation, policy: Policy) -> str:
+def replayed(record: Record) -> str:
     """The status of a replay."""
-    if record.ttl_left is None:
-        return f"replayed; attempt={record.attempt}"
-    rest = _rest(operation, policy, record.ttl_left)
-    return f"replayed; ttl={rest}; attempt={record.attempt}"
+    ttl = "" if record.ttl_left is None else f"; ttl={_full_seconds(record.ttl_left)}"
+    return f"replayed{ttl}; attempt={record.attempt}"
 
 
-def _rest(operation: Operation, policy: Policy, seconds: float) -> int:
-    """The full seconds for which a key is replayed whose record lives for so many."""
-    if operation.ttl is not policy.ttl and operation.ttl and policy.ttl:  # the key carries its time
-        seconds -= (operation.ttl - policy.ttl).total_seconds()
-    return max(0, int(seconds))
+def _full_seconds(left: float) -> int:
+    return max(0, int(left))
 
 
 def refused(error: IdempotencyError) -> str:

@@ -26,13 +26,12 @@ from ..engine import Result
 from ..engine.context import ExecutionContext
 from ..engine.steps import named
 from ..errors import IdempotencyError, KeyMissing, KeyRefused, ResponseNotStored
-from ..policy import NEVER_STORED, UNSET, Policy, dialect_of, project_dialect
+from ..policy import NEVER_STORED, UNSET, Policy
 from ..policy.canonical import digest
-from ..policy.dialects import Dialect
-from ..policy.identity import header_of
 from ..policy.invocation import Body, Invocation
 from ..stores.records import REASON, Operation, Payload, Record
 from .bodies import body_of
+from .dialects import Dialect, project_dialect
 from .marking import mark, refused
 from .replays import (
     CSRF_USED,
@@ -161,9 +160,9 @@ def _without_port(host: str) -> str:
     return split_domain_port(host)[0] or host.lower()
 
 
-def key_header(request: HttpRequest, dialect: Dialect) -> str | None:
+def key_header(request: HttpRequest) -> str | None:
     """The value of the key header, as it was sent; ``None``: it was not. Nothing else reads it."""
-    value: str | None = request.META.get(meta_name(header_of(dialect)))
+    value: str | None = request.META.get(meta_name(conf.header))
     return value
 
 
@@ -236,64 +235,35 @@ def response_of(payload: Payload, policy: Policy) -> HttpResponse:
     reason = payload.note(REASON)
     if reason and status == payload.status:
         response.reason_phrase = reason
-    mark_replay(response, dialect_of(policy))
+    mark_replay(response)
     return response
 
 
-def mark_replay(response: HttpResponseBase, dialect: Dialect) -> None:
-    """Mark a response as a replay, as the dialect does."""
-    name = replayed_header(dialect)
-    if name:
-        response[name] = "true"
-
-
-def replayed_header(dialect: Dialect) -> str:
-    """The response header that marks a replay; empty: the dialect has none."""
-    return conf.replayed_header if dialect.replayed_header is None else dialect.replayed_header
+def mark_replay(response: HttpResponseBase) -> None:
+    """Mark a response as a replay."""
+    response[conf.replayed_header] = "true"
 
 
 PLANNED: Final = "_idempotency_planned"
 """The attribute of a request that had a key, sent or derived."""
 
 
-def mark_response(
-    response: HttpResponseBase,
-    request: HttpRequest,
-    dialect: Dialect,
-    error: IdempotencyError | None = None,
+def mark_refusal(
+    response: HttpResponseBase, request: HttpRequest, dialect: Dialect, error: IdempotencyError
 ) -> None:
-    """Give a response the headers that a dialect has on all of them, and the status of a refusal.
+    """Say in the headers of a refusal what became of the request.
 
     Args:
         response: the response.
         request: its request.
-        dialect: how the API says idempotency.
-        error: why the request is refused; ``None``: it is not.
+        dialect: how the API refuses requests.
+        error: why the request is refused.
     """
-    key = key_header(request, dialect) if error or dialect.echoes_key else None
     refuses_key = isinstance(error, KeyRefused) and not isinstance(error, KeyMissing)
-    if error and (key is not None or refuses_key or hasattr(request, PLANNED)):
+    if refuses_key or key_header(request) is not None or hasattr(request, PLANNED):
         mark(response, refused(error))
-    if dialect.echoes_key and key is not None:
-        response[header_of(dialect)] = key
-    if dialect.result_header:
-        response[dialect.result_header] = "rejected" if error else "accepted"
-    if dialect.retry_header and error:
+    if dialect.retry_header:
         response[dialect.retry_header] = "true" if error.retryable else "false"
-
-
-def problem_of(error: IdempotencyError, dialect: Dialect | None = None) -> dict[str, Any]:
-    """The members of a problem (RFC 9457) that explains the error to a person and to a program."""
-    return {
-        "type": f"{conf.docs_url}{error.slug}",
-        "title": error.title,
-        "status": status_of(error, dialect),
-        "detail": error.detail,
-        "code": error.slug,
-        "state": error.state,
-        "retryable": error.retryable,
-        "safe_new_key": error.safe_new_key,
-    }
 
 
 def status_of(
@@ -304,11 +274,9 @@ def status_of(
     return dialect.statuses.get(error.slug) or conf.status_codes.get(error.slug, error.status)
 
 
-def error_body(error: IdempotencyError, dialect: Dialect | None = None) -> Any:
-    """The data of the body that explains an error, or its text: a problem, or the dialect's."""
+def error_body(error: IdempotencyError, dialect: Dialect | None = None) -> dict[str, Any]:
+    """The data of the body that explains an error: a problem, or the dialect's."""
     dialect = dialect or project_dialect()
-    if dialect.error_body is None:
-        return problem_of(error, dialect)
     return dialect.error_body(error, status_of(error, dialect))
 
 
@@ -320,9 +288,8 @@ def problem_response(error: IdempotencyError, dialect: Dialect | None = None) ->
         dialect: of the view's policy; ``None``: the project's.
     """
     dialect = dialect or project_dialect()
-    body = error_body(error, dialect)
     response = HttpResponse(
-        body if isinstance(body, str) else json.dumps(body),
+        json.dumps(error_body(error, dialect)),
         status=status_of(error, dialect),
         content_type=dialect.media_type,
     )
@@ -363,13 +330,7 @@ class Adapter(ABC):
 
     def header(self) -> str | None:
         """The key as the client sent it; ``None`` when it sent none."""
-        return key_header(self.http_request, dialect_of(self.policy))
-
-    def sent_header(self) -> str | None:
-        """When the client sent the request first, as the header of the policy's dialect says."""
-        name = dialect_of(self.policy).sent_header
-        value: str | None = self.http_request.META.get(meta_name(name))
-        return value
+        return key_header(self.http_request)
 
     def invocation(self, policy: Policy) -> Invocation:
         """The invocation that the request is, for its policy."""

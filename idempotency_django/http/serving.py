@@ -39,8 +39,7 @@ from ..errors import (
     OperationInProgress,
     StoreUnavailable,
 )
-from ..policy import UNSAFE_METHODS, Policy, dialect_of, keys
-from ..policy.identity import header_of
+from ..policy import UNSAFE_METHODS, Policy, keys
 from ..stores.records import Operation, Record
 from .atomic_requests import RequestTransactions
 from .marking import IN_PROGRESS, NOT_STORED, executed, mark, replayed
@@ -50,7 +49,6 @@ from .messages import (
     authorization_of,
     has_body,
     mark_replay,
-    mark_response,
     principal_of,
     result_of,
     result_of_error,
@@ -246,10 +244,10 @@ def _response(
         case Executed(response, payload):
             lost = payload is not None and payload.body is None and not adapter.can_rebuild(policy)
             elapsed = time.monotonic() - asked_at
-            mark(response, NOT_STORED if lost else executed(outcome, operation, policy, elapsed))
+            mark(response, NOT_STORED if lost else executed(outcome, operation, elapsed))
         case Replayed(record):
             response = _altered(adapter, policy, _replay(adapter, policy, record))
-            mark(response, replayed(record, operation, policy))
+            mark(response, replayed(record))
         case InProgress(busy=False) if policy.on_conflict == "accepted":
             owners = _owners(adapter, policy, operation)
             accepted = accepted_response(plan.store, operation, owners, _retry_after())
@@ -259,11 +257,8 @@ def _response(
             raise refusal(outcome)
         case _:
             assert_never(outcome)
-    dialect, key = dialect_of(policy), operation.key
     if plan.derived:
-        response[header_of(dialect)] = keys.quoted(key) if dialect.quotes_key else key
-    if dialect.marks_all:
-        mark_response(response, adapter.http_request, dialect)
+        response[conf.header] = keys.quoted(operation.key)
     return response
 
 
@@ -295,7 +290,7 @@ def _altered(adapter: Adapter, policy: Policy, response: HttpResponseBase) -> Ht
             f"The on_replay of an idempotency policy returned a {type(altered).__name__}; it must "
             "return the response."
         )
-    mark_replay(altered, dialect_of(policy))  # it may be another response
+    mark_replay(altered)  # it may be another response
     return altered
 
 
@@ -304,5 +299,5 @@ def _replay(adapter: Adapter, policy: Policy, record: Record) -> HttpResponseBas
     if payload is not None and payload.body is not None:
         return adapter.native(adapter.replayed(payload, policy))
     response = adapter.rebuild(record, policy)
-    mark_replay(response, dialect_of(policy))
+    mark_replay(response)
     return response

@@ -31,8 +31,7 @@ from django.views.generic import View
 
 from ..errors import IdempotencyError
 from ..logs import escaped
-from ..policy import PROJECT_POLICY, UNSAFE_METHODS, Policy, dialect_of, resolve
-from ..policy.dialects import Dialect
+from ..policy import UNSAFE_METHODS, Policy, resolve
 from ..stores.records import Record
 from .atomic_requests import (
     ExcludedDatabases,
@@ -41,10 +40,11 @@ from .atomic_requests import (
     request_transactions,
     take_over_transactions,
 )
+from .dialects import Dialect, dialect_of
 from .messages import (
     Adapter,
     key_header,
-    mark_response,
+    mark_refusal,
     problem_response,
     render,
     without_own_frames,
@@ -64,9 +64,7 @@ from .unwrapping import (
     is_marked,
     module_of,
     name_of,
-    policy_of,
     protect_innermost,
-    protected_part,
     validate_framework,
     vars_of,
     view_class_of,
@@ -175,7 +173,7 @@ async def aserve_view(
 def _refusal(adapter: ViewAdapter, error: IdempotencyError, policy: Policy) -> HttpResponseBase:
     dialect = dialect_of(resolve(policy))
     response = adapter.problem(error, dialect)
-    mark_response(response, adapter.http_request, dialect, error)
+    mark_refusal(response, adapter.http_request, dialect, error)
     return response
 
 
@@ -507,9 +505,7 @@ def log_unclaimed(view: Any, request: HttpRequest, response: HttpResponseBase) -
     method = request.method
     if method not in UNSAFE_METHODS or not 200 <= response.status_code < 300:
         return
-    declared = policy_of(protected_part(view, method) or view, method)
-    policy = resolve(declared if isinstance(declared, Policy) else PROJECT_POLICY)
-    if key_header(request, dialect_of(policy)) is not None:
+    if key_header(request) is not None:
         logger.error(
             "%s is not protected: it answered %s %s with %s without calling the protected "
             "handler. Put @idempotent on the function that does the work.",

@@ -12,12 +12,10 @@ from typing import Any, Final, Literal, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
-from django.utils.module_loading import import_string
 
 from ..conf import conf, default_store, did_you_mean, until_settings_change
 from ..stores.records import Record
 from . import keys, scopes
-from .dialects import DIALECTS, IETF, Dialect
 from .fingerprints import FingerprintFunction, whole_request
 from .keys import KeyFunction
 from .scopes import ScopeFunction
@@ -34,8 +32,6 @@ __all__ = [
     "WEBHOOK",
     "Policy",
     "SlidingTTL",
-    "dialect_of",
-    "project_dialect",
     "resolve",
     "store_errors",
     "store_only",
@@ -210,22 +206,6 @@ def _key_format(name: str, value: Any) -> Any:
     return value
 
 
-def _dialect(name: str, value: Any) -> Dialect:
-    found = value
-    if isinstance(value, str):
-        found = DIALECTS.get(value)
-        if found is None and "." not in value:
-            hint = did_you_mean(value, DIALECTS)
-            raise _refused(name, value, f"a dialect. {hint.removesuffix('.')}")
-        try:
-            found = found or import_string(value)
-        except ImportError as error:
-            raise _refused(name, value, f"a dialect that can be imported ({error})") from error
-    if isinstance(found, Dialect):
-        return found
-    raise _refused(name, value, "the name of a dialect, a Dialect, or the path of one")
-
-
 def _statuses(name: str, value: Any) -> Any:
     if isinstance(value, Mapping) and all(
         isinstance(status, int) and 100 <= status <= 599
@@ -330,14 +310,11 @@ class Policy:
 
     key_format: str = _field("any", _key_format)
     """``"any"``, ``"uuid"``, ``"uuid7"``, ``"ulid"``, ``"opaque"`` (22 URL-safe characters or more)
-    or a regular expression that the whole key must match. A UUIDv7 and a ULID say when they were
-    made: one that is older than ``ttl`` gets 412 and is never executed."""
+    or a regular expression that the whole key must match."""
 
-    dialect: Dialect | str = _field(IETF, _dialect)
-    """How the API says idempotency: the name of a dialect, such as ``"stripe"``, a
-    :class:`~idempotency_django.policy.dialects.Dialect`, or the dotted path of one. It says where
-    the key is, what a refusal looks like and what marks a replay, and brings defaults for the
-    fields that the policy does not set."""
+    dialect: Literal["ietf", "stripe"] = _field("ietf", _one_of("ietf", "stripe"))
+    """What a refusal looks like. ``"ietf"``: a problem (RFC 9457). ``"stripe"``: an error that
+    Stripe's clients understand."""
 
     scope: ScopeFunction = _field(scopes.per_user, _function)
     """The namespace that a key is unique in; see :mod:`idempotency_django.policy.scopes`."""
@@ -442,10 +419,8 @@ class Policy:
         return Policy(**{**self._given(), **changes})
 
     def over(self, base: Policy) -> Policy:
-        """This policy, with unset fields taken from its dialect, and then from ``base``."""
-        given = self._given()
-        dialect = given.get("dialect", IETF)
-        given = {**base._given(), **dialect.defaults, **given}
+        """This policy, with unset fields taken from ``base``."""
+        given = {**base._given(), **self._given()}
         if self.key_ttl is UNSET and _ends_too_early(base.key_ttl, given.get("ttl", UNSET)):
             given["key_ttl"] = None  # the base's, for its own shorter ttl
         return Policy(**given)
@@ -511,29 +486,5 @@ def _project_policy() -> Policy:
 @until_settings_change
 @lru_cache(maxsize=1024)
 def resolve(policy: Policy) -> Policy:
-    """:meth:`Policy.resolved`, once for all policies with the same values.
-
-    Raises:
-        ImproperlyConfigured: its ``ttl`` is shorter than its dialect allows.
-    """
-    project = _project_policy()
-    if policy.dialect is not UNSET:  # instead of the project's, and of the fields that it brings
-        project = project.replace(dialect=IETF)
-    resolved = policy.over(project.over(DEFAULTS.replace(store=default_store())))
-    dialect = dialect_of(resolved)
-    if resolved.ttl is not None and resolved.ttl < dialect.least_ttl:
-        raise ImproperlyConfigured(
-            f"An idempotency policy has dialect={dialect.name!r} and a ttl of {resolved.ttl}; the "
-            f"dialect promises its clients at least {dialect.least_ttl}."
-        )
-    return resolved
-
-
-def dialect_of(policy: Policy) -> Dialect:
-    """The dialect of a resolved policy."""
-    return policy.dialect  # type: ignore[return-value]  # its name, until the policy is made
-
-
-def project_dialect() -> Dialect:
-    """The dialect of what no view's policy answers."""
-    return dialect_of(resolve(PROJECT_POLICY))
+    """:meth:`Policy.resolved`, once for all policies with the same values."""
+    return policy.over(_project_policy().over(DEFAULTS.replace(store=default_store())))

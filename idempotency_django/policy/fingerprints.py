@@ -34,21 +34,7 @@ def whole_request(invocation: Invocation) -> bytes:
     difference. Anything else does (draft-ietf-httpapi-idempotency-key-header-07, section 2.4).
     """
     body = _decoded(_raw(invocation), invocation.media_type)
-    if invocation.key_members:
-        body = _some_of(body, frozenset(), invocation.key_members)
     return _request(invocation, _canonical(body, invocation.media_type))
-
-
-def json_values(invocation: Invocation) -> bytes:
-    """The method, the path, the query, and the values of a JSON body: 1.0 and 1 are the same.
-
-    Numbers are compared exactly, also those that a float would round. A body that is not JSON
-    counts as in :func:`whole_request`. Header fields, the media type among them, do not count.
-    """
-    body = _decoded(_raw(invocation), invocation.media_type, loads=_load_values)
-    if invocation.key_members:
-        body = _some_of(body, frozenset(), invocation.key_members)
-    return _request(invocation, _canonical(body, invocation.media_type), media_type="")
 
 
 def without_body(invocation: Invocation) -> bytes:
@@ -74,7 +60,7 @@ def fields(*, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> Finge
 
     def of_some_fields(invocation: Invocation) -> bytes:
         body = _decoded(invocation.body, invocation.media_type)
-        body = _some_of(body, included, excluded | invocation.key_members)
+        body = _some_of(body, included, excluded)
         return _request(invocation, _canonical(body, invocation.media_type))
 
     return of_some_fields
@@ -105,47 +91,14 @@ def field_value(invocation: Invocation, path: str) -> Any:
         values = body.fields.get(path)
         return values[-1] if values else None
     value = body.value if isinstance(body, Parsed) else _loaded(body, invocation.media_type)
-    values = _values_at(value, path)
-    return values[-1] if values else None
-
-
-def every_value(invocation: Invocation, paths: Iterable[str]) -> list[tuple[str, Any]] | None:
-    """Each value of fields of the body, with its path: a client may have sent a field twice.
-
-    ``None``: it is neither JSON nor a form that can be read.
-    """
-    body = invocation.body
-    if isinstance(body, Form):
-        return [(path, value) for path in paths for value in body.fields.get(path, ())]
-    read = [body.value] if isinstance(body, Parsed) else []
-    raw: Any = body.raw if isinstance(body, Parsed) else body
-    try:
-        read.append(json.loads(raw or b"null", object_pairs_hook=_Members))
-    except (TypeError, ValueError, RecursionError):
-        if not read:
-            return None
-    return [(path, found) for each in read for path in paths for found in _values_at(each, path)]
-
-
-class _Members(tuple[tuple[str, Any], ...]):
-    """The members of a JSON object, for ``object_pairs_hook``: also those with the same name."""
-
-    __slots__ = ()
-
-
-def _values_at(value: Any, path: str) -> list[Any]:
-    values = [value]
     for name in path.split("."):
-        values = [part for each in values for part in _parts(each, name)]
-    return values
-
-
-def _parts(value: Any, name: str) -> list[Any]:
-    if isinstance(value, _Members):
-        return [part for each, part in value if each == name]
-    if isinstance(value, list) and _POSITION.fullmatch(name):
-        return value[int(name) :][:1]
-    return [value[name]] if isinstance(value, Mapping) and name in value else []
+        if isinstance(value, list) and _POSITION.fullmatch(name):
+            value = value[int(name)] if int(name) < len(value) else None
+        elif isinstance(value, Mapping):
+            value = value.get(name)
+        else:
+            return None
+    return value
 
 
 def _loaded(body: bytes | Hashed, media_type: str) -> Any:
@@ -166,24 +119,22 @@ def _raw(invocation: Invocation) -> Body:
     return body
 
 
-def _request(invocation: Invocation, body: bytes, media_type: str | None = None) -> bytes:
+def _request(invocation: Invocation, body: bytes) -> bytes:
     # The order of a parameter's own values matters, that of different ones does not.
     query = b""
     if invocation.query:
         pairs = parse_qsl(invocation.query, keep_blank_values=True, errors="surrogateescape")
         pairs.sort(key=itemgetter(0))
         query = framed(*chain.from_iterable(pairs))
-    if media_type is None:
-        media_type = invocation.media_type
-    return framed(invocation.method, invocation.path, query, media_type, body)
+    return framed(invocation.method, invocation.path, query, invocation.media_type, body)
 
 
-def _decoded(body: Body, media_type: str, loads: Callable[..., Any] | None = None) -> Body:
+def _decoded(body: Body, media_type: str) -> Body:
     """JSON bytes as plain Python; everything else, JSON that does not parse included, as it is."""
     if not isinstance(body, bytes) or not is_json(media_type):
         return body
     try:
-        return Parsed((loads or _loads)(body, object_pairs_hook=unique_members), tree=True)
+        return Parsed(_loads(body, object_pairs_hook=unique_members), tree=True)
     except (ValueError, RecursionError):
         return body
 
@@ -213,23 +164,6 @@ def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _loads = partial(json.loads, parse_float=_number, parse_constant=_number)
-
-
-def _number_value(text: str) -> tuple[float, str]:
-    """The same for all ways to write a number: 1, 1.0 and 10e-1."""
-    mantissa, _, exponent = text.lower().partition("e")
-    whole, _, fraction = mantissa.lstrip("-").partition(".")
-    digits = (whole + fraction).lstrip("0")
-    if not digits:
-        return _NAN, "0"
-    significant = digits.rstrip("0")
-    scale = int(exponent or "0") - len(fraction) + len(digits) - len(significant)
-    return _NAN, f"{'-' * mantissa.startswith('-')}{significant}e{scale}"
-
-
-_load_values = partial(
-    json.loads, parse_float=_number_value, parse_int=_number_value, parse_constant=_number
-)
 
 
 def media_type_of(content_type: str) -> str:

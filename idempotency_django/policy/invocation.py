@@ -70,8 +70,6 @@ class Invocation:
         query: the query string as it was sent.
         media_type: of the body, lower case, without parameters.
         read: reads the body.
-        key_members: the members of the body that hold its key, which is no part of what is asked
-            for; ``"client.token"`` is a nested one.
         request: the framework's own object, for your callables that need more.
     """
 
@@ -84,7 +82,6 @@ class Invocation:
     query: str = ""
     media_type: str = ""
     read: Callable[[], Body] = bytes
-    key_members: frozenset[str] = frozenset()
     request: Any = None
 
     @cached_property

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import wraps
 from typing import Final
 
@@ -95,23 +95,14 @@ def checked(key: str) -> str:
     """
     if not key:
         raise KeyMalformed("The idempotency key is empty. Send 1-255 visible ASCII characters.")
-    if not VALID.fullmatch(short_enough(key, MAX_LENGTH)):
+    if len(key) > MAX_LENGTH:
+        raise KeyMalformed(
+            f"The idempotency key is {len(key)} characters long; at most {MAX_LENGTH} are allowed."
+        )
+    if not VALID.fullmatch(key):
         raise KeyMalformed(
             "The idempotency key contains a character that is not visible ASCII (a space, a "
             "control character, an accent). Send 1-255 characters from ! to ~."
-        )
-    return key
-
-
-def short_enough(key: str, longest: int) -> str:
-    """The same key, if it has at most so many characters.
-
-    Raises:
-        KeyMalformed: it has more.
-    """
-    if len(key) > longest:
-        raise KeyMalformed(
-            f"The idempotency key is {len(key)} characters long; at most {longest} are allowed."
         )
     return key
 
@@ -139,28 +130,6 @@ def quoted(key: str) -> str:
 def has_format(key: str, expected: str) -> bool:
     """Whether the key has a named format (see ``FORMAT_NAMES``) or matches a regular expression."""
     return (_FORMATS.get(expected) or re.compile(expected)).fullmatch(key) is not None
-
-
-def time_of(key: str, key_format: str) -> float | None:
-    """When a key of this format was made, in seconds since 1970; ``None``: it does not say."""
-    read = _TIMES.get(key_format)
-    return read(key) / 1000 if read else None
-
-
-def _ulid_time(key: str) -> int:
-    made = 0
-    for character in key[:10].upper():
-        made = made * 32 + _CROCKFORD.index(character)
-    return made
-
-
-_CROCKFORD: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-_TIMES: Final[Mapping[str, Callable[[str], int]]] = {
-    "uuid7": lambda key: int(key[:8] + key[9:13], 16),
-    "ulid": _ulid_time,
-}
-TIMED: Final = frozenset(_TIMES)
-"""The formats of keys that say when they were made."""
 
 
 def is_made_up(header: str | None) -> bool:

@@ -10,9 +10,9 @@ from django.http.response import HttpResponseBase
 from django.test import Client
 from django.test.client import FakePayload
 
-from ..http.messages import meta_name, replayed_header
-from ..policy import UNSAFE_METHODS, project_dialect
-from ..policy.identity import header_of
+from ..conf import conf
+from ..http.messages import meta_name
+from ..policy import UNSAFE_METHODS
 
 BODY = "wsgi.input"
 
@@ -49,7 +49,7 @@ class KeyedMixin:
     def request(self, **environ: Any) -> Any:
         """Send a request, as the client below does."""
         if environ.get("REQUEST_METHOD") in UNSAFE_METHODS:
-            header = meta_name(self.key_header or header_of(project_dialect()))
+            header = meta_name(self.key_header or conf.header)
             if header not in environ and header not in getattr(self, "defaults", {}):
                 environ[header] = str(uuid4())
             body = copied_body(environ)
@@ -95,8 +95,8 @@ def assert_replayed(first: HttpResponseBase, second: HttpResponseBase) -> None:
         AssertionError: it is not; it shows the difference.
     """
     wrong = difference(first, second)
-    header = replayed_header(project_dialect())
-    if header and second.get(header) != "true":
+    header = conf.replayed_header
+    if second.get(header) != "true":
         wrong = [f"it has no header {header}", *wrong]
     if wrong:
         raise AssertionError(f"The second response is not a replay: {', and '.join(wrong)}.")

@@ -27,14 +27,14 @@ from django.urls import Resolver404, resolve
 
 from .. import signals
 from ..checks import Endpoint, endpoint_of
+from ..conf import conf
 from ..engine.effects import DID, Effect, Observed, effects_outside, observed_effects
 from ..errors import ResponseNotStored
 from ..http import serving
-from ..http.messages import meta_name, replayed_header, status_of
+from ..http.messages import meta_name, status_of
 from ..http.routes import readable
-from ..policy import NEVER_STORED, UNSAFE_METHODS, Policy, dialect_of, project_dialect
+from ..policy import NEVER_STORED, UNSAFE_METHODS, Policy
 from ..policy import resolve as resolved
-from ..policy.identity import header_of
 from .clients import BODY, copied_body, difference
 from .plugin import IGNORE, MARK, OPTION
 from .writes import Effects, Writes, bookkeeping_tables, rehearsal, table_written
@@ -264,7 +264,6 @@ class _Sending:
         self._message = message
         self._endpoint = endpoint
         self._policy = resolved(endpoint.policy) if endpoint.policy else None
-        self._dialect = dialect_of(self._policy) if self._policy else project_dialect()
         self._claimed = False
         self._first_writes = Writes(test.ignore)
 
@@ -358,19 +357,18 @@ class _Sending:
     def _is_tombstone(self, response: Any) -> bool:
         """Whether a response says that the first one was too large to be stored, or streamed."""
         content = getattr(response, "content", b"").replace(b"_", b"-")
-        is_status = response.status_code == status_of(ResponseNotStored, self._dialect)
+        is_status = response.status_code == status_of(ResponseNotStored)
         return is_status and ResponseNotStored.slug.encode() in content
 
     def _is_replay(self, response: Any) -> bool:
         """Whether a response is marked as a replay."""
-        header = replayed_header(self._dialect)
-        return bool(header) and response.get(header) == "true"
+        return bool(response.get(conf.replayed_header) == "true")
 
     def _has_other_protection(self, first: Any) -> bool:
         """Whether the project seems to look up the key itself, asked once for each endpoint."""
         return (
             bool(self._first_writes.all and getattr(first, "content", b""))
-            and self._message.has_key(header_of(self._dialect), self._client)
+            and self._message.has_key(conf.header, self._client)
             and self._test.replays.is_new(self._endpoint)
         )
 
@@ -382,7 +380,7 @@ class _Sending:
             self._test.replays.note(self._endpoint)
         if not _is_same(first, other):
             return
-        self._message.add_key(header_of(self._dialect))
+        self._message.add_key(conf.header)
         control = self._by_other(first)
         yield control
         if not _is_same(first, control):  # else everybody gets it, under whatever key
@@ -603,20 +601,19 @@ class Replays:
             return None
         is_protected = bool(endpoint.how) and not endpoint.problem
         policy = resolved(endpoint.policy or Policy())
-        dialect = dialect_of(policy)
-        has_key = message.has_key(header_of(dialect), client)
+        has_key = message.has_key(conf.header, client)
         if self._mode == "protected" and not (is_protected or has_key):
             return None
         if message.body is None:
             test.count("skipped")
             return None
-        takes_uuid = policy.key_format in ("any", "uuid") and not dialect.sent_header
+        takes_uuid = policy.key_format in ("any", "uuid")
         is_optional = policy.key is None and not policy.requires_key(message.method)
-        if is_protected and is_optional and takes_uuid and not (has_key or dialect.members):
+        if is_protected and is_optional and takes_uuid and not has_key:
             if self._captures or any(each.force_debug_cursor for each in connections.all()):
                 test.count("skipped")  # a key adds hooks and statements to those that are counted
                 return None
-            message.add_key(header_of(dialect))
+            message.add_key(conf.header)
         return _Sending(test, client, message, endpoint)
 
     # The tests.

@@ -15,7 +15,6 @@ from idempotency_django.errors import (
     FingerprintMismatch,
     IllegalTransition,
     KeyGuessable,
-    KeyTooOld,
     OperationHeld,
     PreconditionFailed,
     ResponseExpired,
@@ -23,7 +22,7 @@ from idempotency_django.errors import (
     SignatureRefused,
 )
 from idempotency_django.http.marking import refused
-from idempotency_django.http.messages import problem_of
+from idempotency_django.http.messages import error_body
 
 from .drivers import DRIVERS, Driver
 from .scripted import CUT, CUT_BODY, Reply, Scripted
@@ -39,7 +38,7 @@ def marked(status: int, marker: str) -> Reply:
 
 def problem(error: Any, *, with_marker: bool = True) -> Reply:
     """The response of this package to an error."""
-    members = problem_of(error)
+    members = error_body(error)
     headers = {"Content-Type": "application/problem+json"}
     if with_marker:
         headers["Idempotency-Status"] = refused(error)
@@ -67,7 +66,7 @@ OF_OTHERS = [  # of a proxy, an authentication layer, or a server that says noth
 ]
 OF_ONE_ATTEMPT = [
     *(marked(status, "executed; stored=?0") for status in (400, 403, 409)),
-    *(problem(error()) for error in (KeyGuessable, KeyTooOld, OperationHeld)),
+    *(problem(error()) for error in (KeyGuessable, OperationHeld)),
     *(problem(error()) for error in (PreconditionFailed, IllegalTransition, SignatureRefused)),
 ]
 HOLDS = [*SUCCESS, *STORED, *EXPLAINED, *EXPLAINED_IN_BODY]

@@ -65,7 +65,7 @@ def test_policy_fields() -> None:
 
 
 def test_policy_defaults() -> None:
-    """Each default is shown as a user would write it: the dialect by its name."""
+    """Each default is shown as a user would write it."""
     shown = described().shown
     defaults = {name: shown(field.metadata["default"]) for name, field in FIELDS.items()}
     assert defaults["dialect"] == "'ietf'"

@@ -14,8 +14,8 @@ from django.core.management.base import BaseCommand, CommandError
 from django.urls import get_resolver
 
 from ...checks.inventory import Endpoint, endpoints
-from ...policy import keys, project_dialect
-from ...policy.identity import header_of
+from ...conf import conf
+from ...policy import keys
 
 REPORTED: Final = {
     "broken": "The endpoint has a policy and cannot be protected.",
@@ -209,5 +209,5 @@ def _summary(lines: Sequence[Line], others: int) -> str:
 
 def _as_json(lines: Sequence[Line]) -> str:
     shown = [{field.name: getattr(line, field.name) for field in fields(line)} for line in lines]
-    report = {"header": header_of(project_dialect()), "endpoints": shown}
+    report = {"header": conf.header, "endpoints": shown}
     return json.dumps(report, indent=2, ensure_ascii=False)
