@@ -22,6 +22,7 @@ from redis.exceptions import NoScriptError, RedisError
 from ...errors import StoreUnavailable
 
 FAULTS: Final = (RedisError, OSError)
+ConnectionFactory = str | Callable[[], Redis] | None
 BYTES: Final = {NEVER_DECODE: True}
 """Replies are bytes, also from clients that are set to decode what they receive."""
 
@@ -54,7 +55,7 @@ def reachable() -> Iterator[None]:
 class RedisServer:
     """The server of a cache of django-redis or of a connection factory."""
 
-    def __init__(self, cache: str, connection_factory: str | Callable[[], Redis] | None) -> None:
+    def __init__(self, cache: str, connection_factory: ConnectionFactory) -> None:
         self._cache = cache
         self._factory = connection_factory
         self._lock = threading.Lock()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any, ClassVar, NoReturn
 
 from django.core.checks import CheckMessage
-from redis import Redis
 
 from ...errors import StoreUnavailable
 from ...stores import (
@@ -27,7 +26,7 @@ from ...stores import (
     new_token,
 )
 from .checks import check_redis
-from .server import RedisServer
+from .server import ConnectionFactory, RedisServer
 
 
 def milliseconds(duration: timedelta | None) -> str:
@@ -103,7 +102,7 @@ class RedisStore(Store):
         alias: str,
         *,
         cache: str = "default",
-        connection_factory: str | Callable[[], Redis] | None = None,
+        connection_factory: ConnectionFactory = None,
         prefix: str = "idempotency",
         max_payload_bytes: int | None = 1024 * 1024,
     ) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from hashlib import blake2b
 from typing import Any, Final
 
-from redis import Redis
-
-from ...redis.server import FAULTS, RedisServer
+from ...redis.server import FAULTS, ConnectionFactory, RedisServer
 from . import SeenFilter, validate_sizes
 
 ROTATIONS: Final = 3
@@ -38,7 +36,7 @@ class RedisSet(SeenFilter):
         *,
         cache: str = "default",
         name: str = "seen",
-        connection_factory: str | Callable[[], Redis] | None = None,
+        connection_factory: ConnectionFactory = None,
     ) -> None:
         if ttl <= timedelta(0):
             raise ValueError(f"A filter got ttl={ttl}. Use a duration above 0.")
@@ -96,7 +94,7 @@ class RedisBloom(SeenFilter):
         generations: int = 2,
         cache: str = "default",
         name: str = "seen",
-        connection_factory: str | Callable[[], Redis] | None = None,
+        connection_factory: ConnectionFactory = None,
     ) -> None:
         validate_sizes(capacity, error, generations)
         self.capacity = capacity
