@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
+from django.contrib.auth.signals import user_logged_in
 from django.core.management.color import no_style
 from django.db import DatabaseError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -40,6 +41,11 @@ AUDITED = (
     "test_replaying.py",
 )
 """Tests that install an audit hook, which stays as long as the process: parts of their ids."""
+
+
+def pytest_sessionstart() -> None:
+    """No login writes to its user's row."""
+    user_logged_in.disconnect(dispatch_uid="update_last_login")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

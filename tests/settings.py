@@ -83,5 +83,6 @@ TEMPLATES = [
         },
     }
 ]
+SESSION_ENGINE = "tests.sessions"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 STATIC_URL = "/static/"
