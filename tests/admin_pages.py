@@ -57,7 +57,7 @@ def messages(response: HttpResponse) -> list[str]:
 class Recalling(MemoryStore):
     """A store that recalls answers, and notes what it is told to forget, and when."""
 
-    recalls = True
+    has_cache = True
     noted: ClassVar[list[tuple[str, str, str]]]
 
     def forget(self, key: str, scope: str) -> None:

@@ -151,7 +151,7 @@ def assert_replays(store: Store, claim: Claim, claims: list[Claim]) -> None:
         found += store.acquire_many([each.operation for each in claims])
     names = [(each.key, each.scope) for each in (claim, *claims)]
     read = [*found, *store.get_many(names), store.get(*names[0])]
-    recalled = [store.recall(claim.operation)] if store.recalls else []
+    recalled = [store.recall(claim.operation)] if store.has_cache else []
     assert len(read) == 8
     for record in (*read, *recalled):
         assert isinstance(record, Record)

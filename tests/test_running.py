@@ -58,7 +58,7 @@ def test_other_stores(using: str) -> None:
     store = MemoryStore("memory")
     assert store.is_running(an_operation()) is True
     for error in (OperationalError(), DatabaseError()):
-        assert not store.has_ended(error)
+        assert not store.was_ended_by_server(error)
         assert not store.is_busy(error)
     assert [*store.check_live()] == []
     assert connections[using].alias == using

@@ -37,7 +37,7 @@ class KeyAction(Action):
 
     def apply(self, rows: Sequence[Any], given: Mapping[str, Any], by: str) -> Mapping[Any, str]:
         for store in stores.all():
-            for row in rows if store.recalls else ():
+            for row in rows if store.has_cache else ():
                 store.forget(row.key, row.scope)
         chosen = IdempotencyKey._base_manager.using(rows[0]._state.db)
         self.change(chosen.filter(pk__in=[row.pk for row in rows]), given, by)

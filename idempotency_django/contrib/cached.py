@@ -107,7 +107,7 @@ class CachedStore(DatabaseStore):
         prefix: the prefix of the names in the cache.
     """
 
-    recalls: ClassVar[bool] = True
+    has_cache: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -105,7 +105,7 @@ class LeasedRun:
 
     async def outcome(self) -> Outcome:
         """Run it, after waiting for another owner as long as the operation allows."""
-        return await self.wait.last(self._try_once, self.driver.pause)
+        return await self.wait.wait_until_settled(self._try_once, self.driver.pause)
 
     async def _try_once(self) -> Outcome:
         asked_at = time.monotonic()
@@ -126,7 +126,7 @@ class LeasedRun:
         return outcome
 
     async def _acquire(self) -> Claim | Record:
-        if self.store.recalls:
+        if self.store.has_cache:
             known = await self.driver.call(self.store.recall, self.operation)
             if known is not None:
                 return known
@@ -260,7 +260,7 @@ class LeasedRun:
             self.claim.attempt,
             self.operation.name,
         )
-        return await self.wait.last(self._successors, self.driver.pause)
+        return await self.wait.wait_until_settled(self._successors, self.driver.pause)
 
     async def _successors(self) -> Outcome:
         record = await self._record()

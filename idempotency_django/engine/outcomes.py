@@ -347,7 +347,7 @@ class ConflictWait:
         self._looks += 1
         return min(BACKOFF.jittered(self._looks).total_seconds(), left)
 
-    async def last(
+    async def wait_until_settled(
         self,
         look: Callable[[], Awaitable[Outcome]],
         pause: Callable[[float], Awaitable[None]],

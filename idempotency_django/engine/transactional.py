@@ -100,7 +100,7 @@ _FIRST: Final = (
 _ERRORS: Final = 400  # and above: the status of an answer that tells of no success
 
 
-class _Refused(Exception):  # carries the reason out of a transaction
+class _ReplayRefused(Exception):  # carries the reason out of a transaction
     def __init__(self, error: Exception, *, marked: bool) -> None:
         super().__init__()
         self.error = error
@@ -163,7 +163,7 @@ class TransactionalRun:
 
     def try_once(self) -> Outcome:
         """Run it, unless another attempt is at it."""
-        known = self.store.recall(self.operation) if self.store.recalls else None
+        known = self.store.recall(self.operation) if self.store.has_cache else None
         if known is not None:
             recalled = decide(known, self.operation)
             if self.admit is not None and isinstance(recalled, Replayed | Expired):
@@ -195,7 +195,7 @@ class TransactionalRun:
             self._error, result = error, failure(error)  # refused at COMMIT
         except RolledBack as signal:
             result = signal.result
-        except _Refused as refused:
+        except _ReplayRefused as refused:
             if self.after is not None and not refused.marked:  # it has not been called yet
                 transaction.set_rollback(False, using=self.store.using)
             raise refused.error from None
@@ -217,7 +217,7 @@ class TransactionalRun:
             try:
                 self.admit(record)
             except Exception as error:  # noqa: BLE001  # whatever it is, it is raised on outside
-                raise _Refused(error, marked=self._is_marked()) from None
+                raise _ReplayRefused(error, marked=self._is_marked()) from None
         if not (record.counted or record.is_reserved(self.operation)):
             self.store.record_replay(record, self.operation)
 
@@ -256,7 +256,7 @@ class TransactionalRun:
         return result.response
 
     def _diagnosed(self, error: Exception) -> Result:
-        if self.store.has_ended(error):
+        if self.store.was_ended_by_server(error):
             ended = StoreUnavailable()
             ended.__cause__, error = error, ended
         self._error = _diagnose(error, self.operation.name, self.store.using)

@@ -57,7 +57,7 @@ class Store(ABC):
     forgets_expired: ClassVar[bool] = False
     """Whether the store deletes expired records automatically and needs no purge."""
 
-    recalls: ClassVar[bool] = False
+    has_cache: ClassVar[bool] = False
     """Whether :meth:`recall` is implemented."""
 
     using: str | None = None
@@ -226,7 +226,7 @@ class Store(ABC):
         """Whether an operation that met a busy database is known to be in progress elsewhere."""
         return True
 
-    def has_ended(self, error: BaseException) -> bool:
+    def was_ended_by_server(self, error: BaseException) -> bool:
         """Whether an error says that the server ended the transaction, because it took too long."""
         return False
 

@@ -433,7 +433,7 @@ class DatabaseStore(Store):
     # Transactions.
 
     def transaction(self, *, after: ExitStack | None = None) -> AbstractContextManager[None]:
-        return StoreTransaction(self._dialect, whole=True, after=after)
+        return StoreTransaction(self._dialect, spans_operation=True, after=after)
 
     @contextmanager
     def durable(self, what: str) -> Iterator[None]:
@@ -454,8 +454,8 @@ class DatabaseStore(Store):
     def is_busy(self, error: BaseException) -> bool:
         return self._dialect.is_busy(error)
 
-    def has_ended(self, error: BaseException) -> bool:
-        return self._dialect.has_ended(error)
+    def was_ended_by_server(self, error: BaseException) -> bool:
+        return self._dialect.was_ended_by_server(error)
 
     def on_commit(self, function: Callable[[], object]) -> None:
         transaction.on_commit(function, using=self.using, robust=True)

@@ -35,8 +35,8 @@ def translate_error(
     """
     if dialect.is_missing(error):
         return ImproperlyConfigured(NOT_MIGRATED.format(using=dialect.using))
-    rolled_back = rolled_back or dialect.has_ended(error)
-    lost = isinstance(error, OperationalError | InterfaceError) or dialect.has_ended(error)
+    ended = dialect.was_ended_by_server(error)
+    lost = ended or isinstance(error, OperationalError | InterfaceError)
     if lost and dialect.is_busy(error):
         in_progress = OperationInProgress()
         in_progress.busy = dialect.locks_database
@@ -44,7 +44,7 @@ def translate_error(
     refused = isinstance(error, InternalError) and dialect.is_read_only(error)
     if lost or refused:
         unavailable = StoreUnavailable()
-        unavailable.rolled_back = rolled_back
+        unavailable.rolled_back = rolled_back or ended
         return unavailable
     return error
 
@@ -102,13 +102,13 @@ class StoreTransaction:
 
     Args:
         dialect: of its database.
-        whole: whether it holds all that is done. What a part of an operation has done elsewhere is
-            not undone with it, so that one has never failed for certain.
+        spans_operation: whether it holds all that the operation does. What an operation has done
+            elsewhere is not undone with a part of it, so that a part has never failed for certain.
         after: given by a caller who has opened the transaction already, and ends it.
     """
 
     dialect: Dialect
-    whole: bool = False
+    spans_operation: bool = False
     after: ExitStack | None = None
     _atomic: transaction.Atomic = field(init=False)
     _pipeline: Pipeline | None = field(default=None, init=False)
@@ -116,7 +116,7 @@ class StoreTransaction:
 
     def __enter__(self) -> None:
         dialect = self.dialect
-        if self.whole:
+        if self.spans_operation:
             if self.after is not None:  # one that is to roll back accepts no statement before
                 self.after.callback(dialect.release)
             dialect.begin()
@@ -169,7 +169,7 @@ class StoreTransaction:
             if self._pipeline is not None:
                 self._pipeline.end()
         finally:
-            if self.whole and self.after is None:
+            if self.spans_operation and self.after is None:
                 self.dialect.release()
 
     def _meaning(self, fault: BaseException) -> BaseException:
@@ -178,10 +178,10 @@ class StoreTransaction:
             fault.foreign = True
         if self._committed or not isinstance(fault, DatabaseFault):
             return fault
-        if self.whole and self.dialect.is_busy(fault):
+        if self.spans_operation and self.dialect.is_busy(fault):
             return OperationInProgress(REFUSED_MESSAGE)
         stopped = self._pipeline is not None and self._pipeline.stopped_before_commit
-        if stopped or self.dialect.has_ended(fault):
+        if stopped or self.dialect.was_ended_by_server(fault):
             return translate_error(self.dialect, fault, rolled_back=True)
         unsure = isinstance(fault, OperationalError | InterfaceError)
         return StoreUnavailable(UNCONFIRMED_MESSAGE) if unsure else fault

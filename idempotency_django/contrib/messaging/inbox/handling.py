@@ -285,8 +285,8 @@ class OwnRecord(Store):
     def is_running(self, operation: Operation) -> bool:
         return False  # who holds the lock of the database is not handling this message
 
-    def has_ended(self, error: BaseException) -> bool:
-        return self._store.has_ended(error)
+    def was_ended_by_server(self, error: BaseException) -> bool:
+        return self._store.was_ended_by_server(error)
 
     def on_commit(self, function: Callable[[], object]) -> None:
         self._store.on_commit(function)

@@ -88,7 +88,7 @@ class Dialect(ABC):
         self.combine = combine
         """Whether several statements may be sent in one message."""
         self.sql = statements(self.vendor, connections[using].ops.quote_name)
-        self._held = threading.local()
+        self._open = threading.local()
 
     def _cursor(self) -> AbstractContextManager[Any]:
         return connections[self.using].cursor()
@@ -211,17 +211,17 @@ class Dialect(ABC):
 
     def begin(self) -> None:
         """A transaction begins, maybe within another one; :meth:`release` follows each."""
-        self._held.depth = getattr(self._held, "depth", 0) + 1
+        self._open.depth = getattr(self._open, "depth", 0) + 1
 
-    def hold(self, lock: Any) -> None:
+    def remember_lock(self, lock: Any) -> None:
         """The running transaction holds something that its end does not free."""
-        self._held.locks = [*getattr(self._held, "locks", []), lock]
+        self._open.locks = [*getattr(self._open, "locks", []), lock]
 
     def release(self) -> None:
         """Free what the transaction holds, when the outermost has ended."""
-        self._held.depth -= 1
-        if not self._held.depth and (locks := getattr(self._held, "locks", [])):
-            self._held.locks = []
+        self._open.depth -= 1
+        if not self._open.depth and (locks := getattr(self._open, "locks", [])):
+            self._open.locks = []
             self.free(locks)
 
     def free(self, locks: Sequence[Any]) -> None:
@@ -270,7 +270,7 @@ class Dialect(ABC):
         """Whether a database error says that a table or a column does not exist."""
         return self.code(error.__cause__) in self.missing
 
-    def has_ended(self, error: BaseException) -> bool:
+    def was_ended_by_server(self, error: BaseException) -> bool:
         """Whether a database error says that the server ended the transaction as too long."""
         return isinstance(error, DatabaseFault) and self.code(error.__cause__) in self.ended
 

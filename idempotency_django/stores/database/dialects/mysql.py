@@ -73,7 +73,9 @@ class MySQL(Dialect):
         [[locked]] = self._rows("lock_key", {"lock": name})
         if not locked:
             return False
-        self.hold(name)  # a session may hold a lock several times, and must release it as often
+        self.remember_lock(
+            name
+        )  # a session may hold a lock several times, and must release it as often
         return True
 
     @staticmethod

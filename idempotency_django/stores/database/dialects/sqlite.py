@@ -26,14 +26,14 @@ class SQLite(Dialect):
         }
     )
 
-    def __init__(self, using: str, **options: bool) -> None:
-        super().__init__(using, **options)
+    def __init__(self, using: str, *, combine: bool = True) -> None:
+        super().__init__(using, combine=combine)
         # Those of open transactions in this process, of all threads: no other can read them.
         self._claims: set[tuple[str, str]] = set()
 
     def claimed(self, claim: Claim) -> None:
         self._claims.add((claim.key, claim.scope))
-        self.hold((claim.key, claim.scope))
+        self.remember_lock((claim.key, claim.scope))
 
     def is_claimed(self, key: str, scope: str) -> bool:
         return (key, scope) in self._claims
