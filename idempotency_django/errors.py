@@ -18,7 +18,6 @@
     ├── FingerprintMismatch        422  the key was used before, for a different request
     ├── ResponseNotStored          409  executed before, but its answer was not kept
     ├── ResponseExpired            409  executed before; its answer is gone, but not its key
-    ├── AnswerNotAcceptable        406  executed before, but its answer is in another form
     ├── PreconditionFailed         412  ``If-Match`` or ``If-None-Match`` does not hold
     ├── PreconditionRequired       428  a change must say which version it is meant for
     ├── ConcurrentModification     409  the object was changed after it was loaded
@@ -200,7 +199,7 @@ class FingerprintMismatch(IdempotencyError):
 class ResponseNotStored(IdempotencyError):
     """The operation was executed before, but its answer was not kept.
 
-    It was streamed, too large, or a page that contains its visitor's CSRF token, or a CSP nonce.
+    It was streamed, too large, or a page of HTML.
     """
 
     status = 409
@@ -209,7 +208,7 @@ class ResponseNotStored(IdempotencyError):
     state = "executed"
     default_detail = (
         "The operation with this idempotency key was executed and is not executed again. Its "
-        "response was not stored, because it was streamed, too large, or a page for one visitor. "
+        "response was not stored, because it was streamed, too large, or a page of HTML. "
         "Look up the result instead of retrying."
     )
 
@@ -224,20 +223,6 @@ class ResponseExpired(IdempotencyError):
     default_detail = (
         "The operation with this idempotency key was executed and is not executed again. Its "
         "response has expired. Look up the result instead of retrying."
-    )
-
-
-class AnswerNotAcceptable(IdempotencyError):
-    """The operation was executed before, and ``Accept`` does not admit the form of its answer."""
-
-    status = 406
-    slug = "not-acceptable"
-    title = "Stored response not acceptable"
-    state = "executed"
-    default_detail = (
-        "The operation with this idempotency key was executed and is not executed again. Its "
-        "response was stored in a media type that this request does not accept. Retry with the "
-        "Accept header of the first request."
     )
 
 
@@ -442,7 +427,6 @@ class DeliveryTooLarge(IdempotencyError):
 
 __all__ = [
     "AlreadyProcessed",
-    "AnswerNotAcceptable",
     "ClaimLost",
     "ConcurrentModification",
     "DeadLettered",

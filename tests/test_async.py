@@ -96,7 +96,7 @@ async def create(request: HttpRequest) -> HttpResponseBase:
             return None  # type: ignore[return-value]
         case "template":
             template = engines["django"].from_string("n={{ n }}")
-            return TemplateResponse(request, template, {"n": 1}, status=201)
+            return TemplateResponse(request, template, {"n": 1}, "text/plain", status=201)
         case "stream":
             return StreamingHttpResponse(chunks(), status=201, headers={"Location": "/e/1"})
     return JsonResponse({"reference": reference}, status=201, headers={"Location": "/e/1"})
@@ -334,11 +334,12 @@ class TestProtected:
         assert effects(reference) == 2
 
     def test_stored_error(self, either: Any) -> None:
-        """With ``should_store=store_errors`` a raised 404 is stored."""
+        """With ``should_store=store_errors`` a raised 404 is final. Its page is not stored."""
         key = new_key()
-        first = post(either, "/keeps-errors/", key, "404")
-        assert first.status_code == 404
-        assert_replays(first, post(either, "/keeps-errors/", key, "404"))
+        assert post(either, "/keeps-errors/", key, "404").status_code == 404
+        assert record(key).response_status == 404
+        again = post(either, "/keeps-errors/", key, "404")
+        assert_problem(again, 409, "response-not-stored")
         assert effects("404") == 1
 
     @pytest.mark.parametrize("url", ["/function/", "/class/", "/unmarked/"])

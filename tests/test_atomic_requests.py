@@ -154,7 +154,9 @@ def missing(request: HttpRequest) -> HttpResponse:
 
 def handler404(request: HttpRequest, exception: Exception) -> HttpResponse:
     """A page for what is missing, with something from the database on it."""
-    return HttpResponse(f"{Effect.objects.filter(reference='before').count()}", status=404)
+    return HttpResponse(
+        f"{Effect.objects.filter(reference='before').count()}", "text/plain", status=404
+    )
 
 
 def asks_the_database(error: Exception, context: Any) -> Response | None:

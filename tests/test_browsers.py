@@ -44,7 +44,7 @@ def plain(request: HttpRequest) -> HttpResponse:
 
 @idempotent
 async def in_async(request: HttpRequest) -> HttpResponse:
-    return HttpResponse(request.POST["reference"])
+    return HttpResponse(request.POST["reference"], "text/plain")
 
 
 urlpatterns = [

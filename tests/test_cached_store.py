@@ -46,7 +46,7 @@ class Broken(LocMemCache):
 @idempotent
 def order(request: HttpRequest) -> HttpResponse:
     Effect.objects.create(reference="a")
-    return HttpResponse(b"\x00\xff", status=201, headers={"Location": "/orders/1"})
+    return HttpResponse(b"\x00\xff", "text/plain", status=201, headers={"Location": "/orders/1"})
 
 
 @idempotent(mode="leased")

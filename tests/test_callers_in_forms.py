@@ -18,7 +18,6 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from tests.models import Effect
 from tests.support import assert_problem, effects, is_replay, new_key
@@ -103,14 +102,3 @@ def test_file_that_was_read(client: Client) -> None:
     assert (first.status_code, first.json()["files"]) == (201, [["scan", "one"]])
     assert is_replay(retry)
     assert_problem(other, 422, "mismatch")
-
-
-def test_key_in_a_form_that_was_read(client: Client) -> None:
-    """A form of the browsable API still brings its key."""
-    key = new_key()
-    browser = {"Accept": "text/html"}
-    filled = form(idempotency_key=key)
-    assert client.post("/uploads/", filled, headers=browser).status_code == 201
-    assert IdempotencyKey.objects.get().key == key
-    missing = client.post("/uploads/", form(), headers=browser)
-    assert missing.status_code == 400

@@ -154,7 +154,7 @@ class JSONOnly(Plain):
 
     def post(self, request: Request) -> HttpResponse:
         Effect.objects.create(reference="raw")
-        return HttpResponse(request._request.body)
+        return HttpResponse(request._request.body, "text/plain")
 
 
 class Extra(Plain):

@@ -90,7 +90,7 @@ def noticed(do: Callable[[], object], **policy: Any) -> list[Effect]:
     @part_of_view
     def view(request: HttpRequest) -> HttpResponse:
         do()
-        return HttpResponse("done")
+        return HttpResponse("done", "text/plain")
 
     with effects_outside() as effects:
         assert send(view).content == b"done"
@@ -253,7 +253,7 @@ class TestNetwork:
         async def view(request: HttpRequest) -> HttpResponse:
             async with httpx.AsyncClient() as client:
                 await client.post(f"http://localhost:{server}/")
-            return HttpResponse("done")
+            return HttpResponse("done", "text/plain")
 
         async def both() -> list[Effect]:
             with effects_outside() as effects:
@@ -378,7 +378,7 @@ class TestSteps:
         def view(request: Any) -> HttpResponse:
             request.idempotency.step("charge", charge)
             httpx.post(f"http://localhost:{server}/second")
-            return HttpResponse("done")
+            return HttpResponse("done", "text/plain")
 
         def charge() -> str:
             Row.objects.create(reference="a")
@@ -420,7 +420,7 @@ class TestSteps:
         @idempotent
         async def view(request: HttpRequest) -> HttpResponse:
             await sync_to_async(Row.objects.create)(reference="a")
-            return HttpResponse("done")
+            return HttpResponse("done", "text/plain")
 
         with effects_outside() as effects:
             send(async_to_sync(view))
@@ -688,7 +688,7 @@ class TestNoFalseAlarm:
 
         @idempotent
         def view(request: HttpRequest) -> HttpResponse:
-            return HttpResponse(request.FILES["file"].read()[:1])
+            return HttpResponse(request.FILES["file"].read()[:1], "text/plain")
 
         with effects_outside() as effects, tempfile.TemporaryFile() as file:
             file.write(b"a" * 3_000_000)

@@ -37,12 +37,12 @@ LONG = Policy(ttl=HOUR, key_ttl=DAY)
 
 def charge(request: HttpRequest) -> HttpResponse:
     Effect.objects.create(reference="a")
-    return HttpResponse("charged", status=201)
+    return HttpResponse("charged", "text/plain", status=201)
 
 
 async def acharge(request: HttpRequest) -> HttpResponse:
     await Effect.objects.acreate(reference="a")
-    return HttpResponse("charged", status=201)
+    return HttpResponse("charged", "text/plain", status=201)
 
 
 class Mixed(IdempotentViewMixin, APIView):

@@ -32,7 +32,7 @@ class Unseen(View):
     """Answers in its ``dispatch()``, so that its handler, which is protected, does not run."""
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        return HttpResponse("done")
+        return HttpResponse("done", "text/plain")
 
     def post(self, request: HttpRequest, rest: str) -> HttpResponse:
         raise AssertionError
@@ -43,7 +43,7 @@ def no_response(request: HttpRequest, rest: str) -> Any:
     """Returns no response."""
     if request.headers.get("X-Broken"):
         return None
-    return HttpResponse("done")
+    return HttpResponse("done", "text/plain")
 
 
 def consumed(request: HttpRequest, rest: str) -> Any:

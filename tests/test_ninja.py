@@ -689,7 +689,7 @@ def test_openapi(serve: Serve) -> None:
     assert [each["name"] for each in described["parameters"]] == ["trace", "Idempotency-Key"]
     assert described["parameters"][1]["required"]
     responses = described["responses"]
-    assert set(responses) == {"201", "400", "406", "409", "422", "503"}
+    assert set(responses) == {"201", "400", "409", "422", "503"}
     assert "Idempotent-Replayed" in responses["201"]["headers"]
     assert responses["409"]["description"] == "Conflict"
     assert set(responses["409"]["content"]) == {"application/json", "application/problem+json"}

@@ -27,7 +27,7 @@ def refreshed(request: HttpRequest, response: HttpResponse) -> HttpResponse:
 
 
 def create(request: HttpRequest) -> HttpResponse:
-    return HttpResponse(json.dumps({"id": Effect.objects.create(reference="a").pk}))
+    return HttpResponse(json.dumps({"id": Effect.objects.create(reference="a").pk}), "text/plain")
 
 
 async def later(request: HttpRequest, response: HttpResponse) -> HttpResponse:
@@ -35,14 +35,17 @@ async def later(request: HttpRequest, response: HttpResponse) -> HttpResponse:
 
 
 def rebuilt(record: Any, request: HttpRequest) -> HttpResponse:
-    return HttpResponse(b'{"id": 17}')
+    return HttpResponse(b'{"id": 17}', "text/plain")
 
 
 urlpatterns = [
     path(
         "rebuilt/", idempotent(on_replay=refreshed, max_response_bytes=0, rebuild=rebuilt)(create)
     ),
-    path("another/", idempotent(on_replay=lambda request, response: HttpResponse("{}"))(create)),
+    path(
+        "another/",
+        idempotent(on_replay=lambda request, response: HttpResponse("{}", "text/plain"))(create),
+    ),
     path("wrong/", idempotent(on_replay=lambda request, response: None)(create)),
 ]
 

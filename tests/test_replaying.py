@@ -67,7 +67,7 @@ def paid(order: str) -> None:
 
 def done(reference: str = "a", using: str = "default") -> HttpResponse:
     Effect.objects.using(using).create(reference=reference)
-    return HttpResponse("done", status=201)
+    return HttpResponse("done", "text/plain", status=201)
 
 
 @csrf_exempt
@@ -135,7 +135,7 @@ def odd(request: HttpRequest) -> HttpResponse:
             request.session["visits"] = Calls.count
         case "unique":
             User.objects.create(username="erin")
-    return HttpResponse("done")
+    return HttpResponse("done", "text/plain")
 
 
 def odd_hook() -> None:
@@ -156,9 +156,9 @@ def outside(view: Any) -> Any:
         if request.GET.get("around") == "raise" and Calls.count > 1:
             raise ValueError("the second time")
         if request.GET.get("around") == "status" and Calls.count > 1:
-            return HttpResponse("changed", status=200)
+            return HttpResponse("changed", "text/plain", status=200)
         if request.GET.get("around") == "throttle" and Calls.count > 1:
-            return HttpResponse("later", status=429)
+            return HttpResponse("later", "text/plain", status=429)
         return view(request)
 
     return around
@@ -188,7 +188,7 @@ def other_status(request: HttpRequest) -> HttpResponse:
 @idempotent(should_store=lambda request, response: False)
 def unstored(request: HttpRequest) -> HttpResponse:
     Calls.count += 1
-    return HttpResponse(f"{Calls.count}")
+    return HttpResponse(f"{Calls.count}", "text/plain")
 
 
 @csrf_exempt
@@ -199,7 +199,7 @@ def of_other_format(request: HttpRequest) -> HttpResponse:
 
 @idempotent
 async def asynchronous(request: HttpRequest) -> HttpResponse:
-    return HttpResponse("done")
+    return HttpResponse("done", "text/plain")
 
 
 @csrf_exempt
@@ -228,9 +228,9 @@ def by_token(request: Any) -> HttpResponse:
 @idempotent
 def leave(request: HttpRequest) -> HttpResponse:
     if not request.user.is_authenticated:
-        return HttpResponse("who are you?", status=401)
+        return HttpResponse("who are you?", "text/plain", status=401)
     logout(request)
-    return HttpResponse("bye")
+    return HttpResponse("bye", "text/plain")
 
 
 in_ninja = ways.operation(lambda request: done(), auth=None)

@@ -76,14 +76,16 @@ def create(request: HttpRequest) -> Any:
             return HttpResponse(status=204)
         case "stream":
             return StreamingHttpResponse(iter([b"one"]))
-    return HttpResponse(f"done: {reference} ü", status=201, headers={"Location": "/e/1"})
+    return HttpResponse(
+        f"done: {reference} ü", "text/plain", status=201, headers={"Location": "/e/1"}
+    )
 
 
 async def acreate(request: HttpRequest) -> HttpResponse:
     await Effect.objects.acreate(reference="a")
     if behaviour:
         await sync_to_async(behaviour.pop())()
-    return HttpResponse("done", status=201)
+    return HttpResponse("done", "text/plain", status=201)
 
 
 class DRF(IdempotentViewMixin, APIView):

@@ -50,12 +50,12 @@ def answer(request: HttpRequest) -> HttpResponse:
     status = int(request.GET.get("status", 201))
     if status == 0:
         raise LookupError
-    return HttpResponse("done", status=status)
+    return HttpResponse("done", "text/plain", status=status)
 
 
 async def aanswer(request: HttpRequest) -> HttpResponse:
     await Effect.objects.acreate(reference="a")
-    return HttpResponse("done", status=int(request.GET.get("status", 201)))
+    return HttpResponse("done", "text/plain", status=int(request.GET.get("status", 201)))
 
 
 @idempotency_exempt
@@ -345,7 +345,7 @@ def cached(view: Any) -> Any:
 
     @functools.wraps(view)
     def cached(request: HttpRequest) -> HttpResponse:
-        return HttpResponse("cached")
+        return HttpResponse("cached", "text/plain")
 
     return cached
 

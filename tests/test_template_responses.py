@@ -84,7 +84,8 @@ async def araising(request: HttpRequest, error: str) -> HttpResponse:
 
 def page(request: HttpRequest) -> HttpResponse:
     Effect.objects.create(reference="a")
-    return TemplateResponse(request, engines["django"].from_string(PAGE), {"title": "Done"})
+    template = engines["django"].from_string(PAGE)
+    return TemplateResponse(request, template, {"title": "Done"}, content_type="text/plain")
 
 
 urlpatterns = [

@@ -40,14 +40,14 @@ pytestmark = pytest.mark.urls(__name__)
 @idempotent
 def charge(request: HttpRequest) -> HttpResponse:
     Effect.objects.using(request.GET.get("using", "default")).create(reference="a")
-    return HttpResponse(request.body, status=201)
+    return HttpResponse(request.body, "text/plain", status=201)
 
 
 @csrf_exempt
 def careless(request: HttpRequest) -> HttpResponse:
     using = request.GET.get("using", "default")
     Effect.objects.using(using).create(reference="a")
-    return HttpResponse(Effect.objects.using(using).count(), status=201)
+    return HttpResponse(Effect.objects.using(using).count(), "text/plain", status=201)
 
 
 @csrf_exempt

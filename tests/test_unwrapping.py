@@ -51,11 +51,11 @@ class Middleware(MiddlewareMixin):
 
 
 def view(request: HttpRequest) -> HttpResponse:
-    return HttpResponse("once")
+    return HttpResponse("once", "text/plain")
 
 
 async def aview(request: HttpRequest) -> HttpResponse:
-    return HttpResponse("once")
+    return HttpResponse("once", "text/plain")
 
 
 DECORATORS: dict[str, Any] = {

@@ -32,7 +32,6 @@ from idempotency_django.http import bodies as streams
 from idempotency_django.http.bodies import body_of
 from idempotency_django.policy import fingerprints
 from idempotency_django.policy.invocation import Hashed
-from idempotency_django.policy.keys import FORM_FIELD
 from tests.models import Effect
 from tests.support import assert_problem, assert_replays, new_key
 
@@ -552,32 +551,6 @@ class TestRestFramework:
     def test_refused_after_a_file(self, client: Client, how: str, refused: Any, way: str) -> None:
         """With a key, a form that a parser refuses is answered as without one, read or not."""
         assert_answered_alike(client, f"/{how}/{way}/", refused)
-
-    @pytest.mark.parametrize("way", ["by_files", "by_nothing"])
-    @pytest.mark.parametrize(
-        "refused", [many_files, many_fields, broken_part], ids=lambda make: make.__name__
-    )
-    def test_refused_page(self, client: Client, refused: Any, way: str) -> None:
-        """The look for the hidden key of a browsable page's form refuses nothing either."""
-        client.raise_request_exception = False
-        page = {"Accept": "text/html"}
-        responses = [
-            send(client, url, refused(), FORM, None, headers=page)
-            for url in (f"/unprotected/{way}/", f"/drf/{way}/")
-        ]
-        expected = 201 if way == "by_nothing" else 400
-        assert [response.status_code for response in responses] == [expected, expected]
-
-    @pytest.mark.parametrize("way", [by_body, by_files], ids=lambda way: way.__name__)
-    def test_page_as_bytes(self, client: Client, way: Any, settings: Any) -> None:
-        """A view may take the bytes of a browsable page's form, whose key is found in it."""
-        settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10_000
-        key = new_key()
-        body = encode_multipart("b", {FORM_FIELD: key, "file": upload(CONTENT)})
-        for _ in "ab":
-            url, page = f"/drf/{way.__name__}/", {"Accept": "text/html"}
-            assert send(client, url, body, FORM, None, headers=page).status_code == 201
-        assert effects() == 1
 
     @pytest.mark.parametrize("size", [10, 400])
     @pytest.mark.parametrize("url", ["/streamed/", "/file/", "/no-parser/"])

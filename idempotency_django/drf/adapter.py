@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
-from typing import Any, Final
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse, QueryDict
@@ -15,7 +15,7 @@ from django.utils.datastructures import MultiValueDict
 from rest_framework.exceptions import APIException
 from rest_framework.parsers import FileUploadParser, FormParser, MultiPartParser
 from rest_framework.permissions import BasePermission
-from rest_framework.renderers import BaseRenderer, BrowsableAPIRenderer, HTMLFormRenderer
+from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Empty, Request
 from rest_framework.response import Response
 
@@ -30,7 +30,6 @@ from ..http.messages import (
     mark_refusal,
     refuse_result,
     render,
-    response_of,
     status_of,
     without_own_frames,
 )
@@ -39,7 +38,7 @@ from ..http.serving import serve
 from ..policy import Policy, resolve
 from ..policy.fingerprints import is_json, media_type_of
 from ..policy.invocation import Body, Form, Hashed, Invocation, Parsed
-from ..stores.records import Payload, Record
+from ..stores.records import Record
 
 
 class IdempotencyAPIException(APIException):
@@ -70,15 +69,6 @@ def problem(view: Any, error: IdempotencyError, dialect: Dialect | None = None) 
     return response
 
 
-PAGES: Final = (BrowsableAPIRenderer, HTMLFormRenderer)
-"""Renderers of HTML pages, which contain the user's name and the CSRF token."""
-
-
-def is_page(negotiated: Any) -> bool:
-    """Whether such a page was negotiated for a request, or made as its response."""
-    return isinstance(getattr(negotiated, "accepted_renderer", None), PAGES)
-
-
 class ProblemRenderer(BaseRenderer):
     """Problems have a media type of their own (RFC 9457), and one form for all frameworks."""
 
@@ -107,14 +97,6 @@ def render_with(renderer: BaseRenderer, view: Any, response: Any) -> Response:
     made.renderer_context = view.get_renderer_context()  # type: ignore[attr-defined]
     made.render()
     return made
-
-
-def data_renderer(view: Any) -> BaseRenderer | None:
-    """The renderer of the view's that a page of the browsable API shows the answer of."""
-    for renderer in view.get_renderers():
-        if not isinstance(renderer, PAGES) and not hasattr(renderer, "get_template_names"):
-            return renderer  # type: ignore[no-any-return]
-    return None
 
 
 class StoredResponse(Response):
@@ -240,32 +222,10 @@ class DRFAdapter(Adapter):
         hook = defining_module(view_class, "rebuild_idempotent_response")
         return bool(hook) or super().can_rebuild(policy)
 
-    def refuse_unacceptable(self, payload: Payload) -> None:
-        if not self._shows_as_page(payload):
-            super().refuse_unacceptable(payload)
-
-    def storable_response(self, response: HttpResponseBase) -> HttpResponseBase | None:
-        if not is_page(response):
-            return super().storable_response(response)
-        renderer = data_renderer(self.view)
-        return render_with(renderer, self.view, response) if renderer else None
-
-    def replayed(self, payload: Payload, policy: Policy) -> HttpResponseBase:
-        response = response_of(payload, policy)
-        if not self._shows_as_page(payload):
-            return response
-        content = StoredResponse(response).data
-        del response["Content-Type"]
-        return Response(content, response.status_code, headers=response.headers)
-
     def native(self, response: HttpResponseBase) -> HttpResponseBase:
         if isinstance(response, Response) or not isinstance(response, HttpResponse):
             return response
         return StoredResponse(response)
-
-    def _shows_as_page(self, payload: Payload) -> bool:
-        """Whether a replay is rendered as a page for this request, with its user and its token."""
-        return is_page(self.request) and bool(payload.body) and _is_json(payload.headers)
 
     def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
         # Not rendered here: within ATOMIC_REQUESTS the transaction is still to roll back, and a
@@ -284,7 +244,6 @@ class DRFAdapter(Adapter):
             return given if given is finished else finalize(request, given, *args, **kwargs)
 
         finished = finalize(self.request, response, *self.view.args, **self.view.kwargs)
-        self.is_page_response = isinstance(getattr(finished, "accepted_renderer", None), PAGES)
         self.view.finalize_response = once
         return finished  # type: ignore[no-any-return]
 

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from django.core.exceptions import ImproperlyConfigured
 from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
-from rest_framework.renderers import BrowsableAPIRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -27,10 +26,9 @@ from ..http.replays import check_object
 from ..http.status import describe_operation, record_of
 from ..http.unwrapping import checked, is_async, name_of
 from ..http.wrapping import log_unreached, register_framework, replace_handler
-from ..policy import UNSAFE_METHODS, Policy, keys
+from ..policy import UNSAFE_METHODS, Policy
 from ..stores.records import Record
 from .adapter import IdempotencyAPIException, serve_view
-from .forms import key_in_form, with_keys
 
 __all__ = [
     "IdempotencyAPIException",
@@ -117,13 +115,6 @@ class IdempotentViewMixin:  # see below
         # everything that initial() checks, in subclasses too.
         replace_handler(self, request, partial(serve_view, policy))
 
-    def perform_content_negotiation(self, *args: Any, **kwargs: Any) -> Any:
-        renderer, media_type = super().perform_content_negotiation(*args, **kwargs)  # type: ignore[misc]
-        if isinstance(renderer, BrowsableAPIRenderer):
-            renderer_class: Any = type(renderer)
-            renderer.__class__ = with_keys(renderer_class)
-        return renderer, media_type
-
     # For subclasses to override.
 
     def get_idempotency_policy(self) -> Policy | None:
@@ -133,15 +124,9 @@ class IdempotentViewMixin:  # see below
         return self.idempotency_policies.get(name, self.idempotency_policy)
 
     def get_idempotency_key(self) -> str | None:
-        """The key as the client sent it; ``None``: it sent none.
-
-        The default reads the key header, or the hidden field in the forms of the browsable API.
-        """
+        """The key as the client sent it; ``None``: it sent none."""
         view: Any = self
-        header = key_header(view.request._request)
-        if header is None or keys.is_made_up(header):  # a browser's own key is new each time
-            return key_in_form(view.request) or header
-        return header
+        return key_header(view.request._request)
 
     def get_idempotency_scope(self) -> str | None:
         """The scope that the key is unique in; ``None``: the policy's."""

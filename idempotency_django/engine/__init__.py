@@ -7,7 +7,6 @@ operation and a function that executes it, and matches the :data:`Outcome` they 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import Final
@@ -70,7 +69,6 @@ def run(
     recover: Recover,
     *,
     atomic: Atomic | None = None,
-    undo: Callable[[], object] = nullcontext,
     admit: Admit | None = None,
 ) -> Outcome:
     """Execute the operation once, or return the outcome of its earlier execution.
@@ -88,9 +86,6 @@ def run(
         recover: called after the rollback with what ``execute`` raised; returns the answer, or
             raises the error again. A payload in its answer is stored.
         atomic: the transactions that the caller wants around ``execute``; ``None``: none.
-        undo: without a lease, called when what ``execute`` did was rolled back: before ``recover``,
-            or when the transactions of ``atomic`` have ended. It takes back what no database knows
-            of. It is not called when it is unknown whether the transaction was committed.
         admit: called with the record before a replay is counted and announced; what it raises
             refuses the replay, and leaves this function.
 
@@ -103,13 +98,9 @@ def run(
     """
 
     if not conf.around_execution:
-        return run_unobserved(
-            store, operation, execute, recover, atomic=atomic, undo=undo, admit=admit
-        )
+        return run_unobserved(store, operation, execute, recover, atomic=atomic, admit=admit)
     with observed(operation) as execution:
-        outcome = run_unobserved(
-            store, operation, execute, recover, atomic=atomic, undo=undo, admit=admit
-        )
+        outcome = run_unobserved(store, operation, execute, recover, atomic=atomic, admit=admit)
         execution.end_with(outcome)
     return outcome
 
@@ -121,14 +112,13 @@ def run_unobserved(
     recover: Recover,
     *,
     atomic: Atomic | None = None,
-    undo: Callable[[], object] = nullcontext,
     admit: Admit | None = None,
 ) -> Outcome:
     """:func:`run` without the context managers of the settings around it."""
     wanted: Operation | None = operation
     while wanted is not None:
         if wanted.lease is None:
-            once = TransactionalRun(store, wanted, execute, recover, atomic, undo, admit)
+            once = TransactionalRun(store, wanted, execute, recover, atomic, admit)
             outcome = once.try_once() if wanted.wait is None else once.outcome(wanted.wait)
         else:
             driver, around = Blocking(execute), (atomic or _NONE).around_handler(store)

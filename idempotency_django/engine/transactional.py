@@ -118,7 +118,6 @@ class TransactionalRun:
         execute: executes it.
         recover: turns what the handler raised into an answer, or raises it again.
         atomic: the caller's transactions, in which the claim is made; ``None``: there are none.
-        undo: takes back what no database knows of.
         admit: raises to refuse a replay.
     """
 
@@ -133,7 +132,6 @@ class TransactionalRun:
         execute: Execute,
         recover: Recover,
         atomic: Atomic | None,
-        undo: Callable[[], object],
         admit: Admit | None,
     ) -> None:
         self.store = store
@@ -142,7 +140,6 @@ class TransactionalRun:
         self.recover = recover
         self.atomic = atomic
         self.after = None if atomic is None else atomic.around_claim(store)
-        self.undo = undo
         self.admit = admit
         self._claimed = False
         self._committed = False
@@ -293,7 +290,7 @@ class TransactionalRun:
         if self._committed or isinstance(error, UNCERTAIN_ERRORS):
             return
         if isinstance(error, Exception):
-            self._settle_later(failure(error))
+            self._settle(failure(error))
 
     def _after_rollback(self, result: Result) -> Result:
         """The result of a rollback, done or left to the caller's transaction."""
@@ -304,9 +301,8 @@ class TransactionalRun:
                         result = self.recover(self._error)
             finally:
                 # Until then the caller's transaction shows what was done in it.
-                self.after.callback(self._settle_later, result)
+                self.after.callback(self._settle, result)
             return result
-        self.undo()
         try:
             if self._error is not None:
                 result = self.recover(self._error)
@@ -325,10 +321,6 @@ class TransactionalRun:
             yield
         finally:
             transaction.set_rollback(True, using=self.store.using)
-
-    def _settle_later(self, result: Result) -> None:
-        self.undo()
-        self._settle(result)
 
     def _settle(self, result: Result) -> None:
         _settle_rolled_back(self.store, self.claim, result, pinned=self.execution.pinned)

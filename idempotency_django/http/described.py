@@ -7,7 +7,6 @@ from typing import Any, Final, get_args
 
 from ..conf import conf
 from ..errors import (
-    AnswerNotAcceptable,
     FingerprintMismatch,
     IdempotencyError,
     KeyGuessable,
@@ -206,7 +205,6 @@ def problems_of(policy: Policy, method: str) -> Iterator[type[IdempotencyError]]
     if keys.reads_header(policy.key):
         yield from (KeyMalformed, KeyGuessable)
     yield from (OperationInProgress, ResponseNotStored, FingerprintMismatch, StoreUnavailable)
-    yield AnswerNotAcceptable
     if policy.reserved:
         yield ResponseExpired
     if policy.on_interrupted == "hold":

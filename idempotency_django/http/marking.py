@@ -25,7 +25,6 @@ from django.http.response import HttpResponseBase
 from ..conf import conf
 from ..engine import Executed
 from ..errors import (
-    AnswerNotAcceptable,
     DeadLettered,
     FingerprintMismatch,
     IdempotencyError,
@@ -46,7 +45,6 @@ _REFUSALS: Final[tuple[tuple[type[IdempotencyError], str], ...]] = (
     (FingerprintMismatch, "mismatch"),
     (ResponseExpired, "expired"),
     (ResponseNotStored, "not-replayed"),
-    (AnswerNotAcceptable, "not-replayed"),
     (OperationHeld, "held"),
     (DeadLettered, "held"),
     (KeyRefused, "refused"),

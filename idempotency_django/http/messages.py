@@ -6,7 +6,6 @@ import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
 from http.client import responses as reasons
@@ -33,14 +32,6 @@ from ..stores.records import REASON, Operation, Payload, Record
 from .bodies import body_of
 from .dialects import Dialect, project_dialect
 from .marking import mark, refused
-from .replays import (
-    CSRF_USED,
-    CsrfTokenTracker,
-    nonce_is_in,
-    nonce_of,
-    note_form,
-    refuse_unacceptable,
-)
 from .routes import name_of_route
 
 
@@ -300,7 +291,6 @@ def problem_response(error: IdempotencyError, dialect: Dialect | None = None) ->
 
 logger = logging.getLogger("idempotency_django")
 
-_NOTHING: Final = nullcontext()
 _OURS: Final = "idempotency_django."
 
 
@@ -312,21 +302,12 @@ class Adapter(ABC):
         request: the request as the framework's own views know it.
         method: the request's method.
         policy: the view's policy, resolved; it is known from :func:`~.serving.serve` on.
-        is_page_response: whether the answer is a page about it, with the visitor's name and tokens.
-        tokens: tells the CSRF tokens that the view gives out from those that were given out before
-            it; ``None``: there were none.
     """
 
     http_request: HttpRequest
     request: Any
     method: str
     policy: Policy
-    is_page_response: bool = False
-    tokens: CsrfTokenTracker | None = None
-
-    def tracking_tokens(self) -> AbstractContextManager[None]:
-        """The block, which belongs to the view, may give out CSRF tokens."""
-        return self.tokens.track() if self.tokens else _NOTHING
 
     def header(self) -> str | None:
         """The key as the client sent it; ``None`` when it sent none."""
@@ -371,25 +352,6 @@ class Adapter(ABC):
         """Raise to refuse a replay to a caller who would be refused with a new key."""
         if policy.check_replay is not None:
             refuse_result(policy.check_replay(self.request, record), "check_replay of a policy")
-
-    def refuse_unacceptable(self, payload: Payload) -> None:
-        """Refuse a replay in a form that the request does not accept.
-
-        Raises:
-            AnswerNotAcceptable: the request does not accept the form.
-        """
-        refuse_unacceptable(self.http_request, payload)
-
-    def storable_response(self, response: HttpResponseBase) -> HttpResponseBase | None:
-        """The answer in a form for retries; ``None``: the answer is for one visitor, once."""
-        tokens = self.tokens or CsrfTokenTracker(self.http_request)
-        if tokens.shown_in(response) or nonce_is_in(response, self.http_request):
-            return None
-        return response
-
-    def replayed(self, payload: Payload, policy: Policy) -> HttpResponseBase:
-        """The stored answer."""
-        return response_of(payload, policy)
 
     def native(self, response: HttpResponseBase) -> HttpResponseBase:
         """A response of this package, of the class that the framework's views return."""
@@ -468,7 +430,7 @@ def result_of(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> R
     else:
         if unwanted:
             return Result(response, None, error=unwanted, failed=response.status_code >= 500)
-        payload = _payload(adapter, response, policy)
+        payload = _labelled(adapter.http_request, response, policy)
     return Result(response, payload)
 
 
@@ -482,28 +444,17 @@ def reason_not_to_store(adapter: Adapter, response: HttpResponseBase, policy: Po
     return ""
 
 
-def _payload(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> Payload:
-    """The payload of a response; a tombstone for a page that was made for one visitor."""
-    meta = adapter.http_request.META
-    storable = response
-    given_out = adapter.tokens or CSRF_USED in meta or nonce_of(adapter.http_request)
-    if adapter.is_page_response or given_out:
-        suitable = adapter.storable_response(response)
-        if suitable is None:
-            return replace(payload_of(response, policy), body=None)
-        storable = suitable
-    payload = payload_of(storable, policy)
-    if hasattr(adapter.http_request, "LANGUAGE_CODE") and not storable.has_header(LANGUAGE):
-        # LocaleMiddleware would label a replay with the language of the retry.
-        labels = [(LANGUAGE, language)] if (language := get_language()) else []
-        payload = replace(payload, headers=(*payload.headers, *labels))
-    if meta.get("HTTP_ACCEPT", "*/*") == "*/*":
-        return payload  # any form suits
-    return note_form(adapter.http_request, payload, response.get("Content-Type", ""))
+def _labelled(request: HttpRequest, response: HttpResponseBase, policy: Policy) -> Payload:
+    """The payload with its language: LocaleMiddleware would label a replay with the retry's."""
+    payload = payload_of(response, policy)
+    is_labelled = not hasattr(request, "LANGUAGE_CODE") or response.has_header(LANGUAGE)
+    if is_labelled or not (language := get_language()):
+        return payload
+    return replace(payload, headers=(*payload.headers, (LANGUAGE, language)))
 
 
 def payload_of(response: HttpResponseBase, policy: Policy) -> Payload:
-    """The payload of a response; a tombstone if it was streamed or is too large."""
+    """The payload of a response; a tombstone if it was streamed, is too large, or is a page."""
     unwanted: frozenset[str] = NEVER_STORED_HEADERS
     if conf.exclude_headers:
         unwanted = unwanted.union(name.lower() for name in conf.exclude_headers)
@@ -511,9 +462,19 @@ def payload_of(response: HttpResponseBase, policy: Policy) -> Payload:
     if response.reason_phrase != reasons.get(response.status_code, UNKNOWN_REASON):
         headers.append((REASON, response.reason_phrase))
     body = None
-    if isinstance(response, HttpResponse):
+    if isinstance(response, HttpResponse) and not _is_page(response):
         body = response.content if len(response.content) <= policy.max_response_bytes else None
     return Payload(response.status_code, tuple(headers), body)
+
+
+def _is_page(response: HttpResponse) -> bool:
+    """Whether it is a page, which may show its visitor's name, CSRF token or nonce.
+
+    Redirects and empty responses carry ``text/html``, too, and show nothing.
+    """
+    if 300 <= response.status_code < 400 or not response.content:
+        return False
+    return response.get("Content-Type", "").lower().startswith("text/html")
 
 
 def shows_refused_form(response: HttpResponseBase) -> bool:
@@ -559,8 +520,7 @@ def result_of_error(
     """The result for the engine of a view's error; its payload is made after the rollback."""
 
     def payload() -> Payload:
-        with adapter.tracking_tokens():  # it may be called later than the recovery
-            return _payload(adapter, render(response), policy)
+        return _labelled(adapter.http_request, render(response), policy)
 
     status = response.status_code
     kept = payload if 400 <= status < 500 and _wanted(adapter, response, policy) else None

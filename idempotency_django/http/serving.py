@@ -50,11 +50,10 @@ from .messages import (
     has_body,
     mark_replay,
     principal_of,
+    response_of,
     result_of,
     result_of_error,
 )
-from .replays import CSRF_USED, CsrfTokenTracker
-from .sessions import SessionSnapshot, save_session
 from .status import UNKNOWN, accepted_response
 
 logger = logging.getLogger("idempotency_django")
@@ -106,17 +105,16 @@ def serve(
 
     setattr(request, PLANNED, True)
     asked_at = time.monotonic()
-    store, before = plan.store, SessionSnapshot(request)
+    store = plan.store
     atomic = transactions if transactions and transactions.aliases else None
     try:
         outcome = engine.run(
             store,
             plan.operation,
-            partial(_execute, adapter, policy, plan, before),
+            partial(_execute, adapter, policy),
             partial(_recover, adapter, policy),
             atomic=atomic,
-            undo=before.restore,
-            admit=partial(_admit, adapter, policy),
+            admit=partial(adapter.authorize, policy=policy),
         )
         return _response(adapter, policy, plan, outcome, asked_at)
     except IdempotencyError as error:
@@ -130,33 +128,14 @@ def _running(adapter: Adapter, execution: ExecutionContext) -> Iterator[None]:
     request: Any = adapter.http_request
     request.idempotency = execution
     try:
-        if CSRF_USED in request.META:
-            adapter.tokens = CsrfTokenTracker(request)
-        with adapter.tracking_tokens():
-            yield
+        yield
     finally:
         request.idempotency = None  # a second run needs a claim of its own
 
 
-def _execute(
-    adapter: Adapter,
-    policy: Policy,
-    plan: Plan,
-    before: SessionSnapshot,
-    execution: ExecutionContext,
-) -> Result:
-    """Run the view. In the claim's transaction, what it wrote to the session is saved, too."""
-    request, using = adapter.http_request, plan.store.using
+def _execute(adapter: Adapter, policy: Policy, execution: ExecutionContext) -> Result:
     with _running(adapter, execution):
-        if plan.operation.lease is not None:
-            return result_of(adapter, adapter.respond(), policy)
-        if before.is_cached:
-            before.forget_cached_at_commit(request, using)
-        result = result_of(adapter, adapter.respond(), policy)
-        session = getattr(request, "session", None)
-        if result.payload is not None and getattr(session, "modified", False):
-            save_session(request, using)
-        return result
+        return result_of(adapter, adapter.respond(), policy)
 
 
 async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
@@ -183,7 +162,8 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
             return await sync_to_async(result_of)(adapter, response, policy)
 
     try:
-        recover, admit = partial(_recover, adapter, policy), partial(_admit, adapter, policy)
+        recover = partial(_recover, adapter, policy)
+        admit = partial(adapter.authorize, policy=policy)
         outcome = await engine.arun(plan.store, plan.operation, execute, recover, admit=admit)
         is_complete = isinstance(outcome, Replayed) and has_body(outcome.record)
         if is_complete and policy.on_replay is None:
@@ -199,17 +179,8 @@ def _recover(adapter: Adapter, policy: Policy, error: Exception) -> Result:
     """The result of what the view raised, or its error again."""
     if isinstance(error, IdempotencyError) and not error.foreign:
         raise error  # ours, not the view's
-    with adapter.tracking_tokens():
-        response = adapter.recover(error, policy)
+    response = adapter.recover(error, policy)
     return result_of_error(adapter, response, error, policy)
-
-
-def _admit(adapter: Adapter, policy: Policy, record: Record) -> None:
-    """Allow a replay, or raise the error that the caller gets instead."""
-    adapter.authorize(record, policy)
-    # First who may know of it at all, then in which form.
-    if record.payload is not None and not record.expired:
-        adapter.refuse_unacceptable(record.payload)
 
 
 def _explain(error: IdempotencyError, operation: Operation) -> None:
@@ -297,7 +268,7 @@ def _altered(adapter: Adapter, policy: Policy, response: HttpResponseBase) -> Ht
 def _replay(adapter: Adapter, policy: Policy, record: Record) -> HttpResponseBase:
     payload = record.payload
     if payload is not None and payload.body is not None:
-        return adapter.native(adapter.replayed(payload, policy))
+        return adapter.native(response_of(payload, policy))
     response = adapter.rebuild(record, policy)
     mark_replay(response)
     return response

@@ -347,15 +347,13 @@ class _Sending:
         if status == 429 or self._is_tombstone(retry.response):
             return ""
         is_replay = self._is_replay(retry.response)
-        if is_replay and "html" in first.get("Content-Type", ""):
-            return ""  # rendered again for its reader
         statuses = self._policy.replay_status if self._policy else {}
         different = difference(first, retry.response, statuses)
         is_other_body = different and status == first.status_code and not is_replay
         return "" if is_other_body else "".join(different)
 
     def _is_tombstone(self, response: Any) -> bool:
-        """Whether a response says that the first one was too large to be stored, or streamed."""
+        """Whether a response says that the first one was not stored, such as a stream or a page."""
         content = getattr(response, "content", b"").replace(b"_", b"-")
         is_status = response.status_code == status_of(ResponseNotStored)
         return is_status and ResponseNotStored.slug.encode() in content

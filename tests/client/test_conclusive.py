@@ -11,7 +11,6 @@ import pytest
 
 from idempotency_django.client import OutcomeUnknown, key_for
 from idempotency_django.errors import (
-    AnswerNotAcceptable,
     FingerprintMismatch,
     IllegalTransition,
     KeyGuessable,
@@ -54,7 +53,7 @@ STORED = [
 ]
 EXPLAINED = [
     problem(error()) for error in (FingerprintMismatch, ResponseExpired, ResponseNotStored)
-] + [problem(AnswerNotAcceptable())]
+]
 EXPLAINED_IN_BODY = [  # by a server without the header
     problem(error(), with_marker=False) for error in (FingerprintMismatch, ResponseNotStored)
 ]

@@ -50,14 +50,14 @@ def change() -> None:
 
 def view(request: HttpRequest) -> HttpResponse:
     change()
-    return HttpResponse("changed")
+    return HttpResponse("changed", "text/plain")
 
 
 async def asynchronous(request: HttpRequest) -> HttpResponse:
     await Owner.objects.acreate(name=None)
     ticket = await Ticket.objects.aget()
     await ticket.asave()
-    return HttpResponse("changed")
+    return HttpResponse("changed", "text/plain")
 
 
 def fixed(*args: Any, **kwargs: Any) -> str:

@@ -189,7 +189,7 @@ def rejected(request: HttpRequest) -> HttpResponse:
     with transaction.atomic():
         Charge.objects.create(reference="rejected", amount=6)
         transaction.set_rollback(True)
-    return HttpResponse("no", status=422)
+    return HttpResponse("no", "text/plain", status=422)
 
 
 @csrf_exempt

@@ -24,10 +24,11 @@ from django.db import models
 from django.http import Http404
 from django.http.response import HttpResponseBase
 from rest_framework.exceptions import APIException
+from rest_framework.renderers import BrowsableAPIRenderer, HTMLFormRenderer
 from rest_framework.request import Request
 
 from ...drf import IdempotentViewMixin
-from ...drf.adapter import is_page, problem
+from ...drf.adapter import problem
 from ...errors import IdempotencyError
 from ...http.replays import has_object, is_named_by_key, lookup_of
 from ...http.unwrapping import PROTECTED, cached_on, mark_part_of_view, name_of, protect_innermost
@@ -80,7 +81,7 @@ class PreconditionMixin:  # see below
         self, request: Request, response: HttpResponseBase, *args: Any, **kwargs: Any
     ) -> HttpResponseBase:
         response = super().finalize_response(request, response, *args, **kwargs)  # type: ignore[misc]
-        untagged = not (response.has_header("ETag") or is_page(response))
+        untagged = not (response.has_header("ETag") or _is_page(response))
         if untagged and 200 <= response.status_code < 300:
             obj = object_in_response(response)
             if obj is not None and is_compared(self, obj, response.status_code):
@@ -179,13 +180,19 @@ def _conditional(function: Callable[..., Any]) -> Callable[..., Any]:
     return mark_part_of_view(conditional)
 
 
+def _is_page(negotiated: Any) -> bool:
+    """Whether a page of HTML was negotiated for a request, or made as its response."""
+    renderer = getattr(negotiated, "accepted_renderer", None)
+    return isinstance(renderer, BrowsableAPIRenderer | HTMLFormRenderer)
+
+
 def _respond(view: Any, request: Request, run: Run) -> HttpResponseBase:
     """The response of the handler, if the preconditions hold; else 304, 412 or 428."""
     try:
         if not has_object(view):
             _validate_lookup(view, request)
             return run()
-        if request.method in SAFE and is_page(request):
+        if request.method in SAFE and _is_page(request):
             return run()  # it shows its caller and a token: no state's page is like another
         resource = view._resource = _resource_of(view, request)
         if resource.method in SAFE and is_action(view):
