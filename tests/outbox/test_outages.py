@@ -16,7 +16,7 @@ from django.test import override_settings
 
 from idempotency_django.backoff import Backoff
 from idempotency_django.contrib.messaging import (
-    Away,
+    BrokerUnavailable,
     Outgoing,
     Publisher,
     Refused,
@@ -135,7 +135,7 @@ def test_what_was_confirmed_before_an_outage_is_noted(using: str) -> None:
 
     def leave(message: Outgoing) -> None:
         if message.data == 3:
-            raise Away("The broker is restarting.")
+            raise BrokerUnavailable("The broker is restarting.")
 
     publish_each([1, 2, 3, 4], using)
     Broker.refuse = staticmethod(leave)
@@ -182,11 +182,11 @@ def test_refused(using: str, final: bool) -> None:
 def test_publisher_that_does_not_answer(
     using: str, answers: Any, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A publisher that does not answer for each message fails with each of them, which is noted
-    with what to do; other topics go on, and so does the relay.
+    """Messages of a publisher that does not answer for each are dead letters at once, with what to
+    do: they would be sent again and again. Other topics go on, and so does the relay.
     """
     monkeypatch.setattr(Mute, "answers", answers)
-    mute = {"BACKEND": f"{__name__}.Mute", "MAX_ATTEMPTS": 2}
+    mute = {"BACKEND": f"{__name__}.Mute", "MAX_ATTEMPTS": None}
     with outbox(mute=mute, **OTHER):
         publish_to("mute", 1, using)
         publish_to("mute", 2, using)
@@ -195,11 +195,9 @@ def test_publisher_that_does_not_answer(
         relay.drain()
         assert got() == [3]
         assert attempts(using) == {1: 1, 2: 1, 3: 0}
+        assert states(using) == {1: "dead", 2: "dead", 3: "done"}
         message = OutboxMessage.objects.using(using).get(payload="1")
         assert f"Mute.publish() {why}" in message.error
-        make_due(using)
-        relay.drain()
-        assert states(using) == {1: "dead", 2: "dead", 3: "done"}
 
 
 def test_publisher_that_exits(using: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from django.test import override_settings
 
 from idempotency_django.contrib import jobs as enqueueing
 from idempotency_django.contrib.celery import CAUSED_BY, IdempotentTask
-from idempotency_django.contrib.messaging import Away, CeleryPublisher, Relay, publish
+from idempotency_django.contrib.messaging import BrokerUnavailable, CeleryPublisher, Relay, publish
 from idempotency_django.contrib.messaging.models import OutboxMessage
 from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.errors import FingerprintMismatch
@@ -393,7 +393,7 @@ def test_broker_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
             "celery", app=f"{__name__}.client", timeout=timedelta(seconds=1)
         )
         [answer] = publisher.publish([outgoing("a", type="shop.pay", data={})])
-        assert isinstance(answer, Away)
+        assert isinstance(answer, BrokerUnavailable)
         assert "refused" in str(answer)
 
 
@@ -409,7 +409,7 @@ def test_no_exchange(rabbit: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         publisher = CeleryPublisher("celery", app=f"{__name__}.client")
         message = outgoing("a", type="shop.pay", data={})
         [answer] = publisher.publish([message])
-        assert isinstance(answer, Away)
+        assert isinstance(answer, BrokerUnavailable)
         assert "no exchange" in str(answer)
         publisher.close()  # as the relay does
         channel = connection.channel()

@@ -21,7 +21,7 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from idempotency_django.contrib.messaging import Endpoint, Event, HttpPublisher
 from idempotency_django.contrib.messaging.brokers.base import (
-    Away,
+    BrokerUnavailable,
     DeadlineReached,
     Outgoing,
     Refused,
@@ -347,7 +347,7 @@ def test_endpoints_that_cannot_be_asked(error: Exception) -> None:
         patched.setattr(f"{__name__}.endpoint_of", endpoint, raising=False)
         asked = HttpPublisher("orders", endpoint=f"{__name__}.endpoint_of")
         for answer in asked.publish(grouped("a-1", "b-1")):
-            assert isinstance(answer, Away)
+            assert isinstance(answer, BrokerUnavailable)
             assert str(error) in str(answer)
 
 

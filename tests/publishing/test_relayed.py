@@ -14,7 +14,7 @@ from django.db import transaction
 from django.test import override_settings
 
 from idempotency_django.contrib.messaging import (
-    Away,
+    BrokerUnavailable,
     Consumer,
     Deferred,
     Event,
@@ -91,7 +91,7 @@ def test_killed_after_sending(broker: Broker, request: pytest.FixtureRequest) ->
         (ValueError("no"), "pending", 1, timedelta(0)),
         (Refused("busy", delay=timedelta(minutes=10)), "pending", 1, timedelta(seconds=590)),
         (Deferred("busy", delay=timedelta(minutes=10)), "pending", 0, timedelta(seconds=590)),
-        (Away("gone"), "pending", 0, timedelta(0)),
+        (BrokerUnavailable("gone"), "pending", 0, timedelta(0)),
         (Refused("gone", final=True), "dead", 1, None),
     ],
 )
@@ -120,7 +120,7 @@ def test_what_a_publisher_answers(
 
 
 @pytest.mark.usefixtures("memory")
-@pytest.mark.parametrize("error", [Deferred("busy"), Away("gone")])
+@pytest.mark.parametrize("error", [Deferred("busy"), BrokerUnavailable("gone")])
 def test_never_used_up_by_others(error: Exception) -> None:
     """What is not the message's fault never uses up its attempts."""
     Memory.refuse = staticmethod(lambda message: error)

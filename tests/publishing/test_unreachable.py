@@ -19,7 +19,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from idempotency_django.contrib.messaging import KafkaPublisher, KombuPublisher, SqsPublisher
 from idempotency_django.contrib.messaging.brokers.base import (
-    Away,
+    BrokerUnavailable,
     DeadlineReached,
     GroupedBatch,
     Refused,
@@ -47,7 +47,7 @@ def rabbit_broker(rabbit: Server) -> Iterator[Broker]:
 def assert_away(answers: Sequence[Exception | None], *texts: str) -> None:
     """The broker is away, which is said in one of these words, and no message is blamed for it."""
     for answer in answers:
-        assert isinstance(answer, Away)
+        assert isinstance(answer, BrokerUnavailable)
         assert any(text in str(answer) for text in texts), answer
 
 
@@ -368,14 +368,14 @@ def test_grouped_batch() -> None:
     assert first is None
     assert isinstance(other, ValueError)
     for left in (second, last):
-        assert isinstance(left, Away)
+        assert isinstance(left, BrokerUnavailable)
         assert "gone" in str(left)
 
 
 def test_publisher_that_forgets_a_message() -> None:
     """What a publisher has not answered for is never taken for confirmed."""
     [answer] = GroupedBatch(grouped("a-1"), math.inf).answers
-    assert isinstance(answer, Away)
+    assert isinstance(answer, BrokerUnavailable)
 
 
 @pytest.mark.parametrize(

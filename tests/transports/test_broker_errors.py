@@ -12,7 +12,7 @@ import pytest
 from botocore.exceptions import ClientError
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from idempotency_django.contrib.messaging import Away, Refused, SqsPublisher
+from idempotency_django.contrib.messaging import BrokerUnavailable, Refused, SqsPublisher
 from idempotency_django.contrib.messaging.brokers import kafka as kafka_module
 from idempotency_django.contrib.messaging.brokers.kafka import Kafka
 from idempotency_django.contrib.messaging.brokers.loop import Incoming
@@ -197,7 +197,7 @@ class TestSQS:
         }
         refused, away, sent = publisher.publish([outgoing(name) for name in "abc"])
         assert isinstance(refused, Refused)
-        assert isinstance(away, Away)
+        assert isinstance(away, BrokerUnavailable)
         assert "later" in str(away)
         assert sent is None
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...lazy import lazily
 
 if TYPE_CHECKING:
-    from .brokers.base import Away, Deferred, Outgoing, Publisher, Refused
+    from .brokers.base import BrokerUnavailable, Deferred, Outgoing, Publisher, Refused
     from .brokers.celery import CeleryPublisher
     from .brokers.http import Endpoint, HttpPublisher
     from .brokers.kafka import KafkaPublisher
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CONTENT",
     "Accepted",
-    "Away",
+    "BrokerUnavailable",
     "CeleryPublisher",
     "Consumer",
     "ConsumerOptions",
@@ -93,7 +93,7 @@ __getattr__ = lazily(
     globals(),
     {
         "Accepted": "streams",
-        "Away": "brokers.base",
+        "BrokerUnavailable": "brokers.base",
         "CONTENT": "outbox",
         "CeleryPublisher": "brokers.celery",
         "Consumer": "consumers",

@@ -71,7 +71,7 @@ class Outgoing:
         )
 
 
-class Away(Exception):
+class BrokerUnavailable(Exception):
     """The result of a message that could not be sent because of an outage, for example of the
     broker.
 
@@ -147,10 +147,10 @@ class Publisher:
         Returns:
             For each message, in their order, ``None`` if the broker has confirmed it,
             :exc:`Refused` (or any other exception but these) if it is refused, :exc:`Deferred` if
-            it has to wait, and :exc:`Away` during an outage of the broker.
+            it has to wait, and :exc:`BrokerUnavailable` during an outage of the broker.
 
         Raises:
-            Exception: any error counts as :exc:`Away` for all messages: only what is
+            Exception: any error counts as :exc:`BrokerUnavailable` for all messages: only what is
                 answered for a message counts as its attempt. What the broker has confirmed before
                 is sent again.
         """
@@ -162,7 +162,7 @@ class Publisher:
                 except KeyboardInterrupt:
                     raise
                 except BaseException as raised:  # noqa: BLE001  # what was sent before is known
-                    error = away(raised)
+                    error = unavailable(raised)
                 batch.answer(place, error)
         return batch.answers
 
@@ -170,10 +170,10 @@ class Publisher:
         """Send one message, and wait until the broker has confirmed it.
 
         Returns:
-            What :meth:`publish` answers for it. After :exc:`Away`, no other is sent.
+            What :meth:`publish` answers for it. After :exc:`BrokerUnavailable`, no other is sent.
 
         Raises:
-            Exception: any error counts as :exc:`Away`.
+            Exception: any error counts as :exc:`BrokerUnavailable`.
         """
         raise NotImplementedError
 
@@ -189,16 +189,16 @@ class Publisher:
         return []
 
 
-def away(error: BaseException) -> Away:
+def unavailable(error: BaseException) -> BrokerUnavailable:
     """The outage that an error of the client means; ``error`` is its cause."""
-    if isinstance(error, Away):
+    if isinstance(error, BrokerUnavailable):
         return error
     if not isinstance(error, Exception):
         error = RuntimeError(
             f"It raised {ending(error)}, which would end the relay. Raise a subclass of Exception "
             "instead."
         )
-    found = Away(reason(error))
+    found = BrokerUnavailable(reason(error))
     found.__cause__ = error
     return found
 
@@ -245,7 +245,7 @@ class GroupedBatch:
     def answers(self) -> list[Exception | None]:
         """The list that :meth:`Publisher.publish` returns. Unsent messages are not at fault."""
         for place in chain.from_iterable(self._waiting.values()):
-            self._answers[place] = self._end or Away(
+            self._answers[place] = self._end or BrokerUnavailable(
                 "The publisher did not report whether the message was sent."
             )
         return self._answers
@@ -264,7 +264,8 @@ class GroupedBatch:
 
         Args:
             place: the message's.
-            error: what is wrong with it, or :exc:`Away`; ``None``: the broker has confirmed it.
+            error: what is wrong with it, or :exc:`BrokerUnavailable`; ``None``: the broker has
+                confirmed it.
 
         Returns:
             The place of the group's next message, if there is one, and this one was confirmed.
@@ -277,13 +278,13 @@ class GroupedBatch:
             return waiting[0] if waiting else None
         for each in waiting:
             self._answers[each] = error
-        if isinstance(error, Away):
+        if isinstance(error, BrokerUnavailable):
             self.give_up(error)
         return None
 
     def give_up(self, error: Exception) -> None:
         """Send nothing more, because of an outage of the broker."""
-        self._end = away(error)
+        self._end = unavailable(error)
 
     def _is_open(self) -> bool:
         if self._end is None and time.monotonic() >= self._deadline:

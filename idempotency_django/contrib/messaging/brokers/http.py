@@ -25,7 +25,7 @@ from django.utils.module_loading import import_string
 from ....backoff import retry_after
 from ....conf import seconds_of
 from ..events import write_time
-from .base import GroupedBatch, Outgoing, Publisher, Refused, away
+from .base import GroupedBatch, Outgoing, Publisher, Refused, unavailable
 
 PREFIX: Final = "whsec_"
 """The prefix of a secret of Standard Webhooks; Base64 follows."""
@@ -235,7 +235,7 @@ class HttpPublisher(Publisher):
             endpoint = function(message)
             return None if endpoint is None else self._allowed(endpoint)
         except (InterfaceError, OperationalError, ImportError) as error:
-            return away(error)
+            return unavailable(error)
         except Exception as error:  # noqa: BLE001  # any error is the message's
             return error
 

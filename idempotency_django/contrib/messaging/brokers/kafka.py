@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from ....conf import seconds_of
 from ..consumers import Consumer
 from ..databases import reason
-from .base import Away, GroupedBatch, Outgoing, Publisher, away
+from .base import BrokerUnavailable, GroupedBatch, Outgoing, Publisher, unavailable
 from .loop import NO_DEAD_LETTERS, ConsumerOptions, Incoming, Loop, Transport
 
 logger = logging.getLogger("idempotency_django")
@@ -102,7 +102,7 @@ class KafkaPublisher(Publisher):
         while len(producer):  # each is confirmed, or fails, within the timeout
             producer.poll(0.1)
         answers = batch.answers
-        if not any(isinstance(answer, Away) for answer in answers):
+        if not any(isinstance(answer, BrokerUnavailable) for answer in answers):
             self._producer = producer  # else the next call creates a new one
         return answers
 
@@ -117,7 +117,7 @@ class KafkaPublisher(Publisher):
                 error: Exception | None = None
             else:
                 kind = KafkaException(problem)
-                error = kind if problem.code() in _REFUSED else away(kind)
+                error = kind if problem.code() in _REFUSED else unavailable(kind)
             following = batch.answer(place, error)
             if following is not None:
                 self._send(producer, batch, following)

@@ -37,7 +37,7 @@ from kombu.transport import pyamqp
 from ....conf import seconds_of
 from ..consumers import Consumer
 from ..databases import reason
-from .base import Away, Outgoing, Publisher, Refused
+from .base import BrokerUnavailable, Outgoing, Publisher, Refused
 from .loop import BEAT, NO_DEAD_LETTERS, ConsumerOptions, Incoming, Loop, Transport, as_text
 
 
@@ -168,7 +168,7 @@ class KombuPublisher(Publisher):
             )
         except (NotFound, AccessRefused) as error:
             self.close()
-            raise Away(
+            raise BrokerUnavailable(
                 f"RabbitMQ has no exchange {self._exchange!r}, or its user has no write "
                 f"permission: {error}. Declare the exchange, or grant the permission."
             ) from error
@@ -187,7 +187,7 @@ class KombuPublisher(Publisher):
         if self._returned and not self._exchange:
             self.close()
             again = "It is declared again" if self._declare else "Declare it, or leave declare out"
-            raise Away(f"The queue {self._queue!r} no longer exists. {again}.")
+            raise BrokerUnavailable(f"The queue {self._queue!r} no longer exists. {again}.")
         return self._returned.pop() if self._returned else None
 
     def _open(self) -> kombu.Producer:

@@ -17,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from ....conf import seconds_of
 from ....policy.canonical import digest
 from ..consumers import Consumer
-from .base import Away, GroupedBatch, Outgoing, Publisher, Refused
+from .base import BrokerUnavailable, GroupedBatch, Outgoing, Publisher, Refused
 from .loop import ConsumerOptions, Incoming, Loop, Transport
 
 MAX_BATCH: Final = 10
@@ -155,7 +155,7 @@ class SqsPublisher(Publisher):
         for sent in answer.get("Successful", ()):
             batch.answer(int(sent["Id"]), None)
         for failed in answer.get("Failed", ()):
-            kind = Refused if failed.get("SenderFault", True) else Away
+            kind = Refused if failed.get("SenderFault", True) else BrokerUnavailable
             batch.answer(int(failed["Id"]), kind(f"{failed['Code']}: {failed.get('Message')}"))
 
 

@@ -22,7 +22,15 @@ from django.db.models import Count, F, Q, QuerySet
 from ....backoff import Backoff
 from ....conf import conf
 from ....models import DatabaseNow
-from ..brokers.base import Away, DeadlineReached, Deferred, Outgoing, Publisher, Refused, away
+from ..brokers.base import (
+    BrokerUnavailable,
+    DeadlineReached,
+    Deferred,
+    Outgoing,
+    Publisher,
+    Refused,
+    unavailable,
+)
 from ..databases import database, reason, unindexed, with_zone
 from ..models import MessageState, OutboxMessage
 from ..queue import Queue, counted, repeat
@@ -218,21 +226,23 @@ class TopicSender:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001  # it says nothing of any message
-            return [away(error)] * len(messages)
+            return [unavailable(error)] * len(messages)
         if (
             isinstance(answers, Sequence)
             and len(answers) == len(messages)
             and all(answer is None or isinstance(answer, Exception) for answer in answers)
         ):
             return answers
-        wrong = TypeError(
+        # Another attempt would send them again, and end the same way.
+        wrong = Refused(
             f"{type(self.publisher).__name__}.publish() returned {answers!r}. It must return a "
             "list with one result for each message: None if the broker has confirmed it, else an "
-            "exception."
+            "exception.",
+            final=True,
         )
         return [wrong] * len(messages)
 
-    def pause(self, message: OutboxMessage, error: Away) -> None:
+    def pause(self, message: OutboxMessage, error: BrokerUnavailable) -> None:
         """Let the topic wait, longer each time; then the publisher creates a new client."""
         self.suspects.add(_unit_of(message))
         self.failures += 1
@@ -414,7 +424,11 @@ class Relay:
         if time.monotonic() >= deadline:
             return 0
         answered = sender.publish(messages, deadline)
-        tried = [each for each in answered if not isinstance(each[1], Away | DeadlineReached)]
+        tried = [
+            each
+            for each in answered
+            if not isinstance(each[1], BrokerUnavailable | DeadlineReached)
+        ]
         if tried:
             sender.failures = 0
             sent = [message for message, error in tried if error is None]
@@ -423,7 +437,7 @@ class Relay:
             note_sent(batch, topic(sender.name), sent)
             note_failures(batch, topic(sender.name), tried)
         for message, error in answered:
-            if isinstance(error, Away):
+            if isinstance(error, BrokerUnavailable):
                 sender.pause(message, error)
                 batch.note_away(message, error)
                 break
