@@ -20,10 +20,10 @@ from django.test import Client, TransactionTestCase
 from redis import Redis
 
 from idempotency_django import signals
-from idempotency_django.engine import effects
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.testing import effects
 from tests.kafka import kafka as kafka_server
 from tests.rabbit import rabbitmq
 from tests.servers import Server, valkey

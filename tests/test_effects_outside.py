@@ -34,8 +34,8 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from idempotency_django import Policy, idempotent, idempotent_call, part_of_view
-from idempotency_django.engine import effects as module
-from idempotency_django.engine.effects import Effect, effects_outside
+from idempotency_django.testing import effects as module
+from idempotency_django.testing.effects import Effect, effects_outside
 from tests.models import Effect as Row
 from tests.support import new_key
 

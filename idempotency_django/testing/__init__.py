@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from ..lazy import lazily
 
 if TYPE_CHECKING:
-    from ..engine.effects import Effect, effects_outside
     from .clients import IdempotentTestClient, assert_replayed
     from .contract import (
         ANSWER,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     )
     from .crashes import crash
     from .drf import IdempotentAPIClient
+    from .effects import Effect, effects_outside
     from .races import Race, race
     from .writes import assert_no_writes
 
@@ -66,7 +66,7 @@ __getattr__ = lazily(
         "MOMENT": "contract",
         "PATIENCE": "contract",
         "SECOND": "contract",
-        "Effect": ".engine.effects",
+        "Effect": "effects",
         "IdempotentAPIClient": "drf",
         "IdempotentTestClient": "clients",
         "Race": "races",
@@ -75,7 +75,7 @@ __getattr__ = lazily(
         "assert_no_writes": "writes",
         "assert_replayed": "clients",
         "crash": "crashes",
-        "effects_outside": ".engine.effects",
+        "effects_outside": "effects",
         "eventually": "contract",
         "in_threads": "contract",
         "race": "races",

@@ -28,7 +28,6 @@ from django.urls import Resolver404, resolve
 from .. import signals
 from ..checks import Endpoint, endpoint_of
 from ..conf import conf
-from ..engine.effects import DID, Effect, Observed, effects_outside, observed_effects
 from ..errors import ResponseNotStored
 from ..http import serving
 from ..http.messages import meta_name, status_of
@@ -36,6 +35,7 @@ from ..http.routes import readable
 from ..policy import NEVER_STORED, UNSAFE_METHODS, Policy
 from ..policy import resolve as resolved
 from .clients import BODY, copied_body, difference
+from .effects import DID, Effect, OfRequest, effects_of_request, effects_outside
 from .plugin import IGNORE, MARK, OPTION
 from .writes import Effects, Writes, bookkeeping_tables, rehearsal, table_written
 
@@ -135,7 +135,7 @@ class _Repeat:
         self.client: Any = client
         self.request = request
         self.effects = Effects()
-        self.outside: Observed = {}
+        self.outside: OfRequest = {}
         self.response: Any = None
         self.error: Exception | None = None
         self._ignore = ignore
@@ -522,7 +522,7 @@ class Replays:
                 with repeat:
                     if repeat.client is not None:
                         try:
-                            with observed_effects("") as repeat.outside:
+                            with effects_of_request() as repeat.outside:
                                 repeat.response = send(repeat.client, **repeat.request)
                         except Exception as error:  # noqa: BLE001  # the view's, or its middleware's
                             repeat.error = error
@@ -547,7 +547,7 @@ class Replays:
                 await sync_to_async(repeat.__enter__)()
                 try:
                     if repeat.client is not None:
-                        with observed_effects("") as repeat.outside:
+                        with effects_of_request() as repeat.outside:
                             repeat.response = await send(repeat.client, **repeat.request)
                 except Exception as error:  # noqa: BLE001
                     repeat.error = error

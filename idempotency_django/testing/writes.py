@@ -21,8 +21,6 @@ from django.core.cache.backends.locmem import LocMemCache
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..engine.effects import BEFORE_STATEMENT
-
 _TABLE: Final = r"(?:[\"`\w$]+\.)?[\"`]?([\w$]+)"
 _WRITE: Final = re.compile(
     r"(?:INSERT(?:\s+OR\s+\w+|\s+IGNORE)?\s+INTO|REPLACE\s+INTO|MERGE\s+INTO|DELETE\s+FROM"
@@ -34,6 +32,7 @@ _WRITE_BELOW: Final = re.compile(  # not the UPDATE of FOR UPDATE, or of ON CONF
     rf"\b(?:INSERT\s+INTO|DELETE\s+FROM)\s+{_TABLE}|\bUPDATE\s+{_TABLE}[\"`]?\s+SET\b",
     re.IGNORECASE,
 )
+_BEFORE: Final = re.compile(r"(?:\s|/\*(?s:.*?)\*/|--[^\n]*)*+")
 _SAVEPOINT: Final = re.compile(r"(ROLLBACK TO )?SAVEPOINT (\S+)")
 _LAST_LOGIN: Final = re.compile(r"UPDATE \S+ SET [\"`]?last_login[\"`]? = [^,]+ WHERE ")
 _OURS: Final = "idempotency_django"
@@ -55,7 +54,7 @@ def table_written(sql: str) -> str | None:
 
 def _uncommented(sql: str) -> str:
     """A statement without what is before it, such as a comment that names its request."""
-    return re.sub(BEFORE_STATEMENT, "", sql, count=1)
+    return _BEFORE.sub("", sql, count=1)
 
 
 def bookkeeping_tables() -> frozenset[str]:

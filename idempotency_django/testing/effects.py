@@ -1,4 +1,4 @@
-"""Effects that no rollback undoes, noticed while a handler runs.
+"""For tests: effects that no rollback undoes, noticed while a handler runs.
 
 Python's audit events (PEP 578) tell of sockets, processes and files. A hook for them cannot be
 removed, so it is installed only when something is watched for the first time.
@@ -29,14 +29,15 @@ from django.conf import settings
 from django.db import connections
 
 from ..conf import until_settings_change
-from ..stores.atomic_blocks import is_open
-from .context import CURRENT
-from .steps import current_step
+from ..engine.context import current_execution
+from ..engine.steps import current_step
+from ..stores import is_open
+from .writes import table_written
 
 logger = logging.getLogger("idempotency_django")
 
 Kind = Literal["network", "process", "file", "database"]
-Situation = Literal["transactional", "leased", "observed"]
+Situation = Literal["transactional", "leased", ""]
 
 DID: Final[dict[Kind, str]] = {
     "network": "talked to",
@@ -55,7 +56,6 @@ _ADVICE: Final[dict[Situation, str]] = {
         "outside of a step{where}. A retry after an interruption does it again. Make it a step: "
         "request.idempotency.step()."
     ),
-    "observed": "{where}. Each duplicate does it again.",
 }
 
 
@@ -64,12 +64,13 @@ class Effect:
     """Something outside of the handler's transaction. Its ``str()`` says what to do about it.
 
     Attributes:
-        operation: whose handler did it, such as ``"POST /charges/"``.
+        operation: whose handler did it, such as ``"POST /charges/"``; empty: it was noticed in a
+            request, not in a handler.
         kind: ``"network"``, ``"process"``, ``"file"``; or ``"database"``: a write of a leased
             handler outside of a step.
         peer: what it was done to: ``"api.stripe.com:443"``, a program, a file, a table.
         where: the innermost line of the project, such as ``"shop/views.py:12"``; empty: unknown.
-        situation: ``"transactional"``, ``"leased"``, or ``"observed"``.
+        situation: ``"transactional"``, ``"leased"``, or empty as the operation.
     """
 
     operation: str
@@ -81,12 +82,11 @@ class Effect:
     def __str__(self) -> str:
         where = f" at {self.where}" if self.where else ""
         advice = _ADVICE[self.situation].format(where=where)
-        space = "" if self.situation == "observed" else " "
-        return f"{self.operation} {DID[self.kind]} {self.peer}{space}{advice}"
+        return f"{self.operation} {DID[self.kind]} {self.peer} {advice}"
 
 
-Observed = dict[tuple[Kind, str], Effect]
-"""Effects by their kind and line of code."""
+OfRequest = dict[tuple[Kind, str], Effect]
+"""The effects of a request by their kind and line of code: in a loop there may be any number."""
 
 
 @contextmanager
@@ -121,27 +121,19 @@ def effects_outside() -> Iterator[list[Effect]]:
 
 
 @contextmanager
-def observed_effects(operation: str) -> Iterator[Observed]:
-    """Notice the effects of a handler that runs in the block without protection.
-
-    Of each kind and line of code, it keeps the first: in a loop there may be any number.
-
-    Args:
-        operation: what it does, for people.
-    """
+def effects_of_request() -> Iterator[OfRequest]:
+    """Notice the effects of a request that the block sends, whether it is protected or not."""
     _install()
-    noticed: Observed = {}
-    token = _observed.set((operation, noticed))
+    noticed: OfRequest = {}
+    token = _of_request.set(noticed)
     try:
         yield noticed
     finally:
-        _observed.reset(token)
+        _of_request.reset(token)
 
 
 _watches: Final[list[list[Effect]]] = []
-_observed: ContextVar[tuple[str, Observed] | None] = ContextVar(
-    "idempotency_observed", default=None
-)
+_of_request: ContextVar[OfRequest | None] = ContextVar("idempotency_of_request", default=None)
 _here = threading.local()  # busy: the hook itself runs; looked_up: the last host name, and its port
 
 
@@ -152,7 +144,8 @@ def _install() -> None:
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
     look = _EVENTS.get(event)
-    if look is None or not (_watches or _observed.get()) or getattr(_here, "busy", False):
+    is_watched = _watches or _of_request.get() is not None
+    if look is None or not is_watched or getattr(_here, "busy", False):
         return
     _here.busy = True
     try:
@@ -171,18 +164,14 @@ _audit.__cantrace__ = True  # type: ignore[attr-defined]
 
 def _note(kind: Kind, peer: str) -> None:
     """Add an effect to all that want it."""
-    observed = _observed.get()
-    execution = CURRENT.get()
-    if not observed and (execution is None or current_step()):
+    of_request, execution = _of_request.get(), current_execution()
+    if of_request is None and (execution is None or current_step()):
         return
-    where = _place(sys._getframe(), kind, after_commit=bool(observed))
+    where = _place(sys._getframe(), kind, of_request=of_request is not None)
     if where is None:
         return
-    if observed:
-        if kind == "file":
-            peer = "a file"  # whose name may be of a customer; the counts are kept and reported
-        operation, first = observed
-        first.setdefault((kind, where), Effect(operation, kind, peer, where, "observed"))
+    if of_request is not None:
+        of_request.setdefault((kind, where), Effect("", kind, peer, where, ""))
     elif execution is not None:
         situation: Situation = "leased" if execution.operation.lease else "transactional"
         effect = Effect(execution.operation.name, kind, peer, where, situation)
@@ -263,7 +252,9 @@ def _renamed(_: Any, target: Any, *__: Any) -> tuple[Kind, str] | None:
 
 
 def _made_temporary(path: Any) -> None:
-    if _observed.get() or CURRENT.get():  # the handler's: a test's folder is its MEDIA_ROOT
+    if (
+        _of_request.get() is not None or current_execution()
+    ):  # the handler's: a test's folder is its MEDIA_ROOT
         _temporary.append(os.fsdecode(path))
 
 
@@ -300,23 +291,16 @@ _EVENTS: Final[dict[str, Callable[..., tuple[Kind, str] | None]]] = {
     "tempfile.mkdtemp": _made_temporary,
 }
 
-BEFORE_STATEMENT: Final = r"(?:\s|/\*(?s:.*?)\*/|--[^\n]*)*+"
-"""Matches the comments before a statement."""
-_WRITES: Final = re.compile(
-    BEFORE_STATEMENT + r"(?:INSERT\s+INTO|UPDATE|DELETE\s+FROM|REPLACE\s+INTO)\s+[`\"]?(\w+)",
-    re.IGNORECASE,
-)
 _OUR_TABLES: Final = "idempotency_"
 
 
 def _executed(execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
     """Around each statement: note a write that a leased handler commits on its own."""
-    execution = CURRENT.get()
-    if execution and execution.operation.lease and isinstance(sql, str):
-        wrote = _WRITES.match(sql)
-        ours = wrote is None or wrote[1].startswith(_OUR_TABLES)
-        if wrote and not ours and not is_open(context["connection"].alias):
-            _note("database", wrote[1])
+    execution = current_execution()
+    if execution and execution.operation.lease and not is_open(context["connection"].alias):
+        table = table_written(str(sql))
+        if table and not table.startswith(_OUR_TABLES):
+            _note("database", table)
     return execute(sql, params, many, context)
 
 
@@ -343,7 +327,7 @@ _INNOCENT: Final = (
 The database's, a session's and a cache's are here; so are log files, temporary and compiled ones.
 """
 _FROZEN: Final = "<frozen importlib"
-_AROUND_HANDLERS: Final = ("idempotency_django.engine", "idempotency_django.http.shadow")
+_AROUND_HANDLERS: Final = "idempotency_django.engine"
 _OF_ASYNC_CODE: Final = ("asgiref.sync", "thread_handler")
 """Calls what async code awaits. Further out is not that code, but a test that waits for it."""
 _COMMIT_HOOKS: Final = "run_and_clear_commit_hooks"
@@ -353,19 +337,19 @@ _INSTALLED: Final = tuple(
 )
 
 
-def _place(frame: FrameType | None, kind: Kind, *, after_commit: bool) -> str | None:
+def _place(frame: FrameType | None, kind: Kind, *, of_request: bool) -> str | None:
     """The innermost line of the project; ``None``: what happens is no effect of the handler.
 
     Args:
         frame: where it happens.
         kind: what happens.
-        after_commit: whether what is called after a commit is none.
+        of_request: whether what is called after a commit is none.
     """
     where, is_hook = "", False
     while frame is not None:
         code, module = frame.f_code, frame.f_globals.get("__name__", "")
         if code.co_name == _COMMIT_HOOKS:
-            if after_commit:
+            if of_request:
                 return None
             is_hook = True  # the database's frames around it only call what the handler gave them
         if not where:
@@ -374,9 +358,9 @@ def _place(frame: FrameType | None, kind: Kind, *, after_commit: bool) -> str | 
                 return None
             if _is_project(code.co_filename):
                 where = f"{_relative(code.co_filename)}:{frame.f_lineno}"
-        elif not after_commit:
+        elif not of_request:
             break
-        if module in _AROUND_HANDLERS:
+        if module == _AROUND_HANDLERS:
             break
         if not where and (module, code.co_name) == _OF_ASYNC_CODE:
             break
