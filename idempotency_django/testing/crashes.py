@@ -1,25 +1,25 @@
-"""For tests: one request whose process is killed at a chosen moment, and its retry.
-
-:mod:`~idempotency_django.testing.chaos` tries all moments.
-"""
+"""For tests: one request whose process is killed at a chosen moment, and its retry."""
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import dataclass
-from typing import Final, Literal, TypeVar, get_args
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import timedelta
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any, Final, Literal, TypeVar, get_args
 
-from .chaos import (
-    ACKNOWLEDGEMENT,
-    KILL,
-    Child,
-    Strike,
-    end_waits,
-    validate_databases,
-    validate_fork,
-)
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+
+from ..models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet
+from ..stores import Status, stores
+from .races import validate_databases
 from .writes import bookkeeping_tables, table_written
 
 R = TypeVar("R")
@@ -28,21 +28,9 @@ At = Literal["before-effect", "after-effect", "after-commit"]
 _ATTEMPTS: Final = 10
 _PAUSE, _LONGEST_PAUSE = 0.01, 1.0  # seconds
 _BUSY: Final = (409, 503)
-
-
-@dataclass(frozen=True)
-class _Crash(Strike):
-    at: str = ""
-    ignored: frozenset[str] = frozenset()
-
-    def hits(self, passed: Sequence[str], what: str) -> bool:
-        if self.at == "after-commit":
-            return what == ACKNOWLEDGEMENT
-        return any(map(self._writes, passed if self.at == "after-effect" else [what]))
-
-    def _writes(self, what: str) -> bool:
-        table = table_written(what)
-        return table is not None and table not in self.ignored
+_REFUSED: Final = 400  # statuses from here on say that there was no effect
+_LONGEST: Final = 60  # seconds after which a process is ended: it waits for what does not come
+_PAST: Final = timedelta(seconds=1)
 
 
 def crash(send: Callable[[], R], at: At = "after-effect") -> R:
@@ -79,19 +67,81 @@ def crash(send: Callable[[], R], at: At = "after-effect") -> R:
     """
     if at not in get_args(At):
         raise ValueError(f"There is no moment {at!r}. Choose from {', '.join(get_args(At))}.")
-    validate_fork("crash()")
+    if not hasattr(os, "fork"):
+        raise ImproperlyConfigured(
+            "crash() needs os.fork(), which this system does not have. Run the test on Linux or "
+            'macOS, and skip it elsewhere: @pytest.mark.skipif(not hasattr(os, "fork"), '
+            'reason="needs os.fork").'
+        )
     validate_databases("the processes of crash()")
-    with closing(Child(send, _Crash(KILL, at=at, ignored=bookkeeping_tables()))) as child:
-        child.wait()
-    if not child.ended.struck:
-        ending = child.ended.error or "it ended without a write to your tables"
-        raise AssertionError(f"The process was not killed at {at!r}: {ending}.")
+    for connection in connections.all():  # so that the new process has nothing of this one's
+        connection.close()
+        if hasattr(connection, "close_pool"):
+            connection.close_pool()
+    fork = get_context("fork")
+    reader, writer = fork.Pipe(duplex=False)
+    process = fork.Process(target=_run, args=(send, at, writer))
+    with warnings.catch_warnings():
+        # Python warns of threads. The heartbeats know about forks; others should not be there.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    writer.close()
+    process.join()
+    if process.exitcode != -signal.SIGKILL:
+        late = process.exitcode == -signal.SIGALRM
+        end = f"it took longer than {_LONGEST} seconds" if late else reader.recv()
+        raise AssertionError(f"The process was not killed at {at!r}: {end}.")
+    reader.close()
     pause = _PAUSE
     for _ in range(_ATTEMPTS):
-        end_waits()
+        _end_leases()
         response = send()
         if getattr(response, "status_code", 0) not in _BUSY:
             break
         time.sleep(pause)  # the server may not have noticed yet that the process is dead
         pause = min(pause * 2, _LONGEST_PAUSE)
     return response
+
+
+def _run(  # pragma: no cover  # only in a process that is not measured
+    send: Callable[[], object], at: At, writer: Connection
+) -> None:
+    """Send the request in the new process, and say why it was not killed."""
+    gc.freeze()  # what the parent has left for its collector is none of ours
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(_LONGEST)
+    ignored = bookkeeping_tables()
+
+    def around(execute: Any, sql: Any, *arguments: Any) -> Any:
+        table = table_written(str(sql))
+        is_effect = table is not None and table not in ignored
+        if is_effect and at == "before-effect":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = execute(sql, *arguments)
+        if is_effect and at == "after-effect":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    end = "it ended without a write to your tables"
+    try:
+        with ExitStack() as observed:
+            for connection in connections.all():
+                observed.enter_context(connection.execute_wrapper(around))
+            status = getattr(send(), "status_code", 0)
+        if status >= _REFUSED:
+            end = f"HTTP {status}"
+        elif at == "after-commit":
+            os.kill(os.getpid(), signal.SIGKILL)
+    except BaseException as error:  # noqa: BLE001  # whatever the request ends in
+        end = f"{type(error).__name__}: {error}"
+    connections.close_all()
+    writer.send(end)
+
+
+def _end_leases() -> None:
+    """End all leases now, by the clock of the database."""
+    now = DatabaseNow()
+    for using in {store.using for store in stores.all()} - {None}:
+        records = IdempotencyKeyQuerySet(IdempotencyKey, using=using)
+        left = records.filter(status=Status.IN_PROGRESS).exclude(lease_expires_at__lte=now)
+        left.update(lease_expires_at=now - _PAST)

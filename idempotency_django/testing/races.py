@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from ..conf import conf
-from .chaos import validate_databases
 from .writes import bookkeeping_tables, table_written
 
 _PATIENCE: Final = 0.5
@@ -113,3 +113,27 @@ def _run(send: Callable[[], Any], together: threading.Barrier, meeting: _Meeting
     finally:
         meeting.come(wait=False)
         connections.close_all()
+
+
+def validate_databases(what: str) -> None:
+    """Refuse to work where other connections would not see what this one has written.
+
+    Args:
+        what: has those connections, such as ``"the threads of race()"``.
+
+    Raises:
+        ImproperlyConfigured: a transaction is open, or a database is in memory.
+    """
+    for connection in connections.all():
+        if connection.in_atomic_block:
+            raise ImproperlyConfigured(
+                f"A transaction is open on the database {connection.alias!r}, so {what} do not see "
+                "the test's data. Use a TransactionTestCase, or "
+                "pytest.mark.django_db(transaction=True)."
+            )
+        if getattr(connection, "is_in_memory_db", bool)():
+            raise ImproperlyConfigured(
+                f"The database {connection.alias!r} is in the memory of this process, so {what} do "
+                "not see it. Use a file for tests: "
+                'DATABASES["default"]["TEST"] = {"NAME": BASE_DIR / "test.sqlite3"}.'
+            )

@@ -8,8 +8,8 @@ import pytest
 from django.conf import settings
 from django.test import override_settings
 
-from idempotency_django.testing.chaos import Report
 from tests.chaos.flows import OUTBOX
+from tests.chaos.harness import Report
 from tests.chaos.routing import To
 from tests.soak import sizes
 
@@ -39,6 +39,6 @@ def survives(
     def check(report: Report) -> None:
         report.assert_passed()
         with capsys.disabled():
-            print(f"\n{request.node.name}: {str(report).splitlines()[-1]}")
+            print(f"\n{request.node.name}: {report}")
 
     return check

@@ -13,7 +13,7 @@ from idempotency_django.contrib.messaging import (
 from idempotency_django.contrib.messaging.models import OutboxMessage
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.engine.functions import idempotent_call
-from idempotency_django.testing.chaos import Service
+from tests.chaos.harness import Service
 from tests.models import Effect
 
 OUTBOX = {

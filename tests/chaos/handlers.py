@@ -11,7 +11,7 @@ from django.db import router, transaction
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.policy import Policy
-from idempotency_django.testing.chaos import Service, crash_point
+from tests.chaos.harness import Service
 from tests.models import Effect
 
 LEASED = Policy(mode="leased")
@@ -95,14 +95,3 @@ def locks(message: str) -> None:
         raise RuntimeError("Somebody is handling it.")
     unique_name(message)
     Group.objects.filter(name=f"lock of {message}").delete()
-
-
-def elsewhere(message: str) -> None:
-    """Wrong, between two things that chaos does not see by itself."""
-    path = f"the file of {message}"
-    if not Group.objects.filter(name=path).exists():
-        with transaction.atomic(using=router.db_for_write(Effect)):
-            Group.objects.create(name=path)
-            Effect.objects.create(reference=message)
-        crash_point("the upload")
-        Group.objects.create(name=f"{path}, uploaded")

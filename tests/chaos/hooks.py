@@ -17,8 +17,8 @@ from idempotency_django.contrib.messaging import (
 from idempotency_django.contrib.messaging.models import InboxMessage
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.policy import Policy
-from idempotency_django.testing.chaos import Service
 from tests.chaos.handlers import effects
+from tests.chaos.harness import Service
 from tests.models import Effect
 
 provider = Service("provider")

@@ -9,7 +9,7 @@ import pytest
 from idempotency_django.contrib.messaging import Consumer, Event
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.policy import Policy
-from idempotency_django.testing.chaos import Report, Service, chaos
+from tests.chaos.harness import Report, Service, chaos
 from tests.models import Effect
 
 pytestmark = [

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from idempotency_django.testing.chaos import Report, chaos
 from tests.chaos import hooks
 from tests.chaos.conftest import some_trials
+from tests.chaos.harness import Report, chaos
 
 pytestmark = [
     pytest.mark.e2e,

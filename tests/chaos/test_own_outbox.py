@@ -7,9 +7,9 @@ from functools import partial
 
 import pytest
 
-from idempotency_django.testing.chaos import Report, chaos
 from tests.chaos import flows
 from tests.chaos.conftest import some_trials
+from tests.chaos.harness import Report, chaos
 
 pytestmark = [
     pytest.mark.e2e,

@@ -13,8 +13,8 @@ from django.urls import path
 from idempotency_django.contrib.celery import IdempotentTask
 from idempotency_django.decorators import idempotent
 from idempotency_django.policy import Policy
-from idempotency_django.testing.chaos import Report, Service, chaos
 from tests.chaos.handlers import effects
+from tests.chaos.harness import Report, Service, chaos
 from tests.models import Effect
 from tests.soak import first_database
 from tests.support import new_key, post

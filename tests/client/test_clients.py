@@ -16,7 +16,7 @@ from idempotency_django.client import IdempotentClient, OutcomeUnknown, key_for
 from tests.servers import free_port
 
 from .drivers import Driver, Httpx
-from .scripted import CUT, CUT_BODY, Reply, Scripted
+from .scripted import CUT, CUT_BODY, Reply, Scripted, scripted
 
 KEY = key_for("order", 17)
 
@@ -203,14 +203,15 @@ def test_invalid_key(make: Make, server: Scripted, key: Any) -> None:
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_redirects(make: Make, server: Scripted, status: int) -> None:
-    """A request with a key follows no redirect, so that no other address gets the key, and no page
+    """A request with a key follows no redirect, so that no other origin gets the key, and no page
     counts as the response. Other requests do.
     """
-    for method, key, sent in (("POST", KEY, 1), ("POST", None, 2), ("GET", None, 2)):
-        server.script, server.received[:] = [Reply(status, {"Location": "/there/"}), Reply(200)], []
-        response = make().send(method, server.url, key=key, redirects=True)
-        assert response.status_code == (status if key else 200)
-        assert len(server.received) == sent
+    for method, key, sent in (("POST", KEY, 0), ("POST", None, 1), ("GET", None, 1)):
+        with scripted() as other:
+            server.script = [Reply(status, {"Location": f"{other.url}/there/"})]
+            response = make().send(method, server.url, key=key, redirects=True)
+            assert response.status_code == (status if key else 201)
+            assert other.keys == [None] * sent
 
 
 def test_digest(make: Make, server: Scripted) -> None:

@@ -1,4 +1,4 @@
-"""For tests: what becomes of a message when the process that handles it is killed, at each point.
+"""What becomes of a message when the process that handles it is killed, at each point.
 
 :func:`chaos` kills, pauses, duplicates and reorders deliveries to a handler, a view or a task on
 real databases, and counts the effects of each message. It makes processes with ``os.fork()``.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-import re
 import shutil
 import signal
 import sqlite3
@@ -32,18 +31,14 @@ from unittest.mock import patch
 from uuid import uuid4
 from weakref import finalize
 
-from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.apps import apps
-from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, connections
 from django.db.backends.utils import CursorWrapper
 from django.db.models import Count, QuerySet
 
-from ..contrib.messaging.databases import database
-from ..models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet
-from ..stores import Status, stores
-
-__all__ = ["Report", "Service", "Trial", "chaos", "crash_point"]
+from idempotency_django.contrib.messaging.databases import database
+from idempotency_django.models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet
+from idempotency_django.stores import Status, stores
 
 M = TypeVar("M")
 Effects = int | Mapping[str, int]
@@ -63,21 +58,13 @@ SHOWN: Final = 60  # characters of a statement
 HEARTBEAT: Final = "idempotency-heartbeat"
 """The beginning of the names of the threads that renew leases, whenever they are due."""
 
-_UNQUOTED: Final = str.maketrans("", "", '"`')
-_SELECTED: Final = re.compile(r"\bSELECT .*? FROM\b")
-_INSERTED: Final = re.compile(r"(\bINSERT\b.*?INTO \S+) ?\(.*")
-
 
 @dataclass(frozen=True)
 class Strike:
     """A disturbance of a process at the boundary of that number."""
 
     how: str
-    number: int = -1
-
-    def hits(self, passed: Sequence[str], what: str) -> bool:
-        """Whether it happens at the boundary before something, after those that were passed."""
-        return self.number == len(passed)
+    number: int
 
 
 class Boundaries:
@@ -104,7 +91,7 @@ class Boundaries:
             return False
         with self._lock:
             strike = self._strike
-            is_hit = strike is not None and strike.hits(self.passed, what)
+            is_hit = strike is not None and strike.number == len(self.passed)
             self.passed.append(what)
             if strike is None or not is_hit:
                 return False
@@ -141,7 +128,7 @@ class Boundaries:
 
     def _executing(self, execute: Callable[..., Any]) -> Callable[..., Any]:
         def executed(cursor: CursorWrapper, sql: Any, *arguments: Any) -> Any:
-            self.before(shortened(sql))
+            self.before(" ".join(str(sql).split())[:SHOWN])
             return execute(cursor, sql, *arguments)
 
         return executed
@@ -176,25 +163,6 @@ _observed: Boundaries | None = None
 def _before(what: str) -> bool:
     """Pass a boundary, where they are observed; whether the answer gets lost."""
     return _observed is not None and _observed.before(what)
-
-
-def crash_point(name: str) -> None:
-    """Mark a point at which :func:`chaos` is to kill and pause the process; else it does nothing.
-
-    Statements, commits and the calls of a :class:`Service` are such points already. Mark what a
-    process does elsewhere: where it writes a file, or calls a service of its own.
-
-    Args:
-        name: what comes next, for the report, such as ``"the upload"``.
-    """
-    _before(name)
-
-
-def shortened(sql: object) -> str:
-    """The statement on one line without its columns, as much of it as a report has room for."""
-    line = " ".join(str(sql).translate(_UNQUOTED).split())
-    line = _INSERTED.sub(r"\1 (…)", _SELECTED.sub("SELECT … FROM", line, count=1))
-    return line if len(line) <= SHOWN else line[: SHOWN - 1] + "…"
 
 
 _TABLE = "CREATE TABLE done (number INTEGER PRIMARY KEY, reference TEXT, key TEXT UNIQUE)"
@@ -407,25 +375,18 @@ class Child:
                 self.ended.error = f"its process ended with {signal.Signals(number).name}"
 
 
-def _execute(  # pragma: no cover  # only in processes that are not measured, and that are killed
-    call: Callable[[], Any], strike: Strike | None, writer: Connection
-) -> None:
+def _execute(call: Callable[[], Any], strike: Strike | None, writer: Connection) -> None:
     """Execute the function in the new process."""
     gc.freeze()  # what the parent has left for its collector is none of ours
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(LONGEST)
-    execute(call, strike, lambda **said: writer.send(said))
-
-
-def execute(call: Callable[[], Any], strike: Strike | None, tell: Callable[..., object]) -> None:
-    """Call the function, and say how that ended, in the words of :class:`Ended`."""
-    boundaries = Boundaries(strike, lambda what: tell(struck=what))
+    boundaries = Boundaries(strike, lambda what: writer.send({"struck": what}))
     with boundaries.observed():
         error = outcome(call)
         if not error:
             boundaries.before(ACKNOWLEDGEMENT)
     connections.close_all()
-    tell(error=error, passed=boundaries.passed)
+    writer.send({"error": error, "passed": boundaries.passed})
 
 
 def outcome(call: Callable[[], Any]) -> str:
@@ -446,70 +407,11 @@ def close_connections() -> None:
             connection.close_pool()
 
 
-def validate_fork(what: str) -> None:
-    """Refuse to work where processes cannot be made.
-
-    Raises:
-        ImproperlyConfigured: this is Windows.
-    """
-    if not hasattr(os, "fork"):
-        raise ImproperlyConfigured(
-            f"{what} needs os.fork(), which this system does not have. Run the test on Linux or "
-            'macOS, and skip it elsewhere: @pytest.mark.skipif(not hasattr(os, "fork"), '
-            'reason="needs os.fork").'
-        )
-
-
-def validate_databases(what: str) -> None:
-    """Refuse to work where other connections would not see what this one has written.
-
-    Args:
-        what: has those connections, such as ``"the processes of chaos()"``.
-
-    Raises:
-        ImproperlyConfigured: a transaction is open, or a database is in memory.
-    """
-    for connection in connections.all():
-        if connection.in_atomic_block:
-            raise ImproperlyConfigured(
-                f"A transaction is open on the database {connection.alias!r}, so {what} do not see "
-                "the test's data. Use a TransactionTestCase, or "
-                "pytest.mark.django_db(transaction=True)."
-            )
-        if getattr(connection, "is_in_memory_db", bool)():
-            raise ImproperlyConfigured(
-                f"The database {connection.alias!r} is in the memory of this process, so {what} do "
-                "not see it. Use a file for tests: "
-                'DATABASES["default"]["TEST"] = {"NAME": BASE_DIR / "test.sqlite3"}.'
-            )
-
-
 # The report.
 
 
-def _counts(effects: Effects) -> Collection[Any]:
+def _counts(effects: Effects) -> Collection[int]:
     return effects.values() if isinstance(effects, Mapping) else [effects]
-
-
-def counted(effects: Effects, what: str = "effects() returned") -> Effects:
-    """The counts as they are.
-
-    Raises:
-        TypeError: they are none, such as a tuple, which would be compared as a whole.
-    """
-    if not all(isinstance(count, int) for count in _counts(effects)):
-        raise TypeError(
-            f"{what} {effects!r}, which is not a count. It must be an integer, or a dict of "
-            'integers, such as {"entries": 1, "charges": 1}.'
-        )
-    return effects
-
-
-def _in_words(effects: Effects) -> str:
-    """Counts in words: ``1``, or ``entries 1, charges 2``."""
-    if isinstance(effects, Mapping):
-        return ", ".join(f"{name} {count}" for name, count in effects.items())
-    return str(effects)
 
 
 @dataclass
@@ -517,10 +419,8 @@ class Trial:
     """One message, the deliveries of it and their effects.
 
     Attributes:
-        number: of the trial, for ``chaos(…, only=number)``.
         what: what happened to its deliveries, such as ``"killed before COMMIT"``.
         message: the message.
-        expected: what should have been counted.
         effects: what was counted in the end.
         deliveries: how often it was delivered.
         kills: how many of the deliveries were killed.
@@ -528,10 +428,8 @@ class Trial:
         stuck: what the message left in the package's tables that is neither done nor given up.
     """
 
-    number: int
     what: str
     message: Any
-    expected: Effects
     effects: Effects = 0
     deliveries: int = 0
     kills: int = 0
@@ -539,52 +437,32 @@ class Trial:
     stuck: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def failure(self) -> str:
-        """Says what is wrong. If nothing is, it is empty."""
-        wrong = [] if self._as_expected else [f"expected {_in_words(self.expected)}"]
-        if self.error:
-            wrong.append(f"never acknowledged: {self.error}")
-        wrong += [f"{count} {state}" for state, count in self.stuck.items()]
-        return "; ".join(wrong)
-
-    @property
-    def _as_expected(self) -> bool:
-        if isinstance(self.expected, int):
-            return all(count == self.expected for count in _counts(self.effects))
-        return self.effects == self.expected
-
-
-_HEAD = ("trial", "what happened", "deliveries", "effects", "")
+    def is_right(self) -> bool:
+        """Whether it has one effect of each kind, is acknowledged and left nothing."""
+        return {*_counts(self.effects)} == {1} and not (self.error or self.stuck)
 
 
 @dataclass(frozen=True)
 class Report:
-    """The findings of :func:`chaos`; ``str()`` of it is a table with a line for each message.
+    """The findings of :func:`chaos`.
 
     Attributes:
         boundaries: what an undisturbed delivery passes, in order.
         trials: what became of each message.
-        seed: what the order of the messages, and the choice of trials, came from.
     """
 
     boundaries: Sequence[str]
     trials: Sequence[Trial]
-    seed: int
 
     def assert_passed(self) -> None:
-        """Raise an ``AssertionError`` with the table unless :attr:`passed`."""
-        if not self.passed:
-            raise AssertionError(f"Not all messages are as expected.\n\n{self}")
-
-    @property
-    def passed(self) -> bool:
-        """Whether each message has the expected effects, is acknowledged and left nothing."""
-        return bool(self.trials) and not self.failures
+        """Each message has the expected effects, is acknowledged and left nothing."""
+        assert self.trials
+        assert not self.failures, self.failures
 
     @property
     def failures(self) -> list[Trial]:
         """The trials in which something is wrong."""
-        return [trial for trial in self.trials if trial.failure]
+        return [trial for trial in self.trials if not trial.is_right]
 
     @property
     def effects(self) -> set[int]:
@@ -596,32 +474,12 @@ class Report:
         """The number of processes that were killed."""
         return sum(trial.kills for trial in self.trials)
 
-    @property
-    def deliveries(self) -> int:
-        """The number of deliveries."""
-        return sum(trial.deliveries for trial in self.trials)
-
     def __str__(self) -> str:
-        rows = [_HEAD]
-        for trial in self.trials:
-            mark = f"✗ {trial.failure}" if trial.failure else ""
-            effects = _in_words(trial.effects)
-            rows.append((str(trial.number), trial.what, str(trial.deliveries), effects, mark))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            f"{row[0]:>{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:>{widths[2]}}  "
-            f"{row[3]:>{widths[3]}}  {row[4]}".rstrip()
-            for row in rows
-        ]
-        summary = (
+        deliveries = sum(trial.deliveries for trial in self.trials)
+        return (
             f"{len(self.boundaries)} boundaries, {len(self.trials)} messages, "
-            f"{self.deliveries} deliveries, {self.kills} kills, seed {self.seed}: "
+            f"{deliveries} deliveries, {self.kills} kills"
         )
-        summary += f"{len(self.failures)} not as expected. " if self.failures else "all as expected"
-        if self.failures:
-            again = f"only={self.failures[0].number}, seed={self.seed}"
-            summary += f"To repeat one, run chaos(…, {again})."
-        return "\n".join([*lines, "", summary])
 
 
 # The trials.
@@ -635,6 +493,8 @@ _SLOWEST: Final = 3
 least, waits for a process that is paused, so that goes on. So it does after a duplicate that is
 only slow: then the trial has not ended its lease."""
 
+_MESSAGES, _PROCESSES = 6, 3  # of a storm
+
 _WORDS: Final = {KILL: "killed before", PAUSE: "paused before", LOSE: "no answer to"}
 
 
@@ -644,17 +504,11 @@ class _NothingWaits(Exception):
 
 @dataclass
 class Trials(Generic[M]):
-    """The trials of one handler.
-
-    The arguments are those of :func:`~idempotency_django.testing.chaos.chaos`.
-    """
+    """The trials of one handler. The arguments are those of :func:`chaos`."""
 
     deliver: Callable[[M], object]
     message: Callable[[int], M]
     effects: Callable[[M], Effects]
-    expected: Effects
-    recover: Callable[[], object]
-    kills: int
     attempts: int
     chance: random.Random
     boundaries: list[str] = field(default_factory=list)
@@ -668,7 +522,7 @@ class Trials(Generic[M]):
         """
         before = stuck()
         for _ in range(2):
-            trial = self._new(0, "undisturbed, twice")
+            trial = self._new("undisturbed, twice")
             started = time.monotonic()
             self.boundaries = self._redeliver(trial).passed
             self._patience = max(_SHORTEST, _SLOWEST * (time.monotonic() - started))
@@ -676,20 +530,20 @@ class Trials(Generic[M]):
                 self._redeliver(trial)
         return self._ended([trial], before)[0]
 
-    def struck(self, strike: Strike, number: int) -> list[Trial]:
+    def struck(self, strike: Strike) -> list[Trial]:
         """Kill the first delivery, or lose an answer that it gets; deliver until acknowledged."""
-        trial, before = self._new(number), stuck()
+        trial, before = self._new(), stuck()
         self._deliver(trial, strike)
-        self._recover(trial, kills=self.kills - 1)
+        self._recover(trial)
         return self._ended([trial], before)
 
-    def overtaken(self, strike: Strike, number: int) -> list[Trial]:
+    def overtaken(self, strike: Strike) -> list[Trial]:
         """Pause the first delivery, and deliver a duplicate meanwhile; then let it go on.
 
         If the duplicate is refused because of a lease, the lease ends, and the duplicate comes
         again: the first delivery is late then.
         """
-        trial, before, late = self._new(number), stuck(), ""
+        trial, before, late = self._new(), stuck(), ""
         deliver = partial(self.deliver, trial.message)
         with closing(Child(deliver, strike)) as first:
             if first.wait_for_pause():
@@ -704,34 +558,24 @@ class Trials(Generic[M]):
         self._recover(trial)
         return self._ended([trial], before)
 
-    def storm(self, messages: int, processes: int, number: int) -> list[Trial]:
+    def storm(self) -> list[Trial]:
         """Deliver several messages from several processes at once, each in an order of its own."""
-        what = f"{processes} times at once, in any order"
-        storm, before = [self._new(number, what) for _ in range(messages)], stuck()
-        together = get_context("fork").Barrier(processes)
+        storm, before = [self._new("at once, in any order") for _ in range(_MESSAGES)], stuck()
+        together = get_context("fork").Barrier(_PROCESSES)
         with ExitStack() as children:
-            for _ in range(processes):
+            for _ in range(_PROCESSES):
                 order = [trial.message for trial in storm]
                 self.chance.shuffle(order)
                 child = Child(partial(self._deliver_all, order, together.wait))
                 children.callback(child.close)
                 children.callback(child.wait)
         for trial in storm:
-            trial.deliveries += processes
+            trial.deliveries += _PROCESSES
             self._recover(trial)
         return self._ended(storm, before)
 
-    def _new(self, number: int, what: str = "") -> Trial:
-        message = self.message(next(self._numbers))
-        effects = counted(self.effects(message))
-        if any(_counts(effects)):
-            raise ValueError(
-                f"The message {message!r} has effects before its first delivery: "
-                f"{_in_words(effects)}. Each trial needs its own message. Create one for each "
-                'number, such as Event(id=f"e-{number}", …), and count the effects of that '
-                "message only."
-            )
-        return Trial(number, what, message, self.expected)
+    def _new(self, what: str = "") -> Trial:
+        return Trial(what, self.message(next(self._numbers)))
 
     def _deliver(self, trial: Trial, strike: Strike | None = None) -> Ended:
         with closing(Child(partial(self.deliver, trial.message), strike)) as child:
@@ -749,23 +593,19 @@ class Trials(Generic[M]):
             trial.what = trial.what or f"{_WORDS[strike.how]} {where}"
         return ended
 
-    def _recover(self, trial: Trial, kills: int = 0) -> None:
-        """Deliver until the message is acknowledged, once at least; kill the first of these."""
+    def _recover(self, trial: Trial) -> None:
+        """Deliver until the message is acknowledged, once at least."""
         pause, longest = _PAUSES
-        for attempt in range(self.attempts):
-            strike = None
-            if attempt < kills:
-                strike = Strike(KILL, self.chance.randrange(len(self.boundaries)))
-            self._redeliver(trial, strike)
+        for _ in range(self.attempts):
+            self._redeliver(trial)
             if not trial.error:
                 return
             time.sleep(pause)  # a server may not have noticed yet that a process is dead
             pause = min(pause * 2, longest)
 
-    def _redeliver(self, trial: Trial, strike: Strike | None = None) -> Ended:
+    def _redeliver(self, trial: Trial) -> Ended:
         end_waits()
-        self.recover()
-        return self._deliver(trial, strike)
+        return self._deliver(trial)
 
     def _overtake(self, trial: Trial) -> bool:
         """Deliver it with the lease over; whether it was acknowledged, and the owner is late."""
@@ -775,16 +615,12 @@ class Trials(Generic[M]):
                 self._note(trial, child)
         return late
 
-    # These two run only in processes that are not measured.
-
-    def _deliver_late(self, message: M) -> object:  # pragma: no cover
+    def _deliver_late(self, message: M) -> object:
         if not end_waits():
             raise _NothingWaits
         return self.deliver(message)
 
-    def _deliver_all(  # pragma: no cover
-        self, messages: list[M], begin: Callable[[], object]
-    ) -> None:
+    def _deliver_all(self, messages: list[M], begin: Callable[[], object]) -> None:
         begin()
         for message in messages:
             outcome(partial(self.deliver, message))  # what was refused is delivered again later
@@ -792,12 +628,9 @@ class Trials(Generic[M]):
     def _ended(self, trials: list[Trial], before: Counter[str]) -> list[Trial]:
         """Count the effects of messages; what is stuck since then is the last one's."""
         for trial in trials:
-            trial.effects = counted(self.effects(trial.message))
+            trial.effects = self.effects(trial.message)
         trials[-1].stuck = stuck() - before
         return trials
-
-
-_Case = Callable[[int], Sequence[Trial]]
 
 
 def chaos(
@@ -805,31 +638,16 @@ def chaos(
     message: Callable[[int], M],
     effects: Callable[[M], Effects],
     *,
-    expected: Effects = 1,
     disturbances: Collection[str] = DISTURBANCES,
-    kills: int = 1,
-    messages: int = 6,
-    duplicates: int = 3,
     limit: int | None = None,
-    only: int | None = None,
-    seed: int = 0,
-    recover: Callable[[], object] = lambda: None,
     attempts: int = 10,
 ) -> Report:
-    """Kill, pause, duplicate and reorder deliveries of messages, and count their effects. ::
-
-        def test_billing(transactional_db):
-            report = chaos(
-                deliver=billing.handle,
-                message=lambda number: Event(id=f"e-{number}", source="/shop", type="order.paid"),
-                effects=lambda event: Entry.objects.filter(event=event.id).count(),
-            )
-            report.assert_passed()
+    """Kill, pause, duplicate and reorder deliveries of messages, and count their effects.
 
     A delivery is a call of ``deliver`` in a process of its own. It has *boundaries*: before each
-    statement and each commit, before each call of a :class:`Service`, at each :func:`crash_point`,
-    and before the acknowledgement. First, a delivery that is not disturbed shows them. Then each
-    trial has a message of its own and one disturbance:
+    statement and each commit, before each call of a :class:`Service`, and before the
+    acknowledgement. First, a delivery that is not disturbed shows them. Then each trial has a
+    message of its own and one disturbance:
 
     ``"kill"``
         The process is killed (SIGKILL) at a boundary. The message is delivered until it is
@@ -847,60 +665,29 @@ def chaos(
     Args:
         deliver: delivers a message once, or calls a view. When it returns, the message is
             acknowledged. When it raises, or returns a response with a status of 400 or more, it is
-            not, and is delivered again. It may be a coroutine function.
-        message: makes the message of this number. It can write what the message is about.
+            not, and is delivered again.
+        message: makes the message of this number.
         effects: counts what the message has done: how often, or how often each of several things.
-        expected: what it should count.
         disturbances: some of ``"kill"``, ``"pause"``, ``"lose"`` and ``"storm"``.
-        kills: how many deliveries of a message are killed. The second and later ones die at a
-            random boundary.
-        messages: how many messages are in the storm.
-        duplicates: how many processes deliver each of them at once.
         limit: how many trials to make; they are chosen at random. By default all.
-        only: make the trial of this number only.
-        seed: what all chance comes from.
-        recover: called before each further delivery, for example to end leases of your own.
         attempts: how many further deliveries a message has.
-
-    Returns:
-        What became of each message; ``str(report)`` is a table.
-
-    Raises:
-        ImproperlyConfigured: a transaction is open, a database is in memory, or the system has no
-            ``os.fork()``.
-        ValueError: a disturbance is unknown; there is no trial ``only``; or a new message already
-            has effects.
-        TypeError: ``effects`` returns something that is no count, such as a tuple.
     """
-    for unknown in {*disturbances} - {*DISTURBANCES}:
-        raise ValueError(
-            f"There is no disturbance {unknown!r}. Choose from {', '.join(DISTURBANCES)}."
-        )
-    counted(expected, "expected= is")
-    validate_fork("chaos()")
-    validate_databases("the processes of chaos()")
-    trials = Trials(
-        deliver=async_to_sync(deliver) if iscoroutinefunction(deliver) else deliver,
-        message=message,
-        effects=effects,
-        expected=expected,
-        recover=recover,
-        kills=kills,
-        attempts=attempts,
-        chance=random.Random(seed),  # noqa: S311  # it need not be unguessable
-    )
+    chance = random.Random(0)
+    trials = Trials(deliver, message, effects, attempts, chance)
     ended = [trials.undisturbed()]
-    if not ended[0].error:  # else there is nothing that could be disturbed
-        cases = list(_cases(trials, disturbances, messages, duplicates))
-        for number in _chosen(range(1, len(cases) + 1), limit, only, trials.chance):
-            ended += cases[number - 1](number)
-    return Report(trials.boundaries, ended, seed)
+    assert not ended[0].error, ended[0].error
+    cases = list(_cases(trials, disturbances))
+    if limit is not None and limit < len(cases):
+        cases = chance.sample(cases, limit)
+    for case in cases:
+        ended += case()
+    return Report(trials.boundaries, ended)
 
 
 def _cases(
-    trials: Trials[M], disturbances: Collection[str], messages: int, duplicates: int
-) -> Iterator[_Case]:
-    """Every trial there can be, in an order that depends on the boundaries only."""
+    trials: Trials[M], disturbances: Collection[str]
+) -> Iterator[Callable[[], Sequence[Trial]]]:
+    """Every trial there can be."""
     for number, what in enumerate(trials.boundaries):
         if KILL in disturbances:
             yield partial(trials.struck, Strike(KILL, number))
@@ -909,19 +696,4 @@ def _cases(
         if PAUSE in disturbances:
             yield partial(trials.overtaken, Strike(PAUSE, number))
     if STORM in disturbances:
-        yield partial(trials.storm, messages, duplicates)
-
-
-def _chosen(
-    numbers: Sequence[int], limit: int | None, only: int | None, chance: random.Random
-) -> Sequence[int]:
-    if only is not None:
-        if only not in {0, *numbers}:
-            raise ValueError(
-                f"There is no trial {only}: this handler has {len(numbers)} trials. It has "
-                "probably changed, so run all trials again."
-            )
-        return [only] if only else []
-    if limit is not None and limit < len(numbers):
-        return sorted(chance.sample(numbers, limit))
-    return numbers
+        yield trials.storm
