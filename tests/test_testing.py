@@ -317,3 +317,11 @@ def test_in_memory(tried: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "is_in_memory_db", lambda: True, raising=False)
     with pytest.raises(ImproperlyConfigured, match=r"Use a file for tests"):
         tried(sender("/charge/"))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_without_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows has no fork, and the error says so."""
+    monkeypatch.delattr(os, "fork")
+    with pytest.raises(ImproperlyConfigured, match="Linux or macOS"):
+        crash(sender("/charge/"))

@@ -111,15 +111,19 @@ def _run(  # pragma: no cover  # only in a process that is not measured
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(_LONGEST)
     ignored = bookkeeping_tables()
+    is_written = False
 
-    def around(execute: Any, sql: Any, *arguments: Any) -> Any:
+    def around(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
+        nonlocal is_written
         table = table_written(str(sql))
         is_effect = table is not None and table not in ignored
-        if is_effect and at == "before-effect":
+        if is_written or (is_effect and at == "before-effect"):
             os.kill(os.getpid(), signal.SIGKILL)
-        result = execute(sql, *arguments)
+        result = execute(sql, params, many, context)
         if is_effect and at == "after-effect":
-            os.kill(os.getpid(), signal.SIGKILL)
+            if context["connection"].in_atomic_block:  # whose COMMIT may be no statement of its own
+                os.kill(os.getpid(), signal.SIGKILL)
+            is_written = True  # when the rows that it returns are read
         return result
 
     end = "it ended without a write to your tables"
@@ -134,6 +138,8 @@ def _run(  # pragma: no cover  # only in a process that is not measured
             os.kill(os.getpid(), signal.SIGKILL)
     except BaseException as error:  # noqa: BLE001  # whatever the request ends in
         end = f"{type(error).__name__}: {error}"
+    if is_written:
+        os.kill(os.getpid(), signal.SIGKILL)
     connections.close_all()
     writer.send(end)
 
