@@ -1693,7 +1693,7 @@ class TestBudget:
         self.statements(client, "/bare-leased/", key)
         replay = self.statements(client, "/bare-leased/", key)
         if connection.vendor == "postgresql":
-            assert len(replay) == 1, replay
+            assert len(replay) == 2, replay
 
     def test_step(self) -> None:
         """A step is one statement and its transaction."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import uuid
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.db import connection
@@ -28,14 +27,6 @@ pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.urls(__name__),
 ]
-
-
-@pytest.fixture(autouse=True)
-def functions(request: pytest.FixtureRequest, settings: Any) -> None:
-    """Most tests look at plain statements, which are those inside the functions."""
-    backend = "idempotency_django.stores.database.DatabaseStore"
-    options = {"functions": getattr(request, "param", False)}
-    settings.IDEMPOTENCY = {"STORES": {"default": {"BACKEND": backend, "OPTIONS": options}}}
 
 
 @idempotent
@@ -79,13 +70,6 @@ def sent(client: Client, key: str, query: str = "", url: str = "/charges/") -> l
 def test_first_request(client: Client) -> None:
     """A first request claims, completes and commits once."""
     assert sent(client, str(uuid.uuid4())) == documented("The first request")
-
-
-@pytest.mark.parametrize("functions", [True], indirect=True)
-def test_functions(client: Client) -> None:
-    """By functions, a first request claims and completes with one call each."""
-    sent(client, str(uuid.uuid4()))  # a process asks once for the functions
-    assert sent(client, str(uuid.uuid4())) == documented("Server functions")
 
 
 def test_replay(client: Client) -> None:
