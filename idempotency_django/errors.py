@@ -29,9 +29,9 @@
 :exc:`StreamFenced` and :exc:`AlreadyProcessed` are not among them: they end the loop that reads a
 stream.
 
-The slug names the page of the documentation that explains the problem; the status is the
-default of the ``STATUS_CODES`` setting. A wrong configuration is Django's own
-:exc:`django.core.exceptions.ImproperlyConfigured`.
+The slug names the type of the problem, and the page of the documentation that explains it; errors
+that need the same advice share one. The status is the default of the ``STATUS_CODES`` setting. A
+wrong configuration is Django's own :exc:`django.core.exceptions.ImproperlyConfigured`.
 """
 
 from __future__ import annotations
@@ -113,15 +113,15 @@ class KeyMalformed(KeyRefused):
     """The key is not 1-255 visible ASCII characters, or not in the policy's format."""
 
     slug = "key-malformed"
-    title = "Malformed idempotency key"
+    title = "Malformed or guessable idempotency key"
     default_detail = "The idempotency key must be one string of 1-255 visible ASCII characters."
 
 
 class KeyGuessable(KeyRefused):
     """Unauthenticated callers share a scope, so their keys must be unguessable."""
 
-    slug = "key-guessable"
-    title = "Guessable idempotency key"
+    slug = "key-malformed"
+    title = "Malformed or guessable idempotency key"
     default_detail = (
         "Without authentication, only the idempotency key protects the response, so the key must "
         "be unguessable: a random UUID, a ULID, or at least 22 URL-safe characters."
@@ -318,9 +318,9 @@ class ConcurrentModification(IdempotencyError):
     """
 
     status = 409
-    slug = "concurrent-modification"
+    slug = "state-conflict"
     state = "not-executed"
-    title = "Concurrent modification"
+    title = "Conflict with the state of the object"
     retryable = True
     default_detail = (
         "The object was changed by another process after it was loaded, so nothing was written. "
@@ -332,9 +332,9 @@ class IllegalTransition(IdempotencyError):
     """The transition does not start from the object's state; the effect was not run."""
 
     status = 409
-    slug = "illegal-transition"
+    slug = "state-conflict"
     state = "not-executed"
-    title = "Illegal state transition"
+    title = "Conflict with the state of the object"
     default_detail = (
         "This transition does not start from the object's current state, so nothing was done."
     )
@@ -349,8 +349,8 @@ class DeadLettered(IdempotencyError):
     """
 
     status = 409
-    slug = "dead-lettered"
-    title = "Message dead-lettered"
+    slug = "held"
+    title = "Operation held for an operator"
     default_detail = (
         "The handler of this message has used up its attempts, so the message is a dead letter. "
         "It is not handled until an operator releases it. Keep it, for example in a dead-letter "
@@ -388,8 +388,8 @@ class SignatureRefused(IdempotencyError):
     """A webhook was not signed with one of the receiver's secrets, or not lately."""
 
     status = 401
-    slug = "signature-refused"
-    title = "Invalid webhook signature"
+    slug = "delivery-refused"
+    title = "Webhook delivery refused"
     state = "not-executed"
     safe_new_key = True
     default_detail = (
@@ -402,8 +402,8 @@ class DeliveryMalformed(IdempotencyError):
     """A webhook does not say which message it is, or its body could not be read."""
 
     status = 400
-    slug = "delivery-malformed"
-    title = "Malformed webhook delivery"
+    slug = "delivery-refused"
+    title = "Webhook delivery refused"
     state = "not-executed"
     safe_new_key = True
     default_detail = (
@@ -416,8 +416,8 @@ class DeliveryTooLarge(IdempotencyError):
     """The body of a webhook is larger than its receiver takes; it was not read."""
 
     status = 413
-    slug = "delivery-too-large"
-    title = "Webhook delivery too large"
+    slug = "delivery-refused"
+    title = "Webhook delivery refused"
     state = "not-executed"
     safe_new_key = True
     default_detail = (

@@ -133,6 +133,13 @@ def assert_problem(response: HttpResponse, status: int, slug: str) -> dict[str, 
     return problem
 
 
+def assert_guessable(response: HttpResponse) -> None:
+    """The key of an anonymous caller is refused, because it could be guessed."""
+    problem = assert_problem(response, 400, "key-malformed")
+    assert "unguessable" in problem["detail"]
+    assert problem["state"] == "unknown"
+
+
 def cut_connection() -> None:
     """End the connection of this thread, from another one."""
     kill = {"postgresql": "SELECT pg_terminate_backend(%s)", "mysql": "KILL %s"}[connection.vendor]

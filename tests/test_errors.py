@@ -1,4 +1,4 @@
-"""The errors: each with one home, one status, one slug and a text that a person can act on."""
+"""The errors: each with one home, one status, one type and a text that a person can act on."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ def test_docstring_draws_the_tree() -> None:
     }
 
 
-def test_slugs_are_unique() -> None:
-    """No two errors share a page of the documentation."""
-    slugs = [error_class.slug for error_class in CLASSES]
-    assert len(set(slugs)) == len(slugs)
+def test_slugs() -> None:
+    """Each type of problem has one slug and one title, also where several errors share it."""
+    types = {(error_class.slug, error_class.title) for error_class in CLASSES}
+    slugs, titles = {slug for slug, _ in types}, {title for _, title in types}
+    assert len(slugs) == len(titles) == len(types)
     assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", slug) for slug in slugs)
 
 

@@ -23,6 +23,7 @@ from rest_framework.generics import GenericAPIView
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from idempotency_django import errors
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.errors import ResponseExpired, StoreUnavailable, all_errors
@@ -286,23 +287,21 @@ def test_every_problem_is_considered() -> None:
     """Each problem is documented for some endpoint, or named here as none of an endpoint's."""
     of_others = {
         # of consumers, webhooks and preconditions, which have pages of their own
-        *("dead-lettered", "unknown-event-type", "signature-refused", "delivery-malformed"),
-        *("delivery-too-large", "precondition-failed", "precondition-required"),
-        *("concurrent-modification", "illegal-transition"),
+        *(errors.DeadLettered, errors.UnknownEventType, errors.SignatureRefused),
+        *(errors.DeliveryMalformed, errors.DeliveryTooLarge, errors.PreconditionFailed),
+        *(errors.PreconditionRequired, errors.ConcurrentModification, errors.IllegalTransition),
         # of endpoints that cannot be protected
-        "key-unsupported",
+        errors.KeyUnsupported,
         # of the server, 500: a client can do nothing about them
-        *("claim-lost", "steps-changed"),
+        *(errors.ClaimLost, errors.StepsChanged),
     }
     policies = [
         Policy(required=True, on_interrupted="hold"),
         Policy(key_ttl=timedelta(days=7)),
     ]
-    documented = {
-        error.slug for policy in policies for error in problems_of(policy.resolved(), "POST")
-    }
+    documented = {error for policy in policies for error in problems_of(policy.resolved(), "POST")}
     assert documented.isdisjoint(of_others)
-    assert documented | of_others == {error.slug for error in all_errors()}
+    assert documented | of_others == {*all_errors()}
 
 
 @pytest.mark.soak

@@ -13,11 +13,15 @@ from django.urls import path
 from idempotency_django.decorators import idempotent
 from idempotency_django.errors import (
     ConcurrentModification,
+    DeliveryMalformed,
+    DeliveryTooLarge,
     IdempotencyError,
     KeyGuessable,
     KeyRefused,
     OperationInProgress,
+    SignatureRefused,
     StoreUnavailable,
+    UnknownEventType,
     all_errors,
 )
 from idempotency_django.stores.database import DatabaseStore
@@ -59,11 +63,10 @@ def known(problem: dict[str, Any]) -> tuple[str, bool]:
 
 def test_only_refused_keys_are_replaced() -> None:
     """Without knowing more, a new key is safe only where nothing was looked up or executed."""
-    safe = {error.slug for error in all_errors() if error.safe_new_key}
-    refused = {error.slug for error in all_errors(KeyRefused)}
-    refused -= {KeyGuessable.slug}
-    messages = {"unknown-event-type", "signature-refused", "delivery-malformed"}
-    assert safe == refused | messages | {"delivery-too-large"}
+    safe = {error for error in all_errors() if error.safe_new_key}
+    refused = {*all_errors(KeyRefused)} - {KeyGuessable}
+    messages = {UnknownEventType, SignatureRefused, DeliveryMalformed, DeliveryTooLarge}
+    assert safe == refused | messages
     assert all(error.state == "not-executed" for error in all_errors() if error.safe_new_key)
 
 
@@ -71,9 +74,7 @@ def test_rolled_back(client: Client) -> None:
     """The first attempt in a transaction that rolls back leaves nothing in the database. What it
     has done elsewhere is not known, so a new key is not safe.
     """
-    problem = assert_problem(
-        post(client, "/transactional/", new_key()), 409, "concurrent-modification"
-    )
+    problem = assert_problem(post(client, "/transactional/", new_key()), 409, "state-conflict")
     assert effects() == 0
     assert known(problem) == ROLLED_BACK
     assert problem["retryable"]
@@ -81,13 +82,13 @@ def test_rolled_back(client: Client) -> None:
 
 def test_rolled_back_with_a_derived_key(client: Client) -> None:
     """A view that has derived a key for another service may have called it."""
-    problem = assert_problem(post(client, "/deriving/", new_key()), 409, "concurrent-modification")
+    problem = assert_problem(post(client, "/deriving/", new_key()), 409, "state-conflict")
     assert known(problem) == NOT_KNOWN
 
 
 def test_leased_view_that_began(client: Client) -> None:
     """What a leased view did before its error is not known, so a new key is not safe."""
-    problem = assert_problem(post(client, "/leased/", new_key()), 409, "concurrent-modification")
+    problem = assert_problem(post(client, "/leased/", new_key()), 409, "state-conflict")
     assert effects() == 1
     assert known(problem) == NOT_KNOWN
 
@@ -97,7 +98,7 @@ def test_attempt_after_a_leased_one(client: Client) -> None:
     key = new_key()
     with mock.patch(f"{__name__}.ERRORS", [LookupError]), pytest.raises(LookupError):
         post(client, "/leased/", key)
-    problem = assert_problem(post(client, "/transactional/", key), 409, "concurrent-modification")
+    problem = assert_problem(post(client, "/transactional/", key), 409, "state-conflict")
     assert (effects(), problem["safe_new_key"]) == (1, False)
 
 

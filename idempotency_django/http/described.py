@@ -158,7 +158,7 @@ def _add_responses(
     for error in problems_of(policy, method):
         problems.setdefault(str(status_of(error, dialect)), []).append(error)
     for status, errors in sorted(problems.items()):
-        titles = "; ".join(error.title for error in errors)
+        titles = "; ".join(dict.fromkeys(error.title for error in errors))
         response = responses.setdefault(status, {"description": titles})
         if not response.get("description"):
             response["description"] = titles

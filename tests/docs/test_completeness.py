@@ -36,7 +36,7 @@ def described() -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    "error", the_errors(errors.IdempotencyError), ids=lambda error: str(error.slug)
+    "error", the_errors(errors.IdempotencyError), ids=lambda error: error.__name__
 )
 def test_problem(error: type[errors.IdempotencyError]) -> None:
     """The type of each problem names a page, which has the problem's title and status."""

@@ -132,7 +132,8 @@ def test_paid_once(api: Api) -> None:
     assert {answer.headers["ETag"] for answer in answers} == {'"2"'}
     assert api.effects(order, "paid") == 1
     refused = api.send(f"{path}cancel/", another(order))
-    assert (refused.status_code, problem(refused)) == (409, "illegal-transition")
+    assert (refused.status_code, problem(refused)) == (409, "state-conflict")
+    assert "no transition" in refused.json()["detail"]
 
 
 def test_cancelled(api: Api) -> None:
@@ -142,7 +143,7 @@ def test_cancelled(api: Api) -> None:
     for _ in range(2):
         assert api.send(f"{path}cancel/", another(order)).status_code == 200
     refused = api.send(f"{path}pay/", another(order))
-    assert (refused.status_code, problem(refused)) == (409, "illegal-transition")
+    assert (refused.status_code, problem(refused)) == (409, "state-conflict")
     assert "'cancelled'" in refused.json()["detail"]
     assert api.effects(order, "paid") == 0
 

@@ -148,13 +148,13 @@ def test_ids(inbox: Inbox) -> None:
 @pytest.mark.parametrize(
     ("headers", "body", "status", "slug"),
     [
-        ({"webhook-signature": "v1,AAAA"}, None, 401, "signature-refused"),
-        ({"webhook-timestamp": "1"}, None, 401, "signature-refused"),
-        ({"webhook-id": "m-2"}, None, 401, "signature-refused"),
-        (None, body_of("x" * 256), 400, "delivery-malformed"),
-        (None, body_of("order\0paid"), 400, "delivery-malformed"),
-        (None, body_of("\ud800"), 400, "delivery-malformed"),
-        (None, b" " * 10_001, 413, "delivery-too-large"),
+        ({"webhook-signature": "v1,AAAA"}, None, 401, "delivery-refused"),
+        ({"webhook-timestamp": "1"}, None, 401, "delivery-refused"),
+        ({"webhook-id": "m-2"}, None, 401, "delivery-refused"),
+        (None, body_of("x" * 256), 400, "delivery-refused"),
+        (None, body_of("order\0paid"), 400, "delivery-refused"),
+        (None, body_of("\ud800"), 400, "delivery-refused"),
+        (None, b" " * 10_001, 413, "delivery-refused"),
     ],
 )
 def test_refused(inbox: Inbox, headers: Any, body: Any, status: int, slug: str) -> None:
@@ -198,7 +198,7 @@ def test_chunked(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
     response = Hook.as_view()(request)
     assert response.status_code == 400
     problem = json.loads(response.content)
-    assert problem["type"].endswith("delivery-malformed")
+    assert problem["type"].endswith("delivery-refused")
     assert "Transfer-Encoding: chunked" in problem["detail"]
     [record] = [each for each in caplog.records if each.name == "idempotency_django"]
     assert record.levelname == "WARNING"
