@@ -294,7 +294,7 @@ class TestFaults:
         with transaction.atomic():
             claim = store.acquire(operation)
             assert isinstance(claim, Claim)
-            monkeypatch.setattr(type(store._dialect), "acquire", lost)
+            monkeypatch.setattr(type(store._dialect), "claim", lost)
             monkeypatch.setattr(type(store._dialect), "complete", lost)
             monkeypatch.setattr(DatabaseStore, "_rows", property(lost))
             steps = {
@@ -316,7 +316,7 @@ class TestFaults:
                 setattr(cause, *codes[connection.vendor])
             raise OperationalError from cause
 
-        monkeypatch.setattr(type(store._dialect), "acquire", contend)
+        monkeypatch.setattr(type(store._dialect), "claim", contend)
         with pytest.raises(OperationInProgress), store.transaction():
             store.acquire(an_operation())
 

@@ -232,14 +232,18 @@ class DatabaseStore(Store):
 
     def _acquire(self, operation: Operation) -> Claim | Record:
         token, asked_at = new_token(), time.monotonic()
-        acquired = self._dialect.acquire(operation, token)
-        if isinstance(acquired, int):
-            return Claim(operation, 1, token, acquired, asked_at)
-        if acquired is None:  # an insert that is not committed yet holds the key
+        record_id = self._dialect.claim(operation, token)
+        if record_id is not None:
+            return Claim(operation, 1, token, record_id, asked_at)
+        key, scope = operation.key, operation.scope
+        if operation.count_replays and not operation.extend_on_replay:
+            row = self._dialect.replay(operation)
+            if row is not None:
+                return record_of(key, scope, row, counted=True)
+        row = self._dialect.read(key, scope)
+        if row is None:  # an insert that is not committed yet holds the key
             return in_progress(operation)
-        columns, counted = acquired
-        record = record_of(operation.key, operation.scope, columns, counted=counted)
-        return record if counted else self._resolved(operation, record)
+        return self._resolved(operation, record_of(key, scope, row))
 
     def _resolved(self, operation: Operation, record: Record) -> Claim | Record:
         """The record, or a claim where its key is free."""

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from django.db import Error as DatabaseFault
 from django.db import connections
@@ -56,15 +56,6 @@ def values_of(operation: Operation, token: str) -> dict[str, Any]:
         "kept": None if ttl is None else ttl + operation.kept.total_seconds(),
         "lease": None if operation.lease is None else operation.lease.total_seconds(),
     }
-
-
-class Row(NamedTuple):
-    """The row of a key that is taken."""
-
-    columns: tuple[Any, ...]
-    """As ``read`` selects them."""
-    counted: bool = False
-    """Whether this look at it was counted as a replay."""
 
 
 class Dialect(ABC):
@@ -151,22 +142,6 @@ class Dialect(ABC):
         chosen = [row[0] for row in self._rows("choose_purgeable", given)]
         self._execute("purge_steps", {"ids": json.dumps(chosen)})
         return self._execute("purge", {"ids": json.dumps(chosen)})
-
-    def acquire(self, operation: Operation, token: str) -> int | Row | None:
-        """Claim the key of an operation.
-
-        Returns:
-            The id of the new row; or the existing row; or ``None``: an insert that is not
-            committed yet holds the key.
-        """
-        record_id = self.claim(operation, token)
-        if record_id is not None:
-            return record_id
-        columns = self.replay(operation) if counts_in_place(operation) else None
-        if columns is not None:
-            return Row(columns, counted=True)
-        columns = self.read(operation.key, operation.scope)
-        return None if columns is None else Row(columns)
 
     def complete(self, claim: Claim, answer: StoredPayload) -> bool:
         """Store the answer of a claim, if it is its owner's."""
@@ -284,8 +259,3 @@ class Dialect(ABC):
         ``None``: it is not completed, expired, a different request, or locked.
         """
         return None
-
-
-def counts_in_place(operation: Operation) -> bool:
-    """Whether a replay can be counted where its record is read."""
-    return operation.count_replays and not operation.extend_on_replay
