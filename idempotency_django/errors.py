@@ -17,7 +17,7 @@
     ├── DeliveryTooLarge           413  a webhook's body is larger than its receiver takes
     ├── FingerprintMismatch        422  the key was used before, for a different request
     ├── ResponseNotStored          409  executed before, but its answer was not kept
-    ├── ResponseExpired            409  executed before; its answer is gone, but not its key
+    ├── KeyExpired                 409  executed before; its record has expired
     ├── PreconditionFailed         412  ``If-Match`` or ``If-None-Match`` does not hold
     ├── PreconditionRequired       428  a change must say which version it is meant for
     ├── ConcurrentModification     409  the object was changed after it was loaded
@@ -213,12 +213,12 @@ class ResponseNotStored(IdempotencyError):
     )
 
 
-class ResponseExpired(IdempotencyError):
-    """The operation was executed before, and its answer has expired; its key has not."""
+class KeyExpired(IdempotencyError):
+    """The operation was executed before; its record has expired, and is still there."""
 
     status = 409
-    slug = "response-expired"
-    title = "Response expired"
+    slug = "key-expired"
+    title = "Key expired"
     state = "executed"
     default_detail = (
         "The operation with this idempotency key was executed and is not executed again. Its "
@@ -435,6 +435,7 @@ __all__ = [
     "FingerprintMismatch",
     "IdempotencyError",
     "IllegalTransition",
+    "KeyExpired",
     "KeyGuessable",
     "KeyMalformed",
     "KeyMissing",
@@ -444,7 +445,6 @@ __all__ = [
     "OperationInProgress",
     "PreconditionFailed",
     "PreconditionRequired",
-    "ResponseExpired",
     "ResponseNotStored",
     "SignatureRefused",
     "StepsChanged",

@@ -13,7 +13,7 @@ signal             sent when                                   further arguments
 ``completed``      the effect and its answer are committed     ``attempt``, ``payload``
 ``replayed``       a stored answer was given                   ``record``
 ``conflicted``     a request got "in progress", "held" or      (none)
-                   "response expired"
+                   "expired"
 ``mismatched``     a key came with a different request         ``record``
 ``failed``         an attempt raised, or answered 5xx, and     ``attempt``, ``error``
                    was rolled back; the key is free

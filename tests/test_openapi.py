@@ -26,7 +26,7 @@ from rest_framework.response import Response
 from idempotency_django import errors
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.errors import ResponseExpired, StoreUnavailable, all_errors
+from idempotency_django.errors import KeyExpired, StoreUnavailable, all_errors
 from idempotency_django.http.described import problems_of, promise_of
 from idempotency_django.http.messages import error_body
 from idempotency_django.policy import PAYMENT, Policy, keys
@@ -171,11 +171,13 @@ def test_protected(schema: dict[str, Any]) -> None:
 
 def test_key_that_outlives_its_response() -> None:
     """The lifetime of a key is there if it is another one than that of the response."""
-    policy = Policy(ttl=timedelta(hours=1), key_ttl=timedelta(days=1)).resolved()
+    policy = Policy(
+        ttl=timedelta(hours=1), on_expired="refuse", retention=timedelta(hours=23)
+    ).resolved()
     promise = {"required": False, "lifetime-seconds": 3600, "key-lifetime-seconds": 86400}
     assert promise_of(policy, "POST") == promise
-    assert ResponseExpired in problems_of(policy, "POST")
-    assert ResponseExpired not in problems_of(PAYMENT.resolved(), "POST")
+    assert KeyExpired in problems_of(policy, "POST")
+    assert KeyExpired not in problems_of(PAYMENT.resolved(), "POST")
     assert promise_of(Policy(ttl=None).resolved(), "POST")["lifetime-seconds"] is None
 
 
@@ -297,7 +299,7 @@ def test_every_problem_is_considered() -> None:
     }
     policies = [
         Policy(required=True, on_interrupted="hold"),
-        Policy(key_ttl=timedelta(days=7)),
+        Policy(on_expired="refuse", retention=timedelta(days=7)),
     ]
     documented = {error for policy in policies for error in problems_of(policy.resolved(), "POST")}
     assert documented.isdisjoint(of_others)

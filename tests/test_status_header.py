@@ -106,7 +106,7 @@ urlpatterns = [
     path("raised/", Raising.as_view()),
     path("forever/", idempotent(ttl=None)(answer)),
     path("sliding/", idempotent(ttl=SlidingTTL(days=1))(answer)),
-    path("outlived/", idempotent(ttl=DAY, key_ttl=DAY * 9)(answer)),
+    path("outlived/", idempotent(ttl=DAY, on_expired="refuse", retention=DAY * 8)(answer)),
     path("required/", idempotent(required=True)(answer)),
     path("form/", idempotent(required=True, key=keys.form_field())(answer)),
     path("uuid/", idempotent(key_format="uuid")(answer)),

@@ -29,8 +29,8 @@ from ..engine.planning import Plan, plan_call
 from ..errors import (
     ClaimLost,
     IdempotencyError,
+    KeyExpired,
     OperationInProgress,
-    ResponseExpired,
     ResponseNotStored,
     StoreUnavailable,
 )
@@ -288,7 +288,7 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
                 outcome = run_plan(plan, execute)
                 result = _unpack(outcome.result)
                 replayed = outcome.replayed
-            except (ResponseExpired, ResponseNotStored) as error:
+            except (KeyExpired, ResponseNotStored) as error:
                 if error in raised:
                     raise
                 result, replayed = delivery.kept_result(error), True
@@ -537,7 +537,7 @@ class _Delivery:
             on_conflict="reject",
             on_interrupted="resume",
             ttl=_COPY_TTL + plan.policy.lease,
-            key_ttl=None,
+            on_expired="execute",
         )
         try:
             idempotent_call(

@@ -20,9 +20,9 @@ from ..errors import (
     BUSY_MESSAGE,
     FingerprintMismatch,
     IdempotencyError,
+    KeyExpired,
     OperationHeld,
     OperationInProgress,
-    ResponseExpired,
     StoreUnavailable,
 )
 from ..stores import Store
@@ -76,7 +76,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """The operation was executed before, and its answer has expired; its key is still reserved."""
+    """The operation was executed before, and its record has expired, but is retained."""
 
     record: Record
 
@@ -133,7 +133,7 @@ def refusal(outcome: Expired | InProgress | Held | Mismatched, what: str = "") -
         case Held():
             return OperationHeld(what and what + _HELD)
         case Expired():
-            return ResponseExpired(what and what + _EXPIRED)
+            return KeyExpired(what and what + _EXPIRED)
         case Mismatched():
             return FingerprintMismatch(what and what + _MISMATCHED)
         case _:
@@ -180,7 +180,7 @@ def decide(claim_or_record: Claim | Record, operation: Operation) -> Claim | Out
         case Claim():
             return claim_or_record
         case Record(status=Status.COMPLETED, fingerprint=operation.fingerprint):
-            if claim_or_record.is_reserved(operation):
+            if claim_or_record.expired and operation.refuse_expired:
                 return Expired(claim_or_record)
             return Replayed(claim_or_record)
         case Record(status=Status.IN_PROGRESS, fingerprint=operation.fingerprint, held=True):

@@ -176,6 +176,11 @@ def lease_of(policy: Policy, store: Store, *, asynchronous: bool = False) -> tim
         ImproperlyConfigured: the policy needs what cannot be promised here.
     """
     store.validate(policy)
+    if policy.on_expired == "refuse" and not policy.retention:
+        raise ImproperlyConfigured(
+            "An idempotency policy has on_expired='refuse' and no retention, so an expired record "
+            "may be deleted at once, and then its key is new. Give it a retention."
+        )
     if policy.mode != "leased" and store.supports_transactions and not asynchronous:
         if policy.on_conflict == "accepted":
             raise ImproperlyConfigured(

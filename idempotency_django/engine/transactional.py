@@ -215,7 +215,7 @@ class TransactionalRun:
                 self.admit(record)
             except Exception as error:  # noqa: BLE001  # whatever it is, it is raised on outside
                 raise _ReplayRefused(error, marked=self._is_marked()) from None
-        if not (record.counted or record.is_reserved(self.operation)):
+        if not (record.counted or record.expired):
             self.store.record_replay(record, self.operation)
 
     # Once it is claimed.

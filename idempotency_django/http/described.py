@@ -9,12 +9,12 @@ from ..conf import conf
 from ..errors import (
     FingerprintMismatch,
     IdempotencyError,
+    KeyExpired,
     KeyGuessable,
     KeyMalformed,
     KeyMissing,
     OperationHeld,
     OperationInProgress,
-    ResponseExpired,
     ResponseNotStored,
     State,
     StoreUnavailable,
@@ -108,8 +108,8 @@ def promise_of(policy: Policy, method: str) -> dict[str, Any]:
         promise["dialect"] = policy.dialect
     if policy.ttl is not None:
         promise["lifetime-seconds"] = int(policy.ttl.total_seconds())
-        if policy.reserved:
-            promise["key-lifetime-seconds"] = int((policy.ttl + policy.reserved).total_seconds())
+        if policy.on_expired == "refuse":
+            promise["key-lifetime-seconds"] = int((policy.ttl + policy.retention).total_seconds())
     return promise
 
 
@@ -205,7 +205,7 @@ def problems_of(policy: Policy, method: str) -> Iterator[type[IdempotencyError]]
     if keys.reads_header(policy.key):
         yield from (KeyMalformed, KeyGuessable)
     yield from (OperationInProgress, ResponseNotStored, FingerprintMismatch, StoreUnavailable)
-    if policy.reserved:
-        yield ResponseExpired
+    if policy.on_expired == "refuse":
+        yield KeyExpired
     if policy.on_interrupted == "hold":
         yield OperationHeld

@@ -28,10 +28,10 @@ from ..errors import (
     DeadLettered,
     FingerprintMismatch,
     IdempotencyError,
+    KeyExpired,
     KeyRefused,
     OperationHeld,
     OperationInProgress,
-    ResponseExpired,
     ResponseNotStored,
 )
 from ..stores.records import Operation, Record
@@ -43,7 +43,7 @@ NOT_STORED: Final = "executed; stored=?0"
 _REFUSALS: Final[tuple[tuple[type[IdempotencyError], str], ...]] = (
     (OperationInProgress, IN_PROGRESS),
     (FingerprintMismatch, "mismatch"),
-    (ResponseExpired, "expired"),
+    (KeyExpired, "expired"),
     (ResponseNotStored, "not-replayed"),
     (OperationHeld, "held"),
     (DeadLettered, "held"),

@@ -146,10 +146,6 @@ _ttl = _valid(
     "a timedelta above 0 up to 1000 years, or None to replay forever",
     lambda value: value is None or (_is_duration(value, _LONGEST) and bool(value)),
 )
-_key_ttl = _valid(
-    "a timedelta above 0 up to 1000 years, or None",
-    lambda value: value is None or (_is_duration(value, _LONGEST) and bool(value)),
-)
 _retention = _valid(
     "a timedelta from 0 to 1000 years, such as timedelta(hours=24)",
     lambda value: _is_duration(value, _LONGEST),
@@ -236,13 +232,6 @@ class _Unset:
 UNSET: Final[Any] = _Unset()
 
 
-def _ends_too_early(key_ttl: Any, ttl: Any) -> bool:
-    """Whether a key would not live as long as its response, or longer than forever."""
-    if not isinstance(key_ttl, timedelta) or ttl is UNSET:
-        return False
-    return ttl is None or key_ttl < ttl
-
-
 def _comparable(value: Any) -> object:
     """The comparable form of a field's value."""
     if isinstance(value, Mapping):
@@ -290,10 +279,10 @@ class Policy:
     """How long a response is replayed, from the claim of its attempt; ``None``: forever. A
     :class:`~idempotency_django.policy.SlidingTTL` counts from the last replay."""
 
-    key_ttl: timedelta | None = _field(None, _key_ttl)
-    """How long a key lives, if that is longer than ``ttl``. It counts from the same moment. Between
-    the end of ``ttl`` and that of ``key_ttl``, the key is refused (409), and the view does not run.
-    ``None``: the key lives as long as its response."""
+    on_expired: Literal["execute", "refuse"] = _field("execute", _one_of("execute", "refuse"))
+    """The behaviour after a response has expired. ``"execute"``: the key is new, and the view runs.
+    ``"refuse"``: as long as the record is retained, the key is refused (409), and the view does not
+    run. A record is retained for its ``retention``, and until it is purged."""
 
     mode: Literal["auto", "transactional", "leased"] = _field(
         "auto", _one_of("auto", "transactional", "leased")
@@ -385,8 +374,6 @@ class Policy:
             value = getattr(self, name)
             if value is not UNSET:
                 object.__setattr__(self, name, declared.metadata["validator"](name, value))
-        if _ends_too_early(self.key_ttl, self.ttl):
-            raise _refused("key_ttl", self.key_ttl, f"at least as long as ttl={self.ttl!r}")
         values = tuple(_comparable(getattr(self, name)) for name in FIELDS)
         object.__setattr__(self, "_identity", (hash(values), values))  # each request asks for it
 
@@ -421,20 +408,11 @@ class Policy:
     def over(self, base: Policy) -> Policy:
         """This policy, with unset fields taken from ``base``."""
         given = {**base._given(), **self._given()}
-        if self.key_ttl is UNSET and _ends_too_early(base.key_ttl, given.get("ttl", UNSET)):
-            given["key_ttl"] = None  # the base's, for its own shorter ttl
         return Policy(**given)
 
     def resolved(self) -> Policy:
         """This policy, with unset fields taken from the project's policy and the defaults."""
         return resolve(self)
-
-    @property
-    def reserved(self) -> timedelta:
-        """How long the key of a resolved policy outlives its response."""
-        if self.key_ttl is None or self.ttl is None:
-            return timedelta(0)
-        return self.key_ttl - self.ttl
 
     def requires_key(self, method: str) -> bool:
         """Whether a request with this method must bring a key."""

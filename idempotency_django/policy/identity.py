@@ -185,7 +185,7 @@ def _operations(policy: Policy) -> partial[Operation]:
         Operation,
         ttl=policy.ttl,
         retention=policy.retention,
-        reserved=policy.reserved,
+        refuse_expired=policy.on_expired == "refuse",
         hold=policy.on_interrupted == "hold",
         wait=_longest_wait(policy),
         count_replays=conf.record_replays,

@@ -75,7 +75,7 @@ class Store(ABC):
         The key is free, and is claimed for the caller alone, with an attempt that is one more than
         the record's, if it has
 
-        - no record, or an expired one;
+        - no record, or an expired one, which counts only for an operation with ``refuse_expired``;
         - a FAILED record; if it is pinned or has recovery points, only for the same fingerprint;
         - a record in progress whose lease is over, or that is still visible a minute after it was
           claimed without a lease, for the same fingerprint, unless it was claimed with ``hold``.

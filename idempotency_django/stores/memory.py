@@ -58,14 +58,14 @@ class _Entry:
         return None if ttl is None else self.started + ttl.total_seconds() - time.monotonic()
 
     def freed_by_age(self, operation: Operation) -> bool:
-        """Whether its time to live is over for so long that nothing of it counts any more."""
-        return self.expired and self.lived_beyond(self.operation.ttl, operation.reserved)
+        """Whether its time to live is over, so that nothing of it counts any more."""
+        return self.expired and not operation.refuse_expired
 
     def purgeable(self, older_than: timedelta) -> bool:
         operation = self.operation
         ended = self.interrupted and not self.hold
         return (self.status is not Status.IN_PROGRESS or ended) and self.lived_beyond(
-            operation.ttl, operation.kept, older_than
+            operation.ttl, operation.retention, older_than
         )
 
     def is_of(self, operation: Operation) -> bool:

@@ -38,8 +38,8 @@ class Operation:
             ``SECRET_KEY_FALLBACKS``.
         ttl: how long a completed record is replayed; ``None``: forever.
         retention: how long the expired record is kept for the audit before it may be purged.
-        reserved: how long the key of an expired record is not free: nothing is replayed, and
-            nothing is executed.
+        refuse_expired: do not execute it while there is a completed record of its key, expired or
+            not.
         lease: how long a claim on it lives without renewal; ``None``: the claim lives as long as
             the transaction that made it.
         hold: do not resume an attempt whose lease expired until an operator settles it.
@@ -64,7 +64,7 @@ class Operation:
     content: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict, hash=False)
     retention: timedelta = timedelta(0)
-    reserved: timedelta = timedelta(0)
+    refuse_expired: bool = False
     lease: timedelta | None = None
     hold: bool = False
     max_attempts: int | None = None
@@ -76,11 +76,6 @@ class Operation:
     path: str = ""
     caused_by: str = ""
     named: str = ""
-
-    @property
-    def kept(self) -> timedelta:
-        """How long the expired record is kept before it may be purged."""
-        return max(self.retention, self.reserved)
 
 
 def reference(key: str, scope: str) -> str:
@@ -258,11 +253,6 @@ class Record:
     ttl_left: float | None = field(default=None, compare=False)
     counted: bool = False
     record_id: int = 0
-
-    def is_reserved(self, operation: Operation) -> bool:
-        """Whether the record has expired, and its key is not free for the operation yet."""
-        reserved = operation.reserved.total_seconds()
-        return bool(reserved) and self.expired and (self.ttl_left or 0.0) + reserved > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -616,18 +616,20 @@ class OwnersContract(ContractSetting):
         for found in (self.record(permanent), as_record(self.acquire(permanent))):
             assert found.ttl_left is None
 
-    # A key that outlives its answer.
+    # Expired records that refuse.
 
-    def outlived(self, **changes: object) -> Operation:
-        """An operation whose time to live is over, and whose key is still reserved."""
-        operation = an_operation(ttl=timedelta(milliseconds=1), reserved=SECOND * 99, **changes)
+    def an_expired(self, retention: timedelta = SECOND * 99) -> Operation:
+        """An operation whose record has expired, and that does not execute again for that."""
+        operation = an_operation(
+            ttl=timedelta(milliseconds=1), refuse_expired=True, retention=retention
+        )
         self.completed(operation)
-        eventually(lambda: self.record(operation).expired)
         return operation
 
-    def test_reserved_key_is_not_free(self) -> None:
-        """The record of a reserved key is returned, expired, to the same request and to others."""
-        operation = self.outlived()
+    def test_expired_record_refuses(self) -> None:
+        """The expired record is returned, to the same request and to others."""
+        operation = self.an_expired()
+        eventually(lambda: self.record(operation).expired)
         other = replace(operation, fingerprint="0" * 64)
         for found in (self.acquire(operation), self.acquire(other)):
             expired = as_record(found)
@@ -638,20 +640,24 @@ class OwnersContract(ContractSetting):
             [found] = self.store.acquire_many([operation])
         assert as_record(found).expired
 
-    def test_one_of_many_gets_no_reserved_key(self) -> None:
-        """Of simultaneous requests with a reserved key, none claims it."""
-        operation = self.outlived()
+    def test_one_of_many_gets_no_expired_key(self) -> None:
+        """Of simultaneous requests that an expired record refuses, none claims its key."""
+        operation = self.an_expired()
+        eventually(lambda: self.record(operation).expired)
         for found in in_threads([partial(self.acquire, operation)] * 8):
             assert as_record(found).expired
 
-    def test_reserved_key_becomes_free(self) -> None:
-        """The key is free as soon as it is reserved no more, by the policy of that time."""
-        operation = self.outlived()
-        assert self.completed(replace(operation, reserved=timedelta(0))).attempt == 2
+    def test_operation_decides_whether_an_expired_record_refuses(self) -> None:
+        """The key is free for an operation without it, whatever the record was stored with."""
+        operation = self.an_expired()
+        eventually(lambda: self.record(operation).expired)
+        assert self.completed(replace(operation, refuse_expired=False)).attempt == 2
 
-    def test_failed_attempt_of_a_reserved_key(self) -> None:
-        """A reserved key without an answer is free for its request, and it stays pinned."""
-        operation = an_operation(ttl=timedelta(milliseconds=1), reserved=SECOND * 99)
+    def test_failed_attempt_does_not_expire(self) -> None:
+        """A failed record leaves its key free for its request, and pinned, when it has expired."""
+        operation = an_operation(
+            ttl=timedelta(milliseconds=1), refuse_expired=True, retention=SECOND * 99
+        )
         with self.store.transaction():
             claim = self.claim(operation)
             assert self.store.fail(claim, "no", pinned=True)
@@ -661,9 +667,10 @@ class OwnersContract(ContractSetting):
         again = self.completed(operation)
         assert (again.attempt, again.origin) == (2, claim.origin)
 
-    def test_reserved_key_is_not_purged(self) -> None:
-        """A purge takes the record when its key is free, after a replay, too."""
-        operation = self.outlived()
+    def test_expired_record_is_retained(self) -> None:
+        """A purge takes the record when its retention is over, counted from a replay, too."""
+        operation = self.an_expired()
+        eventually(lambda: self.record(operation).expired)
         assert self.store.purge(timedelta(0), 10) == 0
         with self.store.transaction():
             self.store.record_replay(
@@ -672,6 +679,17 @@ class OwnersContract(ContractSetting):
         eventually(lambda: self.record(operation).expired)
         assert self.store.purge(timedelta(0), 10) == 0
         assert as_record(self.acquire(operation)).expired
+
+    def test_end_of_retention(self) -> None:
+        """When the record is gone, its key is free."""
+        operation = self.an_expired(retention=timedelta(milliseconds=1))
+
+        def is_gone() -> bool:
+            self.store.purge(timedelta(0), 100)
+            return self.store.get(operation.key, operation.scope) is None
+
+        eventually(is_gone)
+        assert self.completed(operation).attempt == 1
 
     def test_permanent_record_stays(self) -> None:
         """Without a time to live a record neither expires nor is purged."""

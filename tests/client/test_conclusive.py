@@ -13,10 +13,10 @@ from idempotency_django.client import OutcomeUnknown, key_for
 from idempotency_django.errors import (
     FingerprintMismatch,
     IllegalTransition,
+    KeyExpired,
     KeyGuessable,
     OperationHeld,
     PreconditionFailed,
-    ResponseExpired,
     ResponseNotStored,
     SignatureRefused,
 )
@@ -51,9 +51,7 @@ STORED = [
     *(marked(status, "replayed; ttl=9; attempt=1") for status in (201, 302, 400, 404, 500)),
     *(Reply(status, {"Idempotent-Replayed": "true"}) for status in (402, 404, 500)),
 ]
-EXPLAINED = [
-    problem(error()) for error in (FingerprintMismatch, ResponseExpired, ResponseNotStored)
-]
+EXPLAINED = [problem(error()) for error in (FingerprintMismatch, KeyExpired, ResponseNotStored)]
 EXPLAINED_IN_BODY = [  # by a server without the header
     problem(error(), with_marker=False) for error in (FingerprintMismatch, ResponseNotStored)
 ]

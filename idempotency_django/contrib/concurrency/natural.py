@@ -214,7 +214,7 @@ class _OncePer:
         self.function = function
         self.fields = fields
         self.model = model
-        self.policy = (policy or Policy()).replace(ttl=None, key_ttl=None)
+        self.policy = (policy or Policy()).replace(ttl=None)
         self.name = f"{function.__module__}.{function.__qualname__}"
         self.signature = inspect.signature(function)
         unknown = [field for field in fields if field not in self.signature.parameters]

@@ -77,10 +77,10 @@ class RedisStore(Store):
     """Records as hashes on a Redis (6.2 or newer) or Valkey server, one Redis key for each.
 
     Every method is one Lua script on one Redis key, and one round trip; all times are the server's.
-    The server deletes expired records automatically, so ``retention`` has no meaning here, and the
-    first attempt after that is attempt 1 again. Nothing rolls back with this store, and it keeps no
-    recovery points. An operation without a lease stays claimed until its owner completes or fails
-    it.
+    The server deletes expired records automatically, with ``on_expired="refuse"`` at the end of
+    their ``retention``. The first attempt after that is attempt 1 again. Nothing rolls back with
+    this store, and it keeps no recovery points. An operation without a lease stays claimed until
+    its owner completes or fails it.
 
     Args:
         alias: the store's name in ``IDEMPOTENCY["STORES"]``.
@@ -124,7 +124,8 @@ class RedisStore(Store):
             flag(operation.hold),
             flag(operation.count_replays),
             flag(operation.extend_on_replay),
-            str(round(operation.reserved / timedelta(milliseconds=1))),
+            flag(operation.refuse_expired),
+            milliseconds(operation.retention) if operation.refuse_expired else "0",
             *map(text, (operation.name, operation.principal, operation.method, operation.path)),
             operation.caused_by,
         )

@@ -49,7 +49,7 @@ def lifetime(operation: Operation) -> dict[str, Any]:
         return {"expires_at": None, "purge_at": None}
     return {
         "expires_at": DatabaseNow() + operation.ttl,
-        "purge_at": DatabaseNow() + (operation.ttl + operation.kept),
+        "purge_at": DatabaseNow() + (operation.ttl + operation.retention),
     }
 
 
@@ -89,6 +89,7 @@ def take_over(dialect: Dialect, operation: Operation, before: Record) -> Claim |
     if row is None:
         return in_progress(operation)
     attempt, token, status, same, expired, interrupted, hold, pinned = row
+    expired = expired and not operation.refuse_expired
     if status == Status.IN_PROGRESS and not (interrupted and same and not hold):
         return before if before.status is Status.IN_PROGRESS else in_progress(operation)
     if status == Status.COMPLETED and not expired:
@@ -116,11 +117,9 @@ def _locked(
     dialect: Dialect, operation: Operation, rows: QuerySet[Any, Any]
 ) -> tuple[Any, ...] | None:
     """The facts that a take-over depends on; the row is locked from here on."""
-    now: Any = DatabaseNow()
-    over = now - operation.reserved if operation.reserved else now
     described: QuerySet[Any, Any] = rows.annotate(
         same=_is(fingerprint=operation.fingerprint),
-        expired=_is(expires_at__lte=over),
+        expired=_is(expires_at__lte=DatabaseNow()),
         interrupted=_is(lease_is_over()),
     )
     free: Any = unlocked(dialect.lockable(described, operation))
@@ -247,9 +246,8 @@ class DatabaseStore(Store):
 
     def _resolved(self, operation: Operation, record: Record) -> Claim | Record:
         """The record, or a claim where its key is free."""
-        if record.status is Status.COMPLETED and record.is_reserved(operation):
-            return record
-        if record.status is Status.FAILED or record.interrupted or record.expired:
+        is_free = record.expired and not operation.refuse_expired
+        if record.status is Status.FAILED or record.interrupted or is_free:
             with transaction.atomic(using=self.using, savepoint=False):
                 return take_over(self._dialect, operation, record)
         return record
@@ -391,7 +389,7 @@ class DatabaseStore(Store):
         alike: dict[object, list[tuple[Record, Operation]]] = {}
         for record, operation in replays:
             if operation.count_replays or operation.extend_on_replay:
-                lifetime = operation.extend_on_replay and (operation.ttl, operation.kept)
+                lifetime = operation.extend_on_replay and (operation.ttl, operation.retention)
                 alike.setdefault((operation.count_replays, lifetime), []).append(
                     (record, operation)
                 )

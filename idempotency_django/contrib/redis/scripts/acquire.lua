@@ -2,12 +2,12 @@
 
 local key, scope, token, fingerprint = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local ttl, lease, hold = ARGV[5], ARGV[6], ARGV[7]
-local count, extend, reserved = ARGV[8], ARGV[9], ARGV[10]
+local count, extend, refuse_expired, retention = ARGV[8], ARGV[9], ARGV[10], ARGV[11]
 
 local clock = now()
 local record, problem = load(key, scope)
 if problem then return broken(problem) end
-local is_over = record and is_expired(record, clock, tonumber(reserved))
+local is_over = record and refuse_expired ~= '1' and is_expired(record, clock)
 if record and record.fingerprint == fingerprint and not is_over then
   token = origin(record.token) .. string.sub(token, ORIGIN + 1)
 end
@@ -50,8 +50,8 @@ redis.call(
   'lease', lease_ends, 'hold', hold, 'pinned', flag(is_pinned()), 'expires', expires, 'settled', '',
   'code', '', 'headers', '', 'size', '', 'body', '', 'error', '',
   'created', ms(clock), 'completed', '', 'replays', '0', 'last_replayed', '',
-  'operation', ARGV[11], 'principal', ARGV[12], 'method', ARGV[13], 'path', ARGV[14],
-  'caused_by', ARGV[15], 'reserved', reserved
+  'operation', ARGV[12], 'principal', ARGV[13], 'method', ARGV[14], 'path', ARGV[15],
+  'caused_by', ARGV[16], 'retention', retention
 )
 keep(lease_ends, hold, expires, clock)
 return {'claimed', ms(attempt), flag(interrupted), token}

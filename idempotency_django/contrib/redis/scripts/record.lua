@@ -59,10 +59,9 @@ local function lease_is_over(record, clock)
   return record.status == 'in_progress' and record.lease ~= '' and clock >= tonumber(record.lease)
 end
 
--- Whether its time to live has been over for so many milliseconds.
-local function is_expired(record, clock, since)
+local function is_expired(record, clock)
   return record.status ~= 'in_progress'
-    and record.expires ~= '' and clock >= tonumber(record.expires) + (since or 0)
+    and record.expires ~= '' and clock >= tonumber(record.expires)
 end
 
 local function is_owned(record, token)
@@ -74,14 +73,13 @@ local function origin(token)
   return string.sub(token, 1, ORIGIN)
 end
 
--- Let the server forget the record at that time, but neither before the other one nor while its key
--- is reserved. Records of older releases do not have that field.
+-- Let the server forget the record at the end of its retention, but not before the other time.
 local function forget_at(expires, earliest)
   if expires == '' then
     redis.call('PERSIST', KEYS[1])
   else
-    local reserved = tonumber(redis.call('HGET', KEYS[1], 'reserved') or 0)
-    redis.call('PEXPIREAT', KEYS[1], ms(math.max(tonumber(expires) + reserved, earliest)))
+    local retention = tonumber(redis.call('HGET', KEYS[1], 'retention') or 0)
+    redis.call('PEXPIREAT', KEYS[1], ms(math.max(tonumber(expires) + retention, earliest)))
   end
 end
 

@@ -53,7 +53,7 @@ def values_of(operation: Operation, token: str) -> dict[str, Any]:
         "caused_by": operation.caused_by,
         "hold": operation.hold,
         "ttl": ttl,
-        "kept": None if ttl is None else ttl + operation.kept.total_seconds(),
+        "kept": None if ttl is None else ttl + operation.retention.total_seconds(),
         "lease": None if operation.lease is None else operation.lease.total_seconds(),
     }
 

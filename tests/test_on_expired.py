@@ -1,8 +1,7 @@
-"""A key that outlives its response: it is refused, and nothing is executed again."""
+"""``on_expired="refuse"``: an expired key is refused, and nothing is executed again."""
 
 from __future__ import annotations
 
-import pickle
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -22,17 +21,17 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.engine.observing import ObservedExecution
-from idempotency_django.errors import ResponseExpired
+from idempotency_django.errors import KeyExpired
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import DEFAULTS, Policy, SlidingTTL
 from idempotency_django.stores import stores
 from tests.models import Effect
-from tests.support import assert_problem, assert_replays, effects, new_key, post, record
+from tests.support import assert_problem, assert_replays, effects, new_key, post
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
-LONG = Policy(ttl=HOUR, key_ttl=DAY)
+LONG = Policy(ttl=HOUR, on_expired="refuse", retention=DAY)
 
 
 def charge(request: HttpRequest) -> HttpResponse:
@@ -72,7 +71,7 @@ urlpatterns = [
     path("leased/", idempotent(policy=LONG, mode="leased")(charge)),
     path("async/", idempotent(policy=LONG)(acharge)),
     path("mixin/", Mixed.as_view()),
-    path("sliding/", idempotent(ttl=SlidingTTL(hours=1), key_ttl=DAY)(charge)),
+    path("sliding/", idempotent(policy=LONG, ttl=SlidingTTL(hours=1))(charge)),
 ]
 
 
@@ -81,19 +80,22 @@ def age(duration: timedelta) -> None:
     for row in IdempotencyKey.objects.all():
         assert row.expires_at is not None
         IdempotencyKey.objects.filter(pk=row.pk).update(
-            expires_at=DatabaseNow() + HOUR - duration, purge_at=DatabaseNow() + DAY - duration
+            expires_at=DatabaseNow() + HOUR - duration,
+            purge_at=DatabaseNow() + HOUR + DAY - duration,
         )
 
 
 @pytest.mark.parametrize("where", ["transactional", "leased", "async", "mixin", "sliding"])
-def test_refused_until_the_key_expires(client: Client, where: str) -> None:
-    """After ``ttl`` a retry is refused, after ``key_ttl`` the key is new; a purge waits as long."""
+def test_refused_while_it_is_retained(client: Client, where: str) -> None:
+    """After ``ttl`` a retry is refused. When the record is purged, after ``retention``, the key is
+    new.
+    """
     url, key = f"/{where}/", new_key()
     first = post(client, url, key)
     assert_replays(first, post(client, url, key))
     age(2 * HOUR)
     for _ in range(2):
-        problem = assert_problem(post(client, url, key), 409, "response-expired")
+        problem = assert_problem(post(client, url, key), 409, "key-expired")
         assert (problem["state"], problem["retryable"]) == ("executed", False)
         assert not problem["safe_new_key"]
     assert "Retry-After" not in post(client, url, key)
@@ -101,7 +103,9 @@ def test_refused_until_the_key_expires(client: Client, where: str) -> None:
     assert_problem(other, 422, "mismatch")
     assert stores["default"].purge(timedelta(0), 10) == 0
     assert (effects("a"), effects("other")) == (1, 0)
-    age(DAY)
+    age(2 * DAY)
+    assert_problem(post(client, url, key), 409, "key-expired")
+    assert stores["default"].purge(timedelta(0), 10) == 1
     assert post(client, url, key).status_code == 201
     assert effects() == 2
 
@@ -114,7 +118,7 @@ def test_another_form(client: Client, where: str) -> None:
     age(2 * HOUR)
     other = {"Idempotency-Key": key, "Accept": "application/json"}
     response: Any = client.post(url, "{}", "application/json", headers=other)
-    assert_problem(response, 409, "response-expired")
+    assert_problem(response, 409, "key-expired")
 
 
 @pytest.mark.parametrize("where", ["transactional", "leased", "async"])
@@ -123,14 +127,14 @@ def test_access_that_was_lost(client: Client, where: str) -> None:
     key = new_key()
     post(client, f"/checked/{where}/", key)
     age(2 * HOUR)
-    assert_problem(post(client, f"/checked/{where}/", key), 409, "response-expired")
+    assert_problem(post(client, f"/checked/{where}/", key), 409, "key-expired")
     with mock.patch(f"{__name__}.ALLOWED", new=False):
         assert post(client, f"/checked/{where}/", key).status_code == 403
     assert effects() == 1
 
 
 def test_sliding(client: Client) -> None:
-    """With ``SlidingTTL``, both times count from the last replay."""
+    """With ``SlidingTTL``, ``ttl`` and ``retention`` count from the last replay."""
     key = new_key()
     post(client, "/sliding/", key)
     age(HOUR / 2)
@@ -138,21 +142,8 @@ def test_sliding(client: Client) -> None:
     row = IdempotencyKey.objects.get()
     assert row.expires_at is not None
     assert row.purge_at is not None
-    assert row.purge_at - row.expires_at == DAY - HOUR
+    assert row.purge_at - row.expires_at == DAY
     assert IdempotencyKey.objects.filter(expires_at__gt=DatabaseNow() + HOUR * 0.9).exists()
-
-
-def test_retention_that_is_longer(client: Client) -> None:
-    """The record is kept for the longer one of ``retention`` and what ``key_ttl`` needs."""
-    idempotent_call(
-        lambda _: None, key="k", scope="s", name="n", policy=LONG.replace(retention=DAY * 9)
-    )
-    idempotent_call(lambda _: None, key="l", scope="s", name="n", policy=LONG)
-    for key, kept in (("k", DAY * 9), ("l", DAY - HOUR)):
-        row = record(key)
-        assert row.expires_at is not None
-        assert row.purge_at is not None
-        assert row.purge_at - row.expires_at == kept
 
 
 def test_call() -> None:
@@ -166,7 +157,7 @@ def test_call() -> None:
     age(2 * HOUR)
     with (
         override_settings(IDEMPOTENCY={"AROUND_EXECUTION": [observer(seen)]}),
-        pytest.raises(ResponseExpired, match="'k' of n was executed, and its result has expired"),
+        pytest.raises(KeyExpired, match="'k' of n was executed, and its result has expired"),
     ):
         call()
     assert seen == ["expired"]
@@ -196,29 +187,22 @@ def test_consumer() -> None:
 # The policy.
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"ttl": HOUR, "key_ttl": HOUR / 2},
-        {"ttl": None, "key_ttl": HOUR},
-        {"key_ttl": timedelta(0)},
-        {"key_ttl": 86400},
-    ],
-)
-def test_wrong(wrong: dict[str, Any]) -> None:
-    """A key that would not live as long as its response is a mistake."""
-    with pytest.raises(ImproperlyConfigured, match="key_ttl"):
-        Policy(**wrong)
+def test_default() -> None:
+    """Without it, the key of an expired record is new."""
+    assert DEFAULTS.on_expired == "execute"
+    given: dict[str, Any] = {"key": "k", "scope": "s", "name": "n"}
+    given["policy"] = LONG.replace(on_expired="execute")
+    assert idempotent_call(lambda _: 1, **given) == 1
+    age(2 * HOUR)
+    assert idempotent_call(lambda _: 2, **given) == 2
 
 
-def test_inherited() -> None:
-    """A view's own ``ttl`` that is longer than the project's ``key_ttl`` counts for both."""
-    with override_settings(IDEMPOTENCY={"POLICY": {"ttl": HOUR, "key_ttl": DAY}}):
-        assert Policy().resolved().reserved == DAY - HOUR
-        assert Policy(ttl=2 * HOUR).resolved().reserved == DAY - 2 * HOUR
-        for ttl in (None, DAY * 2):
-            assert Policy(ttl=ttl).resolved().reserved == timedelta(0)
-        with pytest.raises(ImproperlyConfigured, match="key_ttl"):
-            Policy(key_ttl=HOUR / 2).resolved()
-    assert DEFAULTS.reserved == timedelta(0)
-    assert pickle.loads(pickle.dumps(LONG)) == LONG
+def test_without_retention() -> None:
+    """A policy that refuses needs a record to refuse by, and says so."""
+    given: dict[str, Any] = {"key": "k", "scope": "s", "name": "n"}
+    for mode in ("transactional", "leased"):
+        policy = Policy(on_expired="refuse", mode=mode)
+        with pytest.raises(ImproperlyConfigured, match="on_expired='refuse' and no retention"):
+            idempotent_call(lambda _: 1, policy=policy, **given)
+        with override_settings(IDEMPOTENCY={"POLICY": {"retention": DAY}}):
+            assert idempotent_call(lambda _: 2, policy=policy, **given) == 2
