@@ -94,7 +94,7 @@ class ExecutionContext:
     @property
     def reference(self) -> str:
         """The reference of its record, for the ``caused_by`` of other operations."""
-        return self.operation.named or reference(self.key, self.scope)
+        return self.operation.cause_reference or reference(self.key, self.scope)
 
     @property
     def pinned(self) -> bool:

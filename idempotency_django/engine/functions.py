@@ -207,15 +207,15 @@ def _plan(
             "The scope is empty. Pass the namespace of the key, for example the name of the "
             "operation or of the tenant."
         )
-    named = _named(function)
+    innermost = _innermost(function)
     return plan_call(
         resolve(policy or PROJECT_POLICY),
         key=key,
         scope=scope,
-        name=name or named.__qualname__,
+        name=name or innermost.__qualname__,
         # With the name, so that another function under the key is not given this one's result.
         content=content_digest(
-            canonical((name or f"{named.__module__}.{named.__qualname__}", fingerprint))
+            canonical((name or f"{innermost.__module__}.{innermost.__qualname__}", fingerprint))
         ),
         method=METHOD,
         asynchronous=asynchronous,
@@ -245,7 +245,7 @@ def _result(outcome: Outcome, plan: Plan) -> CallOutcome:
             assert_never(outcome)
 
 
-def _named(function: Any) -> Any:
+def _innermost(function: Any) -> Any:
     """The object with the function's name: itself, or the function or class that it wraps."""
     while isinstance(function, partial):
         function = function.func

@@ -52,7 +52,7 @@ RETRIES: Final = 12
 EARLY: Final = 2 * RENEWALS
 """A lease that is due within a sixth of its time is renewed together with those due now."""
 
-NAMED: Final = 3  # operations that a line of the log names
+LISTED: Final = 3  # operations that a line of the log names
 
 
 class Lease:
@@ -228,7 +228,7 @@ class _Heartbeat:
                     )
         if failed := [lease for lease, answer in answers.items() if answer is None]:
             logger.warning(
-                "%s could not be renewed; trying again.", _named(failed), exc_info=problem
+                "%s could not be renewed; trying again.", _listed(failed), exc_info=problem
             )
 
     def _again(self, lease: Lease, seconds: float) -> None:
@@ -244,9 +244,9 @@ class _Heartbeat:
                 self._due[lease] = max(due, now + lease.seconds / RETRIES)
 
 
-def _named(leases: Sequence[Lease]) -> str:
-    names = [f"attempt {x.claim.attempt} of {x.claim.operation.name}" for x in leases[:NAMED]]
-    more = f" and {len(leases) - NAMED} more" if len(leases) > NAMED else ""
+def _listed(leases: Sequence[Lease]) -> str:
+    names = [f"attempt {x.claim.attempt} of {x.claim.operation.name}" for x in leases[:LISTED]]
+    more = f" and {len(leases) - LISTED} more" if len(leases) > LISTED else ""
     return f"The lease{'s' if len(leases) > 1 else ''} of {', '.join(names)}{more}"
 
 

@@ -23,10 +23,7 @@ _DONE: Final = (
 
 _running: ContextVar[tuple[str, dict[Any, Any]]] = ContextVar("idempotency_step")
 
-encode_json = DjangoJSONEncoder(allow_nan=False).encode
-"""Encode a value as JSON, to be stored; the errors of :func:`as_json` also name the source of the
-value.
-"""
+_encode = DjangoJSONEncoder(allow_nan=False).encode
 
 
 class Steps:
@@ -124,10 +121,11 @@ class Steps:
         self.load()
         left = [step.name for step in self._stored.values() if step.name not in self._reached]
         if left:
+            steps = "the steps" if len(left) > 1 else "the step"
             raise StepsChanged(
-                f"Attempt {self._claim.attempt} of this operation ended without {_named(left)} of "
-                "an earlier attempt. The step was probably removed, or a condition skipped it. "
-                f"{_DONE}"
+                f"Attempt {self._claim.attempt} of this operation ended without {steps} "
+                f"{', '.join(map(repr, left))} of an earlier attempt. The step was probably "
+                f"removed, or a condition skipped it. {_DONE}"
             )
 
 
@@ -151,16 +149,12 @@ def as_json(name: str, result: Any) -> str:
         TypeError: it is not JSON.
     """
     try:
-        return encode_json(result)
+        return _encode(result)
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(
             f"{name!r} returned a value that is not JSON, so it cannot be stored: {error}. Return "
             "what DjangoJSONEncoder can write, for example an id instead of an object."
         ) from error
-
-
-def _named(names: list[str]) -> str:
-    return f"the step{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
 
 
 def validate_step_name(name: object) -> None:

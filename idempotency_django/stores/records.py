@@ -53,7 +53,7 @@ class Operation:
         path: the HTTP path, or what stands for it elsewhere; for the audit.
         caused_by: the :func:`reference` of the record whose handler asked for this operation; for
             the audit. Empty: there is none.
-        named: what its effects name as their cause; empty: the reference of its record.
+        cause_reference: what its effects name as their cause; empty: the reference of its record.
     """
 
     key: str
@@ -75,7 +75,7 @@ class Operation:
     method: str = ""
     path: str = ""
     caused_by: str = ""
-    named: str = ""
+    cause_reference: str = ""
 
 
 def reference(key: str, scope: str) -> str:

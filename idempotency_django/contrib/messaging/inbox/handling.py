@@ -205,7 +205,7 @@ class OwnRecord(Store):
 
         Its scope is that of a record in the store: so both derive the same keys.
         """
-        return replace(operation, caused_by="", named=reference_of(self._message))
+        return replace(operation, caused_by="", cause_reference=reference_of(self._message))
 
     def acquire(self, operation: Operation) -> Claim | Record:
         message = self._message
