@@ -180,9 +180,6 @@ class DRFAdapter(Adapter):
             view.check_object_permissions = partial(self._check_permissions, check)
         return render(self._finalized(self._handler()))
 
-    def run_view(self) -> HttpResponseBase:
-        return self._handler()  # type: ignore[no-any-return]
-
     def _check_permissions(self, check: Callable[[Request, Any], None], *args: Any) -> None:
         """Check permissions on an object, but refuse to do so if no replay would check them."""
         view = self.view
