@@ -36,7 +36,7 @@ from idempotency_django.checks.views import check_views
 from idempotency_django.decorators import idempotency_exempt, idempotent, part_of_view
 from tests import ways
 from tests.soak import soak
-from tests.support import effects, is_replay, new_key, post
+from tests.support import assert_problem, effects, is_replay, new_key, post
 
 Decorator = Callable[[Any], Any]
 
@@ -432,6 +432,10 @@ def verdict(
     reference, key = uuid4().hex, new_key()
     try:
         first = send(key, **{"X-Allowed": "yes"})
+        if first.status_code == 400:  # by the middleware
+            assert_problem(first, 400, "key-unsupported")
+            assert effects(reference) == 0
+            return checked, "refused"
         assert first.status_code == 201, first.content
         second = send(key, **{"X-Allowed": "yes"})
     except ImproperlyConfigured:
