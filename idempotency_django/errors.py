@@ -421,7 +421,8 @@ class DeliveryTooLarge(IdempotencyError):
     state = "not-executed"
     safe_new_key = True
     default_detail = (
-        "The body of the delivery is larger than this receiver allows. Nothing was stored."
+        "The body of the delivery is larger than this receiver allows. Nothing was stored. Send a "
+        "smaller body, or raise the receiver's max_body_bytes."
     )
 
 

@@ -53,7 +53,9 @@ def read_body(request: HttpRequest, at_most: int) -> bytes:
         # Not request.body, which has a limit of its own, unless a middleware has read it.
         body = request.body if hasattr(request, "_body") else request.read(at_most + 1)
     except (UnreadablePostError, RawPostDataException) as error:
-        raise DeliveryMalformed("The body of the delivery could not be read.") from error
+        raise DeliveryMalformed(
+            "The body of the delivery could not be read, so nothing was stored. Deliver it again."
+        ) from error
     if len(body) > at_most:
         raise DeliveryTooLarge
     if not body and _came_in_chunks(request):

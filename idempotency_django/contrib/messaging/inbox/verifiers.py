@@ -66,12 +66,14 @@ class Contents:
     def __post_init__(self) -> None:
         if not _TEXT.fullmatch(self.message_id):
             raise DeliveryMalformed(
-                "The delivery has a valid signature, but no valid id (1 to 1000 characters)."
+                "The delivery has a valid signature, but no valid id (1 to 1000 characters), so "
+                "nothing was stored. Check where the receiver's verifier looks for the id."
             )
         if not _TYPE.fullmatch(self.type):
             raise DeliveryMalformed(
                 "The delivery has a valid signature, but no valid type (1 to 255 printable ASCII "
-                "characters)."
+                "characters), so nothing was stored. Check where the receiver's verifier looks for "
+                "the type."
             )
 
 
