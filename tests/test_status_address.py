@@ -71,7 +71,7 @@ def test_rotation_meanwhile() -> None:
     assert isinstance(store.acquire(operation), Claim)
     duplicate = replace(operation, fingerprint="e" * 64, aliases={operation.fingerprint: ""})
     location = status.location(store, duplicate, duplicate.principal)
-    found = status.record_of(location.rstrip("/").rsplit("/", 1)[1], NAMED["principal"], "")
+    found = status.record_of(location.rstrip("/").rsplit("/", 1)[1], {NAMED["principal"]})
     assert found is not None
     assert found.status == "in_progress"
 

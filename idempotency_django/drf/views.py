@@ -21,9 +21,9 @@ from ..http.atomic_requests import (
     RequestTransactions,
     request_transactions,
 )
-from ..http.messages import authorization_of, key_header, principal_of
+from ..http.messages import callers_of, key_header
 from ..http.replays import check_object
-from ..http.status import describe_operation, record_of
+from ..http.status import status_for
 from ..http.unwrapping import checked, is_async, name_of
 from ..http.wrapping import log_unreached, register_framework, replace_handler
 from ..policy import UNSAFE_METHODS, Policy
@@ -162,14 +162,13 @@ class IdempotencyStatusView(APIView):
     other ``authentication_classes``, override them here.
     """
 
-    def get(self, request: Request, token: str, *args: Any, **kwargs: Any) -> Response:
-        """The status of an operation, and its answer if there is one."""
-        record = record_of(
-            token, principal_of(request.user, request.auth), authorization_of(request._request)
-        )
-        if record is None:
+    def get(self, request: Request, token: str = "", *args: Any, **kwargs: Any) -> Response:
+        """The status of an operation, and its response if there is one; or of those with a key."""
+        callers = callers_of(request._request, request.user, request.auth)
+        shown = status_for(callers, token, request.query_params.get("key", ""))
+        if shown is None:
             raise Http404
-        return Response(describe_operation(record), headers={"Cache-Control": "no-store"})
+        return Response(shown, headers={"Cache-Control": "no-store"})
 
 
 register_framework(APIView, IdempotentViewMixin, Request, serve_view)

@@ -25,7 +25,7 @@ from ..engine import Result
 from ..engine.context import ExecutionContext
 from ..engine.steps import named
 from ..errors import IdempotencyError, KeyMissing, KeyRefused, ResponseNotStored
-from ..policy import NEVER_STORED, UNSET, Policy
+from ..policy import NEVER_STORED, UNSET, Policy, identity
 from ..policy.canonical import digest
 from ..policy.invocation import Body, Invocation
 from ..stores.records import REASON, Operation, Payload, Record
@@ -108,6 +108,8 @@ def invocation_of(
             "could be another caller's. Return a user, a model instance or text. Or give the "
             "idempotency policy a principal=."
         )
+    if auth is not None and not authorization:
+        authorization = _UNKNOWN  # nobody is known to have made it
     return Invocation(
         name=operation_name(request),
         principal=principal,
@@ -123,6 +125,12 @@ def invocation_of(
 
 
 _AUTHORIZATION: Final = "HTTP_AUTHORIZATION"
+_UNKNOWN: Final = "unknown"
+
+
+def callers_of(request: HttpRequest, user: Any, auth: Any = None) -> set[str]:
+    """The names that records have for whoever sends this request; see :func:`principal_of`."""
+    return {principal_of(user, auth), *identity.owners_of(authorization_of(request))} - {""}
 
 
 def authorization_of(request: HttpRequest) -> str:

@@ -39,7 +39,7 @@ from ..errors import (
     OperationInProgress,
     StoreUnavailable,
 )
-from ..policy import UNSAFE_METHODS, Policy, keys
+from ..policy import UNSAFE_METHODS, Policy, identity, keys
 from ..stores.records import Operation, Record
 from .atomic_requests import RequestTransactions
 from .marking import IN_PROGRESS, NOT_STORED, executed, mark, replayed
@@ -240,12 +240,10 @@ def _owners(adapter: Adapter, policy: Policy, operation: Operation) -> list[str]
     # Without a primary key, it is the policy that knows the user.
     if caller and getattr(user, "pk", None) is not None and caller == principal_of(user):
         return [caller]
-    authorization = authorization_of(request)
-    owners = [authorization] if authorization else []
+    owners = identity.owners_of(authorization_of(request))[:1]
     if caller and not policy.principal:  # another status view may know it
         owners.append(caller)
-    is_anonymous = not caller and getattr(adapter.request, "auth", None) is None
-    return owners or ["" if is_anonymous else UNKNOWN]
+    return owners or [UNKNOWN if caller else ""]
 
 
 def _retry_after() -> int:

@@ -2,21 +2,23 @@
 
 The address names the operation in an opaque token: a client cannot read it, change it or ask for
 another operation. The caller must be the user who started the operation, or have the same
-``Authorization`` header.
+``Authorization`` header. Without a token, callers ask for their own operations by key.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse, JsonResponse
 from django.urls import NoReverseMatch, reverse
 
 from ..conf import conf
+from ..policy import keys
 from ..policy.seals import decrypt_token, encrypt_token
 from ..stores import Store, stores
 from ..stores.records import Operation, Payload, Record, Status
@@ -43,8 +45,7 @@ def location(store: Store, operation: Operation, *owners: str) -> str:
     Args:
         store: where its record lives.
         operation: the operation.
-        owners: who may ask: a principal, or the digest of the ``Authorization`` header;
-            empty: everybody who has the address.
+        owners: who may ask, as records name them; empty: everybody who has the address.
 
     Raises:
         ImproperlyConfigured: the project's URLs have no status view.
@@ -72,20 +73,45 @@ def status_url(token: str) -> str:
         ) from error
 
 
-def record_of(token: str, caller: str, authorization: str) -> Record | None:
-    """The record that a token names; ``None``: there is no record, or it is another caller's.
+def status_for(callers: set[str], token: str, key: str) -> dict[str, Any] | None:
+    """What a status view shows; ``None``: nothing, because it is unknown or another caller's.
 
     Args:
-        token: from the address that :func:`location` made.
-        caller: who is calling; see :func:`idempotency_django.http.messages.principal_of`.
-        authorization: a digest of the ``Authorization`` header of the request.
+        callers: who is asking; see :func:`idempotency_django.http.messages.callers_of`.
+        token: from the address that :func:`location` made; empty: what counts is the key.
+        key: a key of the caller's own.
     """
+    if token:
+        record = record_of(token, callers)
+        return None if record is None else describe_operation(record)
+    return {"operations": [*_operations_with(key, callers)]} if keys.VALID.fullmatch(key) else None
+
+
+def _operations_with(key: str, callers: set[str]) -> Iterator[dict[str, Any]]:
+    """The operations of the callers' own requests with a key, in all databases of stores."""
+    # An unguessable key of nobody's is for everybody who has it, as an anonymous caller can be.
+    owners = callers | {""} if keys.is_unguessable(key) else callers
+    model = apps.get_model("idempotency_django", "IdempotencyKey")
+    for using, store in {stores[alias].using: stores[alias] for alias in conf.stores}.items():
+        if using is None:
+            continue
+        # Of requests only: a call or a message has no path, and its key is not a client's.
+        rows = model.objects.using(using).filter(key=key, principal__in=owners).exclude(path="")
+        for scope, name, principal in rows.values_list("scope", "operation", "principal"):
+            # Some databases compare without regard to case.
+            record = store.get(key, scope) if principal in owners else None
+            if record is not None and not record.expired:
+                yield {"operation": name, **describe_operation(record)}
+
+
+def record_of(token: str, callers: set[str]) -> Record | None:
+    """The record that a token names; ``None``: there is no record, or it is another caller's."""
     named = decrypt_token(token, salt=SALT)
     if named is None:
         return None
     alias, key, scope, owner, fingerprints, *others = json.loads(named)
     # An anonymous caller's address is for everybody who has it, as an anonymous caller can be.
-    if {owner, *others}.isdisjoint({caller, authorization, ""}) or alias not in conf.stores:
+    if {owner, *others}.isdisjoint(callers | {""}) or alias not in conf.stores:
         return None
     record = stores[alias].get(key, scope)
     if record is None or record.expired or record.fingerprint not in ("", *fingerprints):

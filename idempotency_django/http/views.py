@@ -10,8 +10,8 @@ from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
 from django.views.generic import View
 
-from .messages import authorization_of, principal_of
-from .status import describe_operation, record_of
+from .messages import callers_of
+from .status import status_for
 
 
 @method_decorator(never_cache, name="dispatch")
@@ -22,14 +22,22 @@ class IdempotencyStatusView(View):
 
         path("operations/<str:token>/", IdempotencyStatusView.as_view(), name="idempotency-status")
 
-    Other callers get 404. See :func:`idempotency_django.http.status.describe_operation`.
+    A URL without a token is asked for a key, ``?key=…``, and lists the caller's own operations with
+    it, as far as they are in a database::
+
+        path("operations/", IdempotencyStatusView.as_view())
+
+    Other callers get 404, or an empty list. See
+    :func:`idempotency_django.http.status.describe_operation`.
     """
 
     http_method_names = ["get", "head", "options"]
 
-    def get(self, request: HttpRequest, token: str, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        caller = principal_of(getattr(request, "user", None))
-        record = record_of(token, caller, authorization_of(request))
-        if record is None:
+    def get(
+        self, request: HttpRequest, token: str = "", *args: Any, **kwargs: Any
+    ) -> HttpResponseBase:
+        callers = callers_of(request, getattr(request, "user", None))
+        shown = status_for(callers, token, request.GET.get("key", ""))
+        if shown is None:
             raise Http404
-        return JsonResponse(describe_operation(record))
+        return JsonResponse(shown)

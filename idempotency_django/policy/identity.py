@@ -6,7 +6,9 @@ from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Any, Final
 
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.crypto import salted_hmac
 
 from ..conf import conf, until_settings_change
 from ..errors import KeyMalformed, KeyMissing
@@ -83,6 +85,22 @@ def identified(policy: Policy, invocation: Invocation) -> Invocation:
     return invocation.changed(principal=_text("principal", principal), authorization="")
 
 
+_OWNER: Final = "idempotency_django.owner"
+
+
+def owners_of(authorization: str) -> list[str]:
+    """The names that records have for an unknown caller with this ``Authorization`` header.
+
+    Keyed, because the header may be a password: the name under ``SECRET_KEY``, and those under its
+    fallbacks.
+    """
+    if not authorization:
+        return []
+    keyed = partial(salted_hmac, _OWNER, authorization, algorithm="sha256")
+    secrets = (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
+    return [f"authorization:{keyed(secret=secret).hexdigest()}" for secret in secrets]
+
+
 def operation(
     policy: Policy,
     invocation: Invocation,
@@ -118,7 +136,7 @@ def operation(
         content=content,
         aliases=aliases,
         lease=lease,
-        principal=invocation.principal,
+        principal=invocation.principal or next(iter(owners_of(invocation.authorization)), ""),
         method=invocation.method,
         path=invocation.path,
     )
