@@ -32,7 +32,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 HOST = "127.0.0.1"
 BACKLOG = 1024
-STOP_TIMEOUT = 20  # seconds
+STOP_TIMEOUT = 30  # seconds; then a process is killed
 
 Said = tuple[HTTPStatus, dict[str, Any]]
 
@@ -130,11 +130,20 @@ def running(log: Path, port: int = 0) -> Iterator[str]:
     try:
         yield url
     finally:
-        try:
-            process.communicate(timeout=STOP_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process)
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """End a process: by the end of its standard input if that is a pipe, else by SIGTERM."""
+    if process.stdin is None:
+        process.terminate()
+    else:
+        process.stdin.close()
+    try:
+        process.wait(STOP_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 class _Handler(WSGIRequestHandler):

@@ -27,7 +27,6 @@ from testproject import background, ledger, worker
 ROOT = Path(__file__).parents[1]
 BACKLOG = 1024
 START_TIMEOUT = 60  # seconds
-STOP_TIMEOUT = 20  # seconds; then it is killed
 
 
 def main() -> None:
@@ -89,7 +88,7 @@ def running(log: Path, **environment: str) -> Iterator[str]:
         _wait_until_it_answers(url, log)
         yield url
     finally:
-        _stop(process)
+        ledger.end(process)
 
 
 def _wait_until_it_answers(url: str, log: Path) -> None:
@@ -98,15 +97,6 @@ def _wait_until_it_answers(url: str, log: Path) -> None:
     except httpx.HTTPError as error:
         end = log.read_text(errors="replace")[-4000:]
         raise RuntimeError(f"The server did not start: {error}. Its log ends:\n{end}") from error
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_TIMEOUT)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ from typing import Any
 
 from django.db import connections
 
+from testproject.ledger import end
+
 ROOT = Path(__file__).parent.parent
-PATIENCE = 30  # seconds; then a process is killed
 _CONNECTION = ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT", "OPTIONS")
 
 
@@ -31,13 +32,9 @@ def environment(alias: str = "default", **variables: str) -> dict[str, str]:
 
 @contextmanager
 def running(*command: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """Run a Python program; it is told to end afterwards, if it has not by itself."""
+    """Run a Python program; it is ended afterwards, if it has not by itself."""
     with subprocess.Popen([sys.executable, *command], cwd=ROOT, text=True, **options) as process:
         try:
             yield process
         finally:
-            process.terminate()
-            try:
-                process.wait(PATIENCE)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            end(process)

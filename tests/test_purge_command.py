@@ -21,8 +21,9 @@ from idempotency_django.management.commands import purge_idempotency_keys
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores import purging, stores
 from idempotency_django.testing import eventually, in_threads
+from testproject.ledger import STOP_TIMEOUT
 from tests.factories import ago, copies, record, records
-from tests.outside import PATIENCE, environment, running
+from tests.outside import environment, running
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -259,7 +260,7 @@ def test_interrupted(alias: str) -> None:
     with running(*command, env=environment(alias), **pipes) as process:
         eventually(lambda: count(alias) < total)
         process.send_signal(signal.SIGINT)
-        out, error = process.communicate(timeout=PATIENCE)
+        out, error = process.communicate(timeout=STOP_TIMEOUT)
     assert process.returncode == 130, error
     assert out == ""
     said = re.search(r"Interrupted\. Purged ([\d,]+) idempotency keys before that\.", error)

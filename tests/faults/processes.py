@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from idempotency_django.testing import PATIENCE
+from testproject.ledger import end
 
 from .boundaries import Strike
 
@@ -163,12 +164,7 @@ def _worker(
         try:
             yield process
         finally:
-            assert process.stdin is not None
-            process.stdin.close()  # which ends it
-            try:
-                process.wait(PATIENCE)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            end(process)
 
 
 def _line(process: subprocess.Popen[str]) -> str:

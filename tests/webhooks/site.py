@@ -19,6 +19,7 @@ from django.conf import settings
 
 from idempotency_django.contrib.messaging import StandardWebhooks
 from idempotency_django.testing import eventually
+from testproject.ledger import end
 from tests.outside import ROOT, environment
 from tests.webhooks.secret import SECRET
 
@@ -100,7 +101,7 @@ def site(name: str, log: Path, *, kills: int = 0, **more: str) -> Iterator[Site]
             env=env,
             pass_fds=[handed],
         )
-        stack.callback(_end, gunicorn)
+        stack.callback(end, gunicorn)
         port = listener.getsockname()[1]
         listener.close()  # if the server dies, a client is refused and need not wait
         arguments = ["3", str(kills), "1"]
@@ -110,26 +111,7 @@ def site(name: str, log: Path, *, kills: int = 0, **more: str) -> Iterator[Site]
             env=env,
             stdin=subprocess.PIPE,
         )
-        stack.callback(_end_input, processors)
+        stack.callback(end, processors)
         made = Site(port, gunicorn)
         eventually(lambda: made.post(b"", {}) == 401)
         yield made
-
-
-def _end(process: subprocess.Popen[Any]) -> None:
-    process.terminate()
-    try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _end_input(process: subprocess.Popen[Any]) -> None:
-    assert process.stdin is not None
-    process.stdin.close()
-    try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
