@@ -163,10 +163,10 @@ class CachedStore(DatabaseStore):
             self._remember_completed(claim, payload)
         return completed
 
-    def complete_many(self, answers: Sequence[tuple[Claim, Payload]]) -> Sequence[bool]:
-        completed = super().complete_many(answers)
-        for answer in compress(answers, completed):
-            self._remember_completed(*answer)
+    def complete_many(self, responses: Sequence[tuple[Claim, Payload]]) -> Sequence[bool]:
+        completed = super().complete_many(responses)
+        for response in compress(responses, completed):
+            self._remember_completed(*response)
         return completed
 
     def _remember_completed(self, claim: Claim, payload: Payload) -> None:

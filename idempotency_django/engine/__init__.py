@@ -74,17 +74,17 @@ def run(
     """Execute the operation once, or return the outcome of its earlier execution.
 
     An operation without a lease is executed in the transactional mode: what ``execute`` writes and
-    the answer it returns are committed together. When it raises, or returns an answer without a
-    payload, all of it is rolled back and the key is free again. With a lease, the claim is
-    committed first and kept alive while ``execute`` runs; then the answer is stored, unless another
-    attempt has taken over meanwhile.
+    the response it returns are committed together. When it raises, or returns a response without
+    a payload, all of it is rolled back and the key is free again. With a lease, the claim is
+    committed first and kept alive while ``execute`` runs; then the response is stored, unless
+    another attempt has taken over meanwhile.
 
     Args:
         store: where the record lives.
         operation: what to execute.
         execute: executes it.
-        recover: called after the rollback with what ``execute`` raised; returns the answer, or
-            raises the error again. A payload in its answer is stored.
+        recover: called after the rollback with what ``execute`` raised; returns the response, or
+            raises the error again. A payload in its response is stored.
         atomic: the transactions that the caller wants around ``execute``; ``None``: none.
         admit: called with the record before a replay is counted and announced; what it raises
             refuses the replay, and leaves this function.

@@ -142,7 +142,7 @@ class _Batch:
         self.claimed = False
         self._completed = False
         self._committed = False
-        self._answers: list[tuple[Claim, Payload]] = []
+        self._responses: list[tuple[Claim, Payload]] = []
 
     def outcomes(self) -> dict[int, Outcome]:
         """The outcomes of the items, by their places, without those that are to be run alone.
@@ -159,7 +159,7 @@ class _Batch:
                 store.on_commit(self._announce)  # before the handlers' own hooks
                 for place, claim_or_record in enumerate(claims):
                     outcomes[place] = self._outcome(self.items[place], claim_or_record)
-                if not all(store.complete_many(self._answers)):
+                if not all(store.complete_many(self._responses)):
                     raise ClaimLost
                 store.record_replays(
                     [
@@ -202,7 +202,7 @@ class _Batch:
             CURRENT.reset(token)
         if not isinstance(result.payload, Payload):
             raise RolledBack(result)
-        self._answers.append((claim_or_record, result.payload))
+        self._responses.append((claim_or_record, result.payload))
         return Executed(result.response)
 
     def _is_final(self, place: int, outcome: Outcome) -> bool:
@@ -217,6 +217,6 @@ class _Batch:
 
     def _announce(self) -> None:
         self._committed = True
-        for claim, payload in self._answers:
+        for claim, payload in self._responses:
             announce(signals.claimed, claim)
             announce(signals.completed, claim, payload=payload)

@@ -160,7 +160,7 @@ def run_plan(plan: Plan, function: Callable[[ExecutionContext], Any]) -> CallOut
     """:func:`idempotent_outcome` for an adapter that has planned the call itself."""
 
     def execute(execution: ExecutionContext) -> Result:
-        return answer_of(plan, function(execution))
+        return json_result(plan, function(execution))
 
     try:
         outcome = engine.run(plan.store, plan.operation, execute, reraise)
@@ -176,7 +176,7 @@ async def arun_plan(
     """:func:`run_plan` for a coroutine function."""
 
     async def execute(execution: ExecutionContext) -> Result:
-        return answer_of(plan, await function(execution))
+        return json_result(plan, await function(execution))
 
     try:
         outcome = await engine.arun(plan.store, plan.operation, execute, reraise)
@@ -222,7 +222,7 @@ def _plan(
     )
 
 
-def answer_of(plan: Plan, result: Any) -> Result:
+def json_result(plan: Plan, result: Any) -> Result:
     """The result of a plain Python handler, as it reads back from JSON, and its stored form."""
     text = as_json(plan.operation.name, result)
     body = text.encode()

@@ -74,7 +74,7 @@ class LeasedRun:
         store: where the operation's record lives.
         operation: the operation to execute.
         lease: the operation's.
-        recover: turns what the handler raised into an answer, or raises it again.
+        recover: turns what the handler raised into a response, or raises it again.
         around: the caller's transactions around the handler; see :class:`~.transactional.Atomic`.
         admit: raises to refuse a replay.
     """
@@ -118,7 +118,7 @@ class LeasedRun:
                 hold_exhausted, self.store, claim_or_record
             ):
                 return Held()
-            # Of a late owner it may be the answer of its successor.
+            # Of a late owner it may be the response of its successor.
             return await self._admitted(await self._attempted(claim_or_record, asked_at))
         outcome = await self._admitted(decide(claim_or_record, self.operation))
         if isinstance(outcome, Replayed) and not outcome.record.counted:
@@ -141,7 +141,7 @@ class LeasedRun:
     # Once it is claimed.
 
     async def _attempted(self, claim: Claim, asked_at: float) -> Outcome:
-        """Run the handler and store its answer, or record why not."""
+        """Run the handler and store its response, or record why not."""
         self.claim = claim
         self.lease = Lease(self.store, claim, self.seconds, asked_at)
         self.execution = ExecutionContext(self.store, claim, self.lease, handlers_thread())
@@ -190,21 +190,21 @@ class LeasedRun:
                 if together:  # before any commit, so that a late owner commits nothing
                     await self._complete(payload)
                     stored = True
-            if not together:  # after all have, or an answer could outlive its effects
+            if not together:  # after all have, or a response could outlive its effects
                 stored = await self._complete_in_time(payload)
         if stored:
             await self._announce(signals.completed, payload=payload)
         return Executed(result.response, payload if stored else None)
 
     async def _complete(self, payload: Payload) -> None:
-        """Store the answer of what was done.
+        """Store the response of what was done.
 
         Raises:
             ClaimLost: the claim has another owner now.
         """
         if await self.driver.call(self.store.complete, self.claim, payload):
             return
-        # Unless it was stored at an earlier try, whose answer did not arrive.
+        # Unless it was stored at an earlier try, whose reply did not arrive.
         if not self._is_stored(payload, await self._record()):
             raise ClaimLost
 
@@ -278,7 +278,7 @@ class LeasedRun:
         return Executed(result.response, None, result, error)
 
     async def _settle(self, result: Result) -> None:
-        """Record that it did not complete, and why, or the answer that is stored nevertheless.
+        """Record that it did not complete, and why, or the response that is stored nevertheless.
 
         If the handler had a result to be stored, that stays so when a hook fails after the commit.
         """
@@ -337,7 +337,7 @@ class LeasedRun:
         return await self.driver.call(self.store.get, self.claim.key, self.claim.scope)
 
     def _is_stored(self, payload: Payload | None, record: Record | None) -> bool:
-        """Whether a record holds this answer of the attempt; a store may have left out its body."""
+        """Whether a record has this response of the attempt; a store may have left out its body."""
         if payload is None or not self._is_of(record):
             return False
         return record.payload in {payload, replace(payload, body=None)}

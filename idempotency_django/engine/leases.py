@@ -206,16 +206,16 @@ class _Heartbeat:
         """Renew leases of one length, and see when each is due again."""
         asked_at, seconds = time.monotonic(), leases[0].seconds
         problem: Exception = OperationInProgress("The record is locked by another transaction.")
-        answers: dict[Lease, bool | None] = dict.fromkeys(leases)
+        replies: dict[Lease, bool | None] = dict.fromkeys(leases)
         try:
             extended = leases[0].store.extend_many([lease.claim for lease in leases], seconds)
-            answers = dict(zip(leases, extended, strict=True))
+            replies = dict(zip(leases, extended, strict=True))
         except Exception as error:  # noqa: BLE001  # whatever it is, it is tried again
             problem = error
-        for lease, answer in answers.items():
-            if answer is None:
+        for lease, reply in replies.items():
+            if reply is None:
                 self._again(lease, seconds / RETRIES)
-            elif lease.note(answer, asked_at):
+            elif lease.note(reply, asked_at):
                 self._again(lease, seconds / RENEWALS)
             else:
                 self.drop(lease)
@@ -226,7 +226,7 @@ class _Heartbeat:
                         lease.claim.attempt,
                         lease.claim.operation.name,
                     )
-        if failed := [lease for lease, answer in answers.items() if answer is None]:
+        if failed := [lease for lease, reply in replies.items() if reply is None]:
             logger.warning(
                 "%s could not be renewed; trying again.", _listed(failed), exc_info=problem
             )

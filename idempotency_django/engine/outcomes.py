@@ -37,11 +37,11 @@ class Result:
     """The result of an execution.
 
     Attributes:
-        response: the answer in the adapter's own terms; the engine only passes it on.
+        response: what the adapter sends, in its own terms; the engine only passes it on.
         payload: what to store of it; ``None`` rolls the attempt back and frees the key. After a
             rollback, a function that makes the payload, called when the transaction has ended.
         error: why the attempt is rolled back, for the audit.
-        failed: whether that is a failure (an exception, a 5xx) or only an answer that is not kept.
+        failed: whether that is a failure (an exception, a 5xx) or only a response that is not kept.
     """
 
     response: Any
@@ -55,7 +55,7 @@ class Executed:
     """The operation was executed by this call, successfully or not.
 
     Attributes:
-        response: the answer in the adapter's own terms.
+        response: what the adapter sends, in its own terms.
         payload: what was stored of it; ``None``: nothing was.
         rolled_back: what the attempt ended with if it was rolled back; ``None``: it was not.
         error: what the handler raised, or what prevented the commit; ``None``: nothing did.
@@ -188,7 +188,7 @@ def decide(claim_or_record: Claim | Record, operation: Operation) -> Claim | Out
         case Record(status=Status.IN_PROGRESS, fingerprint="" | operation.fingerprint):
             return InProgress(claim_or_record.lease_left)
         case Record(status=Status.FAILED, fingerprint=operation.fingerprint):
-            return InProgress()  # no answer, and no claim: the store is to free the key for a retry
+            return InProgress()  # neither response nor claim: the store is to free the key
         case _:
             return Mismatched(claim_or_record)
 
@@ -204,7 +204,7 @@ def reraise(error: Exception) -> Result:
 
 
 def failure(error: Exception) -> Result:
-    """The result of an exception, if nothing turns it into another answer."""
+    """The result of an exception, if nothing turns it into another response."""
     return Result(None, None, error=named(error), failed=True)
 
 

@@ -1,4 +1,4 @@
-"""The transactional mode: claim, effect and answer are one transaction."""
+"""The transactional mode: claim, effect and response are one transaction."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Atomic:
     """The transactions that a caller wants around the handler; this one wants none.
 
     In the transactional mode the claim is made inside them. In the leased mode it is committed
-    before them; the handler and its answer share the one on the store's database.
+    before them; the handler and its response share the one on the store's database.
     """
 
     def around_claim(self, store: Store) -> ExitStack | None:
@@ -80,7 +80,7 @@ class Atomic:
 
         Returns:
             The same transactions, to be begun later around the handler. In the block, ``True``
-            says that one is on the store's database, so that the answer is stored in the block.
+            says that one is on the store's database, so that the response is stored in the block.
         """
         return nullcontext(False)
 
@@ -97,7 +97,7 @@ _FIRST: Final = (
     "Transaction characteristics can't be changed",  # MariaDB and MySQL
 )
 
-_ERRORS: Final = 400  # and above: the status of an answer that tells of no success
+_ERRORS: Final = 400  # and above: the status of a response that tells of no success
 
 
 class _ReplayRefused(Exception):  # carries the reason out of a transaction
@@ -116,7 +116,7 @@ class TransactionalRun:
         store: where the operation's record lives.
         operation: the operation to execute.
         execute: executes it.
-        recover: turns what the handler raised into an answer, or raises it again.
+        recover: turns what the handler raised into a response, or raises it again.
         atomic: the caller's transactions, in which the claim is made; ``None``: there are none.
         admit: raises to refuse a replay.
     """
@@ -221,7 +221,7 @@ class TransactionalRun:
     # Once it is claimed.
 
     def _executed(self, claim: Claim) -> Any:
-        """The response of the handler, whose answer is stored."""
+        """The handler's response, once it is stored."""
         store = self.store
         announce(signals.claimed, claim)
         self.claim, self.execution = claim, ExecutionContext(store, claim, None)
@@ -312,7 +312,7 @@ class TransactionalRun:
 
     @contextmanager
     def _open_to_queries(self) -> Iterator[None]:
-        """Remove our mark while an error is turned into an answer: Django has not set it yet."""
+        """Remove our mark while an error is turned into a response: Django has not set it yet."""
         if self._marked:
             yield
             return
@@ -334,7 +334,7 @@ def _settle_rolled_back(store: Store, claim: Claim, result: Result, *, pinned: b
     Args:
         store: where the claim was made.
         claim: the attempt's.
-        result: why it was rolled back, or the answer that is stored nevertheless.
+        result: why it was rolled back, or the response that is stored nevertheless.
         pinned: see :meth:`~idempotency_django.stores.base.Store.fail`.
     """
     payload, unmade = make_payload(result)
@@ -355,7 +355,7 @@ def _settle_rolled_back(store: Store, claim: Claim, result: Result, *, pinned: b
             if mine and payload is None:
                 fail(store, mine, result, pinned=pinned)
     except (IdempotencyError, DatabaseFault):
-        # The key is free and the client gets its answer; only the audit misses an attempt.
+        # The key is free and the client gets its response; only the audit misses an attempt.
         logger.warning(
             "The end of attempt %d of %s could not be recorded: %s",
             claim.attempt,

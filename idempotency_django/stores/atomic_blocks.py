@@ -47,7 +47,7 @@ def is_open(using: str) -> bool:
 def forbid_transactions(what: str) -> None:
     """Refuse a claim within a transaction, for a store that takes part in no transaction.
 
-    The answer would be there before the effects are committed, and stay if they roll back.
+    The response would be there before the effects are committed, and stay if they roll back.
 
     Raises:
         ImproperlyConfigured: a transaction is open on some database.

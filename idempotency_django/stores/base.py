@@ -97,7 +97,7 @@ class Store(ABC):
 
     @abstractmethod
     def complete(self, claim: Claim, payload: Payload) -> bool:
-        """Store the answer. ``False``: the claim has another owner now and nothing was written.
+        """Store the response. ``False``: the claim has another owner now and nothing was written.
 
         Its time to live counts from here. A store that counts from the claim must count again if
         the attempt took a notable part of that time.
@@ -181,7 +181,7 @@ class Store(ABC):
     # Transactions.
 
     def transaction(self, *, after: ExitStack | None = None) -> AbstractContextManager[None]:
-        """The transaction in which a claim without a lease, handler and answer belong together.
+        """The transaction in which a claim without a lease, handler and response belong together.
 
         Args:
             after: given by a caller who has already opened the transaction and ends it; the caller
@@ -279,9 +279,9 @@ class Store(ABC):
         """:meth:`get` for several keys, each with its scope, in their order."""
         return [self.get(key, scope) for key, scope in names]
 
-    def complete_many(self, answers: Sequence[tuple[Claim, Payload]]) -> Sequence[bool]:
-        """:meth:`complete` for several claims, each with its answer, in their order."""
-        return [self.complete(claim, payload) for claim, payload in answers]
+    def complete_many(self, responses: Sequence[tuple[Claim, Payload]]) -> Sequence[bool]:
+        """:meth:`complete` for several claims, each with its response, in their order."""
+        return [self.complete(claim, payload) for claim, payload in responses]
 
     def record_replays(self, replays: Sequence[tuple[Record, Operation]]) -> None:
         """:meth:`record_replay` for several replays, such as those of a batch of messages."""

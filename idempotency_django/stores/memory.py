@@ -117,8 +117,8 @@ class MemoryStore(Store):
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
         ended = time.monotonic()
-        answer = encode(payload)
-        return self._change(claim, status=Status.COMPLETED, payload=answer, started=ended)
+        response = encode(payload)
+        return self._change(claim, status=Status.COMPLETED, payload=response, started=ended)
 
     def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
         changes: dict[str, Any] = {"error": dump_text(error)} | ({"pinned": True} if pinned else {})

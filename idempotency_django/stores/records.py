@@ -178,13 +178,13 @@ REASON: Final = ":reason"
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """The answer of a completed operation, in the adapter's terms.
+    """The response of a completed operation, in the adapter's terms.
 
     Attributes:
-        status: the answer's status code.
+        status: the response's status code.
         headers: its headers as ``(name, value)`` pairs, in order. A name that begins with a colon,
             such as :data:`REASON`, is a note of the adapter and is never sent as a header.
-        body: its exact bytes; ``None``: a tombstone, that is, executed, but the answer was not
+        body: its exact bytes; ``None``: a tombstone, that is, executed, but the response was not
             kept.
     """
 
@@ -194,7 +194,7 @@ class Payload:
 
     @property
     def sent_headers(self) -> Iterator[tuple[str, str]]:
-        """The headers that are sent with the answer."""
+        """The headers that are sent with the response."""
         return (pair for pair in self.headers if not pair[0].startswith(":"))
 
     def note(self, name: str) -> str | None:
@@ -207,9 +207,9 @@ class Payload:
 
     @property
     def result(self) -> Any:
-        """The result of the function, task or handler of events that this is the answer of.
+        """The result of the function, task or handler of events that this is the response of.
 
-        An answer that was written by hand may be no JSON: an empty body is ``None``, and any other
+        A response that was written by hand may be no JSON: an empty body is ``None``, and any other
         is a text.
         """
         body = self.body or b"null"
@@ -227,7 +227,7 @@ class Record:
         status: see :class:`Status`; an expired record is reported as it was stored.
         attempt: which attempt wrote it.
         fingerprint: of its request; empty while it is not yet visible.
-        payload: the stored answer; ``None`` unless completed.
+        payload: the stored response; ``None`` unless completed.
         expired: whether its time to live is over, by the store's clock.
         interrupted: whether it is in progress and its owner's lease is over, by the store's clock:
             the owner is dead, or late.

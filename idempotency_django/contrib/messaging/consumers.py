@@ -20,7 +20,7 @@ from ...conf import conf
 from ...engine import Atomic
 from ...engine.batch import Item, run_many
 from ...engine.context import ExecutionContext
-from ...engine.functions import answer_of
+from ...engine.functions import json_result
 from ...engine.planning import Plan, lease_of, plan_call
 from ...errors import (
     DeadLettered,
@@ -301,12 +301,12 @@ class EventExecution:
     def execute(self, execution: ExecutionContext) -> engine.Result:
         """Call the handler, within an execution of the operation."""
         with without_exits():
-            return answer_of(self.plan, self.handler(self.event, self._given(execution)))
+            return json_result(self.plan, self.handler(self.event, self._given(execution)))
 
     async def _aexecute(self, execution: ExecutionContext) -> engine.Result:
         with without_exits(awaited=True):
             result = await self.handler(self.event, self._given(execution))
-            return answer_of(self.plan, result)
+            return json_result(self.plan, result)
 
     def _given(self, execution: ExecutionContext) -> ExecutionContext:
         if self.plan.operation.lease is None:  # also where the claim is committed first

@@ -92,7 +92,7 @@ class RedisStore(Store):
             keys: two projects on one server then need two prefixes.
         prefix: what the Redis keys of this store begin with, after the prefix of the cache.
         max_payload_bytes: larger bodies are not kept. A retry then learns that its operation was
-            executed, but not the answer. ``None``: all bodies are kept.
+            executed, but not the response. ``None``: all bodies are kept.
     """
 
     forgets_expired: ClassVar[bool] = True
@@ -222,7 +222,7 @@ class RedisStore(Store):
             self._broken(key, scope, str(error))
 
     def _broken(self, key: str, scope: str, problem: str) -> NoReturn:
-        """Neither answer from an incomplete record, nor execute its operation."""
+        """Neither replay an incomplete record, nor execute its operation."""
         logger.error(
             "The Redis value %s is not a record of key %r in scope %r: %s. Check whether the "
             "operation was executed, then delete the value.",

@@ -1,4 +1,4 @@
-"""The store in the project's own database: the effect and its answer commit together."""
+"""The store in the project's own database: the effect and its response commit together."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def take_over(dialect: Dialect, operation: Operation, before: Record) -> Claim |
     if status == Status.IN_PROGRESS and not (interrupted and same and not hold):
         return before if before.status is Status.IN_PROGRESS else in_progress(operation)
     if status == Status.COMPLETED and not expired:
-        return in_progress(operation)  # since we looked; the next retry is answered
+        return in_progress(operation)  # since we looked; the next retry gets its response
     steps = IdempotencyStep.objects.using(dialect.using).filter(record=before.record_id)
     if status == Status.IN_PROGRESS:
         pinned = True  # the effects of its owner are unknown
@@ -180,7 +180,7 @@ class DatabaseStore(Store):
             database that the effects are written to, and never a replica. All statements go there,
             and no database router is asked.
         combine_statements: whether PostgreSQL gets BEGIN in one message with the claim, and COMMIT
-            in one with the answer, where psycopg 3 can do so. Set it to ``False`` behind a pooler
+            in one with the response, where psycopg 3 can do so. Set it to ``False`` behind a pooler
             that reserves a connection for a client that sends several statements in one message,
             such as Amazon RDS Proxy ("pinning").
     """
@@ -303,18 +303,18 @@ class DatabaseStore(Store):
             self._raise(error)
         return completed
 
-    def complete_many(self, answers: Sequence[tuple[Claim, Payload]]) -> Sequence[bool]:
-        if not answers:
+    def complete_many(self, responses: Sequence[tuple[Claim, Payload]]) -> Sequence[bool]:
+        if not responses:
             return []
         with self._translated():
-            for claim, _ in answers:
+            for claim, _ in responses:
                 self._refresh_ttl(claim)
-            stored = self._dialect.complete_many([(c, encode(payload)) for c, payload in answers])
-            self._restore_autocommit(answers[0][0], commit=bool(stored))
-        return [claim.token in stored for claim, _ in answers]
+            stored = self._dialect.complete_many([(c, encode(payload)) for c, payload in responses])
+            self._restore_autocommit(responses[0][0], commit=bool(stored))
+        return [claim.token in stored for claim, _ in responses]
 
     def _refresh_ttl(self, claim: Claim) -> None:
-        """Let the time to live count from now, if so much of it is over that the answer needs that.
+        """Let the time to live count from now, if a notable part of it is over.
 
         Not after every attempt: these columns have indexes, which a quick one leaves as they are.
         """
@@ -468,7 +468,7 @@ class DatabaseStore(Store):
     def _restore_autocommit(self, claim: Claim, *, commit: bool) -> None:
         """End the transaction that a leased view left open by leaving autocommit off.
 
-        Its answer is stored with it, so that neither is there without the other.
+        Its response is stored with it, so that neither is there without the other.
 
         Args:
             claim: the view's.

@@ -1,10 +1,10 @@
--- Store the answer, where the token is the owner's: 1, or 0 and nothing was written.
+-- Store the response, where the token is the owner's: 1, or 0 and nothing was written.
 
 local key, scope, token, call = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
 local record, problem = load(key, scope)
 if problem then return broken(problem) end
--- The client may send this very call again, because its connection broke before the answer came.
+-- The client may send this very call again, because its connection broke before the reply came.
 if record and record.status == 'completed' and record.settled == call then return 1 end
 if not is_owned(record, token) then return 0 end
 

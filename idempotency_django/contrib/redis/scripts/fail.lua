@@ -6,7 +6,7 @@ local reason, pinned, held = ARGV[5], ARGV[6], ARGV[7]
 
 local record, problem = load(key, scope)
 if problem then return broken(problem) end
--- The client may send this very call again, because its connection broke before the answer came.
+-- The client may send this very call again, because its connection broke before the reply came.
 if record and record.settled == call then return 1 end
 if not is_owned(record, token) then return 0 end
 

@@ -31,7 +31,7 @@ local function flaw(record, key, scope)
   if record.token == '' or record.fingerprint == '' then return 'it has no owner or no content' end
   if not (is_time(record.lease) and is_time(record.expires)) then return 'a time is no number' end
   if record.status == 'completed' then
-    if not string.match(record.code, '^%d+$') then return 'its answer has no status' end
+    if not string.match(record.code, '^%d+$') then return 'its response has no status' end
     if record.size ~= '' and record.size ~= ms(#record.body) then return 'its body is cut short' end
   elseif record.status ~= 'in_progress' and record.status ~= 'failed' then
     return 'its status is unknown'

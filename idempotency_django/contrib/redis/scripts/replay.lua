@@ -1,4 +1,4 @@
--- Note a replay of the answer that this attempt stored.
+-- Note a replay of the response that this attempt stored.
 
 local key, scope, attempt = ARGV[1], ARGV[2], ARGV[3]
 local count, extend, ttl = ARGV[4], ARGV[5], ARGV[6]

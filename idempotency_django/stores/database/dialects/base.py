@@ -143,20 +143,20 @@ class Dialect(ABC):
         self._execute("purge_steps", {"ids": json.dumps(chosen)})
         return self._execute("purge", {"ids": json.dumps(chosen)})
 
-    def complete(self, claim: Claim, answer: StoredPayload) -> bool:
-        """Store the answer of a claim, if it is its owner's."""
+    def complete(self, claim: Claim, response: StoredPayload) -> bool:
+        """Store the response of a claim, if it is its owner's."""
         given = {
-            "code": answer.status,
-            "headers": answer.headers,
-            "body": answer.body,
+            "code": response.status,
+            "headers": response.headers,
+            "body": response.body,
             "id": claim.record_id,
             "token": claim.token,
         }
-        return self.write_answer(claim, given)
+        return self.write_response(claim, given)
 
-    def complete_many(self, answers: Sequence[tuple[Claim, StoredPayload]]) -> set[str]:
-        """Store the answers of those claims that are their owners'; their tokens."""
-        return {claim.token for claim, answer in answers if self.complete(claim, answer)}
+    def complete_many(self, responses: Sequence[tuple[Claim, StoredPayload]]) -> set[str]:
+        """Store the responses of those claims that are their owners'; their tokens."""
+        return {claim.token for claim, response in responses if self.complete(claim, response)}
 
     def claim_many(self, wanted: Sequence[tuple[Operation, str]]) -> dict[str, int]:
         """Insert the rows of new operations, each with its token; return the ids by token."""
@@ -202,8 +202,8 @@ class Dialect(ABC):
     def free(self, locks: Sequence[Any]) -> None:
         """Free what a transaction of this thread has held."""
 
-    def write_answer(self, claim: Claim, given: Parameters) -> bool:
-        """Execute what stores an answer."""
+    def write_response(self, claim: Claim, given: Parameters) -> bool:
+        """Execute what stores a response."""
         return bool(self._execute("complete", given))
 
     def fence(self, claim: Claim) -> bool:

@@ -1,7 +1,7 @@
 """Several statements of a transaction in one message to PostgreSQL, where psycopg 3 can do so.
 
-BEGIN goes with the claim, and COMMIT with the answer, a step, or the last look at a lease: a first
-request takes as many round trips as a bare transaction.
+BEGIN goes with the claim, and COMMIT with the response, a step, or the last look at a lease: a
+first request takes as many round trips as a bare transaction.
 """
 
 from __future__ import annotations

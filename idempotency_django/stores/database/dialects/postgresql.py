@@ -69,9 +69,9 @@ class PostgreSQL(Dialect):
     def claimed(self, claim: Claim) -> None:
         self._pipeline.claimed(claim)
 
-    def write_answer(self, claim: Claim, given: Parameters) -> bool:
+    def write_response(self, claim: Claim, given: Parameters) -> bool:
         deferred = Deferred(self.sql["complete"], self._or_lost["complete"], given)
-        return self._pipeline.defer(claim, deferred) or super().write_answer(claim, given)
+        return self._pipeline.defer(claim, deferred) or super().write_response(claim, given)
 
     def _holds_nothing_else(self) -> bool:
         """Whether the transaction is the store's own; in any other there are other things."""
@@ -96,9 +96,9 @@ class PostgreSQL(Dialect):
         }
         return {(key, scope): row for key, scope, *row in self._rows("read_many", given)}
 
-    def complete_many(self, answers: Sequence[tuple[Claim, StoredPayload]]) -> set[str]:
-        rows = json.dumps([_described_answer(claim, answer) for claim, answer in answers])
-        given = {"answers": rows, "ids": [claim.record_id for claim, _ in answers]}
+    def complete_many(self, responses: Sequence[tuple[Claim, StoredPayload]]) -> set[str]:
+        rows = json.dumps([_described_response(claim, response) for claim, response in responses])
+        given = {"responses": rows, "ids": [claim.record_id for claim, _ in responses]}
         return {token for (token,) in self._rows("complete_many", given)}
 
     def write_fence(self, statement: str, given: Parameters) -> bool:
@@ -155,11 +155,11 @@ def claim_values(operation: Operation, token: str) -> dict[str, Any]:
     return values
 
 
-def _described_answer(claim: Claim, answer: StoredPayload) -> dict[str, Any]:
+def _described_response(claim: Claim, response: StoredPayload) -> dict[str, Any]:
     return {
         "id": claim.record_id,
         "token": claim.token,
-        "code": answer.status,
-        "headers": answer.headers,
-        "body": None if answer.body is None else b64encode(answer.body).decode(),
+        "code": response.status,
+        "headers": response.headers,
+        "body": None if response.body is None else b64encode(response.body).decode(),
     }

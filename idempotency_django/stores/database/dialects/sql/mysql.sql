@@ -72,7 +72,7 @@ FROM {table}
 WHERE {key} = %(key)s AND {scope} = %(scope)s
 
 -- complete --
--- The answer of a claim, as long as it is its owner's.
+-- The response of a claim, as long as it is its owner's.
 UPDATE {table} SET
     {status} = 'completed',
     {response_status} = %(code)s,

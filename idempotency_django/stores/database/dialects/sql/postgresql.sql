@@ -128,7 +128,7 @@ RETURNING
     EXTRACT(EPOCH FROM {expires_at} - STATEMENT_TIMESTAMP())::double precision
 
 -- complete --
--- The answer of a claim, as long as it is its owner's.
+-- The response of a claim, as long as it is its owner's.
 UPDATE {table} SET
     {status} = 'completed',
     {response_status} = %(code)s,
@@ -144,16 +144,16 @@ RETURNING {id}
 -- the statistics say that the table is empty.
 UPDATE {table} SET
     {status} = 'completed',
-    {response_status} = answer.code,
-    {response_headers} = answer.headers,
-    {response_body} = decode(answer.body, 'base64'),
+    {response_status} = response.code,
+    {response_headers} = response.headers,
+    {response_body} = decode(response.body, 'base64'),
     {completed_at} = STATEMENT_TIMESTAMP(),
     {lease_expires_at} = NULL
-FROM json_to_recordset(%(answers)s::json) AS answer (
+FROM json_to_recordset(%(responses)s::json) AS response (
     id bigint, token text, code integer, headers text, body text
 )
-WHERE {table}.{id} = ANY (%(ids)s) AND {table}.{id} = answer.id
-    AND {owner_token} = answer.token AND {status} = 'in_progress'
+WHERE {table}.{id} = ANY (%(ids)s) AND {table}.{id} = response.id
+    AND {owner_token} = response.token AND {status} = 'in_progress'
 RETURNING {owner_token}
 
 -- fence --
