@@ -6,7 +6,6 @@ import json
 from argparse import ArgumentParser, ArgumentTypeError
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
@@ -17,52 +16,18 @@ from ...checks.inventory import Endpoint, endpoints
 from ...conf import conf
 from ...policy import keys
 
-REPORTED: Final = {
-    "broken": "The endpoint has a policy and cannot be protected.",
-    "unprotected": "Nothing protects the endpoint: a retry repeats its effects.",
-    "optional": "The endpoint is protected for requests that have a key, and accepts others.",
-}
+REPORTED: Final = ("broken", "unprotected", "optional")
 """The statuses that ``--fail-on`` takes, the worst first."""
 
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """An endpoint, as it is reported.
-
-    Attributes:
-        route: the route, such as ``/api/charges/{id}/``.
-        method: the method; ``"*"``: the view does not declare its methods.
-        view: the dotted name of the view.
-        status: ``"required"``, ``"optional"`` or ``"derived"``, by how a request gets its key;
-            ``"exempt"``, ``"unprotected"``, or ``"broken"``.
-        how: what protects it: ``"mixin"``, ``"decorator"``, ``"middleware"``, or ``"inbox"``, which
-            handles each webhook once; else empty.
-        mode: ``"transactional"``, ``"leased"`` or ``"auto"``; empty if it is not protected.
-        lifetime: for how many seconds a retry gets the first response; ``None``: without limit, or
-            it is not protected.
-        problem: why it is broken, and what to do.
-        urlconf: the URLconf that it was asked for with; empty: the project's ``ROOT_URLCONF``.
-    """
-
-    route: str
-    method: str
-    view: str
-    status: str
-    how: str = ""
-    mode: str = ""
-    lifetime: float | None = None
-    problem: str = ""
-    urlconf: str = ""
-
-    @property
-    def endpoint(self) -> str:
-        """The method and the route."""
-        return f"{self.method} {self.route}"
-
-    @property
-    def name(self) -> str:
-        """The endpoint, and the URLconf that it was asked for with."""
-        return f"{self.endpoint} in {self.urlconf}" if self.urlconf else self.endpoint
+_COLUMNS: Final = {
+    "Method": "method",
+    "Route": "route",
+    "Status": "status",
+    "By": "how",
+    "Mode": "mode",
+    "View": "view",
+    "URLconf": "urlconf",
+}
 
 
 class Command(BaseCommand):
@@ -105,25 +70,22 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        fail_on = options["fail_on"]
         lines, others = _lines(options["everything"], options["urlconf"])
-        match options["format"]:
-            case "json":
-                self.stdout.write(_as_json(lines))
-            case _:
-                text = [*_table(lines), "", _summary(lines, others)]
-                self.stdout.write("\n".join(text))
-        if fail_on and not lines:
+        if options["format"] == "json":
+            shown = {"header": conf.header, "endpoints": lines}
+            self.stdout.write(json.dumps(shown, indent=2, ensure_ascii=False))
+        else:
+            self.stdout.write("\n".join([*_table(lines), "", _summary(lines, others)]))
+        if options["fail_on"] and not lines:
             raise CommandError(
                 "There is no endpoint that can change something, so --fail-on checks nothing. Is "
                 "this the right URLconf (--urlconf)? If so, add --fail-on with the first endpoint."
             )
-        if found := [line for line in lines if line.status in fail_on]:
-            names = ", ".join(f"{line.name} ({line.status})" for line in found)
+        if found := [line for line in lines if line["status"] in options["fail_on"]]:
             raise CommandError(
                 f"{len(found)} of {_counted(len(lines), 'endpoint')} "
-                f"need{'s' if len(found) == 1 else ''} attention: {names}. Protect them, or mark "
-                "them with @idempotency_exempt."
+                f"need{'s' if len(found) == 1 else ''} attention: {', '.join(map(_name, found))}. "
+                "Protect them, or mark them with @idempotency_exempt."
             )
 
 
@@ -141,7 +103,13 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _lines(everything: bool, urlconfs: Sequence[str]) -> tuple[list[Line], int]:
+def _name(line: dict[str, Any]) -> str:
+    """The endpoint with its URLconf, if it was asked for with one, and its status."""
+    place = f" in {line['urlconf']}" if line["urlconf"] else ""
+    return f"{line['method']} {line['route']}{place} ({line['status']})"
+
+
+def _lines(everything: bool, urlconfs: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
     """The endpoints, and how many of Django and this package are left out."""
     for name in urlconfs:
         try:
@@ -154,60 +122,52 @@ def _lines(everything: bool, urlconfs: Sequence[str]) -> tuple[list[Line], int]:
     return chosen, len(known) - len(chosen)
 
 
-def _line(endpoint: Endpoint, urlconf: str) -> Line:
-    known: dict[str, Any] = {
-        "urlconf": urlconf,
+def _line(endpoint: Endpoint, urlconf: str) -> dict[str, Any]:
+    """An endpoint, as it is reported; its ``lifetime`` is that of a response, in seconds."""
+    policy = endpoint.policy.resolved() if endpoint.policy and not endpoint.problem else None
+    return {
         "route": endpoint.route,
         "method": endpoint.method,
         "view": endpoint.view_name,
+        "status": _status(endpoint),
+        "how": endpoint.how,
+        "mode": policy.mode if policy else "",
+        "lifetime": policy.ttl.total_seconds() if policy and policy.ttl else None,
+        "problem": endpoint.problem,
+        "urlconf": urlconf,
     }
+
+
+def _status(endpoint: Endpoint) -> str:
+    """Whether a retry is safe, and by how a request gets its key."""
     if endpoint.problem:
-        return Line(**known, status="broken", how=endpoint.how, problem=endpoint.problem)
-    if endpoint.how == "inbox":
-        return Line(**known, status="derived", how=endpoint.how)
+        return "broken"
+    if endpoint.how == "inbox":  # which handles each webhook once
+        return "derived"
     if endpoint.policy is None:
-        return Line(**known, status=endpoint.how or "unprotected")
+        return endpoint.how or "unprotected"
     policy = endpoint.policy.resolved()
-    status = "required" if policy.requires_key(endpoint.method.replace("*", "POST")) else "optional"
-    return Line(
-        **known,
-        status="derived" if not keys.reads_header(policy.key) else status,
-        how=endpoint.how,
-        mode=policy.mode,
-        lifetime=policy.ttl.total_seconds() if policy.ttl else None,
-    )
+    if not keys.reads_header(policy.key):
+        return "derived"
+    requires_key = policy.requires_key(endpoint.method.replace("*", "POST"))
+    return "required" if requires_key else "optional"
 
 
-def _table(lines: Sequence[Line]) -> Iterator[str]:
-    rows = [["Method", "Route", "Status", "By", "Mode", "View", "URLconf"]]
-    rows += [
-        [each.method, each.route, each.status, each.how, each.mode, each.view, each.urlconf]
-        for each in lines
-    ]
-    if not any(each.urlconf for each in lines):
-        rows = [row[:-1] for row in rows]
-    for text, line in zip(_aligned(rows), [None, *lines], strict=True):
-        yield text
-        if line and line.problem:
-            yield f"    {line.problem}"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The lines of a table."""
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    for row in rows:
+def _table(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
+    columns = dict(_COLUMNS)
+    if not any(line["urlconf"] for line in lines):
+        del columns["URLconf"]
+    rows = [[*columns], *([line[name] for name in columns.values()] for line in lines)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row, line in zip(rows, [None, *lines], strict=True):
         cells = zip(row, widths, strict=True)
         yield "  ".join(f"{cell:<{width}}" for cell, width in cells).rstrip()
+        if line and line["problem"]:
+            yield f"    {line['problem']}"
 
 
-def _summary(lines: Sequence[Line], others: int) -> str:
-    counts = Counter(line.status for line in lines)
+def _summary(lines: Sequence[dict[str, Any]], others: int) -> str:
+    counts = Counter(line["status"] for line in lines)
     told = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     left_out = f" {others} of Django and this package are left out (--all)." if others else ""
     return f"{_counted(len(lines), 'endpoint')}: {told or 'none'}.{left_out}"
-
-
-def _as_json(lines: Sequence[Line]) -> str:
-    shown = [{field.name: getattr(line, field.name) for field in fields(line)} for line in lines]
-    report = {"header": conf.header, "endpoints": shown}
-    return json.dumps(report, indent=2, ensure_ascii=False)
