@@ -65,12 +65,16 @@ def seconds_of(name: str, value: object, *, may_be_zero: bool = False) -> float:
     Raises:
         ImproperlyConfigured: it is no ``timedelta``, but a number, for example; or it is negative.
     """
-    least = timedelta(0) if may_be_zero else timedelta.resolution
-    if isinstance(value, timedelta) and value >= least:
+    if isinstance(value, timedelta) and is_duration(value) and (value or may_be_zero):
         return value.total_seconds()
     raise ImproperlyConfigured(
         f"{name} is {value!r}; it must be a timedelta, such as timedelta(seconds=10)."
     )
+
+
+def is_duration(value: object, longest: timedelta = timedelta.max) -> bool:
+    """Whether it is a ``timedelta`` from 0 to the longest one."""
+    return isinstance(value, timedelta) and timedelta(0) <= value <= longest
 
 
 _T = TypeVar("_T")
@@ -178,7 +182,7 @@ class Settings:
         "RETRY_AFTER",
         timedelta(seconds=1),
         "a timedelta, such as timedelta(seconds=1)",
-        lambda value: isinstance(value, timedelta) and value >= timedelta(0),
+        is_duration,
     )
     """The ``Retry-After`` of the 409 while an operation is in progress."""
 

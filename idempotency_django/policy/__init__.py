@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeVar, cast
 from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
 
-from ..conf import conf, default_store, did_you_mean, until_settings_change
+from ..conf import conf, default_store, did_you_mean, is_duration, until_settings_change
 from ..stores.records import Record
 from . import keys, scopes
 from .fingerprints import FingerprintFunction, whole_request
@@ -125,10 +125,6 @@ def _one_of(*choices: str) -> _Validator:
     )
 
 
-def _is_duration(value: Any, longest: timedelta) -> bool:
-    return isinstance(value, timedelta) and timedelta(0) <= value <= longest
-
-
 def _is_plain_function(value: Any) -> bool:
     return callable(value) and not (
         iscoroutinefunction(value) or iscoroutinefunction(type(value).__call__)
@@ -144,20 +140,20 @@ _function = _valid("a callable", callable)
 _text = _valid("a non-empty string", lambda value: isinstance(value, str) and value != "")
 _ttl = _valid(
     "a timedelta above 0 up to 1000 years, or None to replay forever",
-    lambda value: value is None or (_is_duration(value, _LONGEST) and bool(value)),
+    lambda value: value is None or (is_duration(value, _LONGEST) and bool(value)),
 )
 _retention = _valid(
     "a timedelta from 0 to 1000 years, such as timedelta(hours=24)",
-    lambda value: _is_duration(value, _LONGEST),
+    lambda value: is_duration(value, _LONGEST),
 )
 _lease = _valid(
     "a timedelta above 0 up to a day, such as timedelta(seconds=30)",
-    lambda value: _is_duration(value, timedelta(days=1)) and bool(value),
+    lambda value: is_duration(value, timedelta(days=1)) and bool(value),
 )
 _on_conflict = _valid(
     "'reject', 'wait', 'accepted' or the timedelta to wait at most",
     lambda value: (
-        _is_duration(value, _LONGEST) or (isinstance(value, str) and value in _ON_CONFLICT)
+        is_duration(value, _LONGEST) or (isinstance(value, str) and value in _ON_CONFLICT)
     ),
 )
 _principal = _valid(

@@ -26,6 +26,7 @@ from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.db.models.constants import OnConflict
 from django.db.models.sql import InsertQuery
 
+from ....conf import is_duration
 from ....engine.context import ExecutionContext, current_execution
 from ....engine.steps import current_step
 from ....models import DatabaseNow, unlocked
@@ -161,7 +162,7 @@ def refuse_unfit(
             "omit it."
         )
     for name, duration in durations.items():
-        if duration is not None and not _is_duration(duration):
+        if duration is not None and not is_duration(duration, LONGEST):
             raise ValueError(
                 f"{name}={duration!r} is not valid for a message. Pass a timedelta from 0 to "
                 f"{LONGEST.days} days."
@@ -193,10 +194,6 @@ def refuse_large(payload: str, headers: Mapping[str, str]) -> None:
 
 def _is(value: Any, pattern: re.Pattern[str]) -> bool:
     return isinstance(value, str) and bool(pattern.fullmatch(value))
-
-
-def _is_duration(value: Any) -> bool:
-    return isinstance(value, timedelta) and timedelta(0) <= value <= LONGEST
 
 
 _FIELDS: Final = [field for field in OutboxMessage._meta.concrete_fields if not field.primary_key]

@@ -12,7 +12,7 @@ from typing import Any, Final
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from ....conf import conf, did_you_mean, until_settings_change
+from ....conf import conf, did_you_mean, is_duration, until_settings_change
 from ..brokers import BROKERS
 from ..brokers.base import Publisher
 
@@ -76,7 +76,7 @@ class Topic:
                 "ON_POISON",
                 "'dead_letter' or 'discard'",
             ),
-            (not _is_span(self.retention), "RETENTION", "a timedelta, 0 or more"),
+            (not is_duration(self.retention), "RETENTION", "a timedelta, 0 or more"),
             (not isinstance(self.notify, bool), "NOTIFY", "True or False"),
         ):
             if wrong:
@@ -187,7 +187,3 @@ def _made(name: str, entry: Any) -> Topic:
 
 def _is_count(value: object) -> bool:
     return value is None or (type(value) is int and value >= 1)
-
-
-def _is_span(value: object) -> bool:
-    return isinstance(value, timedelta) and value >= timedelta(0)
