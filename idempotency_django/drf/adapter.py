@@ -19,7 +19,7 @@ from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Empty, Request
 from rest_framework.response import Response
 
-from ..errors import IdempotencyError, KeyMalformed
+from ..errors import IdempotencyError
 from ..http.atomic_requests import RequestTransactions
 from ..http.bodies import as_file, body_of, body_that_django_ignores, form_of, raw_body_of, rewind
 from ..http.dialects import Dialect, dialect_of, project_dialect
@@ -143,11 +143,7 @@ def overrides_replay_check(view_class: type) -> bool:
 
 
 class DRFAdapter(Adapter):
-    """One request within a DRF view.
-
-    Attributes:
-        unparsed: why the view's parser refuses the body; ``None``: it does not.
-    """
+    """One request within a DRF view."""
 
     def __init__(self, view: Any, request: Request, handler: Callable[[], Any]) -> None:
         self.http_request = request._request
@@ -156,7 +152,6 @@ class DRFAdapter(Adapter):
         self.view = view
         self.transactions: RequestTransactions | None
         self.transactions = getattr(view, "_idempotency_transactions", None)
-        self.unparsed: Exception | None = None
         self._handler = handler
 
     # The hooks of IdempotentViewMixin, where the view has them.
@@ -268,9 +263,8 @@ class DRFAdapter(Adapter):
             if isinstance(request.data, QueryDict) or request.FILES:
                 return self._parsed(raw)
             return Parsed(request.data, raw)
-        except Exception as error:  # noqa: BLE001  # whatever the parser refuses, in whatever way
+        except Exception:  # noqa: BLE001  # whatever the parser refuses, in whatever way
             # The view meets it itself, if it looks: REST framework would show it an empty body now.
-            self.unparsed = error
             request._data = request._files = request._full_data = Empty
             return raw
         finally:
@@ -302,8 +296,6 @@ def serve_view(policy: Policy, request: Request, run: Callable[[], Any]) -> Http
     except IdempotencyError as error:
         if error.foreign:
             raise
-        if isinstance(error, KeyMalformed) and isinstance(adapter.unparsed, APIException):
-            raise adapter.unparsed from None  # which says more of the body
         with adapter.own_transactions():
             return problem(view, error, dialect_of(adapter.policy))
     except Exception as error:  # noqa: BLE001  # the view's own, raised again

@@ -33,7 +33,10 @@ def whole_request(invocation: Invocation) -> bytes:
     The order of query parameters and of JSON keys, JSON spacing and a form's boundary make no
     difference. Anything else does (draft-ietf-httpapi-idempotency-key-header-07, section 2.4).
     """
-    body = _decoded(_raw(invocation), invocation.media_type)
+    body = invocation.body
+    if isinstance(body, Parsed) and isinstance(body.raw, bytes) and is_json(invocation.media_type):
+        body = body.raw  # which shows more: 1.0 and 1.00, a name that appears twice
+    body = _decoded(body, invocation.media_type)
     return _request(invocation, _canonical(body, invocation.media_type))
 
 
@@ -57,28 +60,21 @@ def fields(*, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> Finge
     A body without fields (not an object and not a form) counts as a whole.
     """
     included, excluded = _names("include", include), _names("exclude", exclude)
-
-    def of_some_fields(invocation: Invocation) -> bytes:
-        body = _decoded(invocation.body, invocation.media_type)
-        body = _some_of(body, included, excluded)
-        return _request(invocation, _canonical(body, invocation.media_type))
-
-    return of_some_fields
-
-
-def _some_of(body: Body, included: frozenset[str], excluded: frozenset[str]) -> Body:
-    """A body with only the included fields, or all if none are named, and no excluded one."""
+    include_tree, exclude_tree = _tree(included), _tree(excluded)
 
     def kept(name: str) -> bool:
         return (not included or name in included) and name not in excluded
 
-    if isinstance(body, Form):
-        named = {name: values for name, values in body.fields.items() if kept(name)}
-        return Form(named, tuple(file for file in body.files if kept(file.field)))
-    if isinstance(body, Parsed) and isinstance(body.value, Mapping):
-        chosen = _choose(body.value, _tree(included), _tree(excluded))
-        return Parsed(chosen, tree=body.tree)
-    return body
+    def of_some_fields(invocation: Invocation) -> bytes:
+        body = _decoded(invocation.body, invocation.media_type)
+        if isinstance(body, Form):
+            named = {name: values for name, values in body.fields.items() if kept(name)}
+            body = Form(named, tuple(file for file in body.files if kept(file.field)))
+        elif isinstance(body, Parsed) and isinstance(body.value, Mapping):
+            body = Parsed(_choose(body.value, include_tree, exclude_tree), tree=body.tree)
+        return _request(invocation, _canonical(body, invocation.media_type))
+
+    return of_some_fields
 
 
 def field_value(invocation: Invocation, path: str) -> Any:
@@ -109,14 +105,6 @@ def _loaded(body: bytes | Hashed, media_type: str) -> Any:
         return _loads(body)
     except (ValueError, RecursionError):
         return None
-
-
-def _raw(invocation: Invocation) -> Body:
-    """The body, as JSON text where there is one."""
-    body = invocation.body
-    if isinstance(body, Parsed) and isinstance(body.raw, bytes) and is_json(invocation.media_type):
-        return body.raw  # which shows more: 1.0 and 1.00, a name that appears twice
-    return body
 
 
 def _request(invocation: Invocation, body: bytes) -> bytes:
@@ -215,8 +203,7 @@ def _names(argument: str, names: Iterable[str]) -> frozenset[str]:
 _Tree = dict[str, "_Tree | None"]
 
 
-@lru_cache(maxsize=256)
-def _tree(names: frozenset[str]) -> _Tree:
+def _tree(names: Iterable[str]) -> _Tree:
     """``["a.b", "c"]`` as ``{"a": {"b": None}, "c": None}``; None stands for the whole field."""
     tree: _Tree = {}
     for name in sorted(names):  # a whole field stands before its parts

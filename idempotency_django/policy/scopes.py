@@ -35,11 +35,6 @@ def per_caller(invocation: Invocation) -> str:
     return join(invocation.principal or ANONYMOUS, "*")
 
 
-def per_path(invocation: Invocation) -> str:
-    """The caller and the path: on another object, the same key is another operation."""
-    return join(invocation.principal or ANONYMOUS, invocation.method, invocation.path)
-
-
 def per_tenant(tenant: Callable[[Any], object]) -> ScopeFunction:
     """The tenant and the operation: a key belongs to a whole tenant.
 
