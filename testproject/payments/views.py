@@ -62,7 +62,7 @@ class Bearer(TokenAuthentication):
 
 
 class StripeChargeView(IdempotentViewMixin, EffectView):
-    """A view for Stripe's own clients: keys, refusals and replays are like Stripe's."""
+    """A view for Stripe's own clients, with errors that they understand."""
 
     kind = Kind.CHARGE
     idempotency_policy = Policy(dialect="stripe")
