@@ -190,7 +190,7 @@ def test_descriptions_in_openapi() -> None:
     assert description(Undocumented()) == ""
     assert description(Documented(action="create")) == "Charges of the shop."
     assert IdempotencyStatusView.get.__doc__ == (
-        "The status of an operation, and its answer if there is one."
+        "The status of an operation, and its response if there is one."
     )
 
 

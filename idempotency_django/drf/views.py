@@ -163,7 +163,7 @@ class IdempotencyStatusView(APIView):
     """
 
     def get(self, request: Request, token: str = "", *args: Any, **kwargs: Any) -> Response:
-        """The status of an operation, and its response if there is one; or of those with a key."""
+        """The status of an operation, and its response if there is one."""
         callers = callers_of(request._request, request.user, request.auth)
         shown = status_for(callers, token, request.query_params.get("key", ""))
         if shown is None:
