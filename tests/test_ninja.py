@@ -603,13 +603,13 @@ class TestMiddleware:
         router.patch("/orders", response={201: Made})(unprotected)
         serve(router)
 
-    def test_refusal(self, mixed: None, client: Client) -> None:
-        """A key for an operation that nothing protects is refused, and says what to do."""
+    def test_refusal(self, mixed: None, client: Client, caplog: Any) -> None:
+        """A key for an operation that nothing protects is refused, and the log says what to do."""
         key = new_key()
         assert_replays(post(client, "/v0/orders", key), post(client, "/v0/orders", key))
         assert post(client, "/v0/orders", key, method="put").status_code == 201
-        with pytest.raises(ImproperlyConfigured, match="Put @idempotent on the function, below"):
-            post(client, "/v0/orders", key, method="patch")
+        assert_problem(post(client, "/v0/orders", key, method="patch"), 400, "key-unsupported")
+        assert "Put @idempotent on the function, below" in caplog.text
         assert effects() == 2
 
     def test_refused_before_the_claim(self, serve: Serve, client: Client) -> None:
