@@ -44,7 +44,7 @@ from idempotency_django.http.messages import (
 )
 from idempotency_django.http.serving import serve
 from idempotency_django.policy import DEFAULTS, Policy, keys
-from idempotency_django.policy.canonical import digest
+from idempotency_django.policy.digests import digest
 from idempotency_django.policy.invocation import Form
 from idempotency_django.stores.records import Payload
 from tests.properties import VISIBLE_ASCII

@@ -33,7 +33,7 @@ from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine.functions import aidempotent_call, idempotent_call
 from idempotency_django.errors import FingerprintMismatch, ResponseNotStored
 from idempotency_django.policy import Policy, fingerprints, keys
-from idempotency_django.policy.canonical import canonical
+from idempotency_django.policy.digests import canonical
 from idempotency_django.policy.invocation import Parsed
 from tests.models import Effect
 from tests.properties import a_call

@@ -31,7 +31,7 @@ from idempotency_django.policy import (
     keys,
     scopes,
 )
-from idempotency_django.policy.canonical import content_digest, framed
+from idempotency_django.policy.digests import content_digest, framed
 from idempotency_django.policy.fingerprints import fields, whole_request
 from idempotency_django.policy.invocation import Parsed
 from idempotency_django.policy.seals import sealed

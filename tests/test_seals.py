@@ -21,7 +21,7 @@ from idempotency_django.engine.functions import aidempotent_call, idempotent_cal
 from idempotency_django.errors import FingerprintMismatch
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy, seals
-from idempotency_django.policy.canonical import canonical, content_digest, digest, framed
+from idempotency_django.policy.digests import canonical, content_digest, digest, framed
 from idempotency_django.stores import stores
 from idempotency_django.stores.records import Claim, Status
 from idempotency_django.testing.contract import an_operation

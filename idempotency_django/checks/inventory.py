@@ -19,7 +19,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.urls import URLPattern, get_resolver
 
 from ..conf import MIDDLEWARE, WITH_POLICY, conf
-from ..http.routes import readable
+from ..http.routes import readable_route
 from ..http.unwrapping import (
     INBOX,
     POLICIES,
@@ -118,7 +118,7 @@ def endpoints(urlconf: str | None = None) -> Iterator[Endpoint]:
     known: set[tuple[str, str]] = set()
     told: set[Endpoint] = set()
     for route in routes(urlconf):
-        path = readable(route.path)
+        path = readable_route(route.path)
         name = _FORMAT_SUFFIX.sub("", path).rstrip("/")
         is_alias = _FORMAT_SUFFIX.search(path) is not None
         for method, handler in _handlers(route.view):

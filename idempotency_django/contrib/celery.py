@@ -23,9 +23,7 @@ from kombu.utils.json import dumps
 
 from ..backoff import Backoff
 from ..conf import conf
-from ..engine.context import ExecutionContext, current_execution
-from ..engine.functions import idempotent_call, run_plan
-from ..engine.planning import Plan, plan_call
+from ..engine import ExecutionContext, Plan, current_execution, idempotent_call, plan_call, run_plan
 from ..errors import (
     ClaimLost,
     IdempotencyError,
@@ -34,8 +32,7 @@ from ..errors import (
     ResponseNotStored,
     StoreUnavailable,
 )
-from ..policy import PROJECT_POLICY, UNSET, Policy, keys, scopes
-from ..policy.canonical import canonical, content_digest
+from ..policy import PROJECT_POLICY, UNSET, Policy, canonical, content_digest, keys, scopes
 from ..stores import Status, derived_key, reference
 from .jobs import KeyRule, check_rule, enqueue, fingerprint_of, key_of
 

@@ -15,9 +15,8 @@ from uuid import UUID
 from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
 
-from ..engine.functions import aidempotent_call, idempotent_call
-from ..policy import Policy, keys, scopes
-from ..policy.canonical import canonical
+from ..engine import aidempotent_call, idempotent_call
+from ..policy import Policy, canonical, keys, scopes
 
 
 class Enqueue(Protocol):

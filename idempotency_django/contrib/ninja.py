@@ -28,13 +28,17 @@ from django.http.response import HttpResponseBase
 
 from ..conf import conf
 from ..errors import IdempotencyError
-from ..http.described import describe, error_schema
-from ..http.dialects import Dialect
-from ..http.messages import invocation_of, principal_of
-from ..http.unwrapping import name_of
-from ..http.wrapping import ADAPTER, ViewAdapter
-from ..policy import UNSAFE_METHODS, Policy
-from ..policy.invocation import Invocation
+from ..http import (
+    ADAPTER,
+    Dialect,
+    ViewAdapter,
+    describe,
+    error_schema,
+    invocation_of,
+    name_of,
+    principal_of,
+)
+from ..policy import UNSAFE_METHODS, Invocation, Policy
 
 _CALLBACKS: Final = "_ninja_contribute_to_operation"
 """The attribute of a function with what ninja calls for each operation that is made of it."""

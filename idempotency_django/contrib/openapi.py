@@ -16,7 +16,7 @@ from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.plumbing import ResolvedComponent
 
 from ..checks import endpoint_of
-from ..http.described import describe, error_schema
+from ..http import describe, error_schema
 from ..policy import Policy
 
 

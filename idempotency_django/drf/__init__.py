@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ..lazy import lazily
 
 if TYPE_CHECKING:
-    from .adapter import IdempotencyAPIException
+    from .adapter import IdempotencyAPIException, problem
     from .views import (
         IdempotencyStatusView,
         IdempotentRequest,
@@ -31,6 +31,7 @@ __all__ = [
     "IdempotentRequest",
     "IdempotentViewMixin",
     "OptionallyIdempotentRequest",
+    "problem",
 ]
 
 # Lazily: REST framework imports the renderers of its settings before its own views.
@@ -43,5 +44,6 @@ __getattr__ = lazily(
         "IdempotentRequest": "views",
         "IdempotentViewMixin": "views",
         "OptionallyIdempotentRequest": "views",
+        "problem": "adapter",
     },
 )

@@ -1,24 +1,12 @@
-"""The state machine of every adapter: claim, execute, complete, or say why not.
+"""The state machine of every adapter: plan an operation, execute it once, match its outcome.
 
-:func:`run` and :func:`arun` know nothing of HTTP and no concrete store. An adapter gives them an
-operation and a function that executes it, and matches the :data:`Outcome` they return.
+Nothing here knows HTTP or a concrete store. An adapter makes a :class:`Plan`, gives it to
+:func:`run` with a function that executes it, and matches the :data:`Outcome`.
 """
 
-from __future__ import annotations
-
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from datetime import timedelta
-from typing import Final
-
-from asgiref.sync import sync_to_async
-
-from ..conf import conf
-from ..stores import Store
-from ..stores.records import Operation, Record
-from .context import ExecutionContext
-from .leased import Awaiting, Blocking, LeasedRun
-from .observing import observed
+from .batch import Item, run_many
+from .context import ExecutionContext, current_execution
+from .functions import aidempotent_call, idempotent_call, json_result, run_plan
 from .outcomes import (
     Admit,
     Executed,
@@ -27,172 +15,46 @@ from .outcomes import (
     InProgress,
     Mismatched,
     Outcome,
-    Recover,
     Replayed,
     Result,
-    announce_outcome,
     decide,
     refusal,
     reraise,
-    signal_of,
 )
-from .transactional import Atomic, TransactionalRun
+from .planning import Plan, lease_of, make_plan, plan_call
+from .running import arun, replay, run
+from .steps import current_step, describe_error
+from .transactional import Atomic
 
 __all__ = [
     "Admit",
     "Atomic",
     "Executed",
+    "ExecutionContext",
     "Expired",
     "Held",
     "InProgress",
+    "Item",
     "Mismatched",
     "Outcome",
+    "Plan",
     "Replayed",
     "Result",
+    "aidempotent_call",
     "arun",
+    "current_execution",
+    "current_step",
     "decide",
+    "describe_error",
+    "idempotent_call",
+    "json_result",
+    "lease_of",
+    "make_plan",
+    "plan_call",
     "refusal",
     "replay",
     "reraise",
     "run",
+    "run_many",
+    "run_plan",
 ]
-
-Execute = Callable[[ExecutionContext], Result]
-AsyncExecute = Callable[[ExecutionContext], Awaitable[Result]]
-_NONE: Final = Atomic()
-
-
-def run(
-    store: Store,
-    operation: Operation,
-    execute: Execute,
-    recover: Recover,
-    *,
-    atomic: Atomic | None = None,
-    admit: Admit | None = None,
-) -> Outcome:
-    """Execute the operation once, or return the outcome of its earlier execution.
-
-    An operation without a lease is executed in the transactional mode: what ``execute`` writes and
-    the response it returns are committed together. When it raises, or returns a response without
-    a payload, all of it is rolled back and the key is free again. With a lease, the claim is
-    committed first and kept alive while ``execute`` runs; then the response is stored, unless
-    another attempt has taken over meanwhile.
-
-    Args:
-        store: where the record lives.
-        operation: what to execute.
-        execute: executes it.
-        recover: called after the rollback with what ``execute`` raised; returns the response, or
-            raises the error again. A payload in its response is stored.
-        atomic: the transactions that the caller wants around ``execute``; ``None``: none.
-        admit: called with the record before a replay is counted and announced; what it raises
-            refuses the replay, and leaves this function.
-
-    Raises:
-        StoreUnavailable: nothing was executed, or all of it was rolled back.
-        OperationInProgress: raised instead of the outcome if the caller's transaction cannot
-        continue;
-            or the database refused to commit because of a conflict.
-        ClaimLost: the claim is gone and has no successor.
-    """
-
-    if not conf.around_execution:
-        return run_unobserved(store, operation, execute, recover, atomic=atomic, admit=admit)
-    with observed(operation) as execution:
-        outcome = run_unobserved(store, operation, execute, recover, atomic=atomic, admit=admit)
-        execution.end_with(outcome)
-    return outcome
-
-
-def run_unobserved(
-    store: Store,
-    operation: Operation,
-    execute: Execute,
-    recover: Recover,
-    *,
-    atomic: Atomic | None = None,
-    admit: Admit | None = None,
-) -> Outcome:
-    """:func:`run` without the context managers of the settings around it."""
-    wanted: Operation | None = operation
-    while wanted is not None:
-        if wanted.lease is None:
-            once = TransactionalRun(store, wanted, execute, recover, atomic, admit)
-            outcome = once.try_once() if wanted.wait is None else once.outcome(wanted.wait)
-        else:
-            driver, around = Blocking(execute), (atomic or _NONE).around_handler(store)
-            leased = LeasedRun(driver, store, wanted, wanted.lease, recover, around, admit)
-            outcome = driver.run(leased.outcome())
-        if isinstance(outcome, Executed):
-            return outcome  # its signals were sent on the way
-        wanted = _under_alias(outcome, wanted)
-    announce_outcome(outcome, operation)
-    return outcome
-
-
-async def arun(
-    store: Store,
-    operation: Operation,
-    execute: AsyncExecute,
-    recover: Recover,
-    *,
-    admit: Admit | None = None,
-) -> Outcome:
-    """:func:`run` for a coroutine function, which takes an operation with a lease.
-
-    ``admit`` is called in a thread, because it may ask the database.
-
-    A cancellation is passed on to ``execute``, and frees the key. After the end of ``execute``, a
-    cancellation leaves the operation completed.
-    """
-    if operation.lease is None:
-        raise ValueError(
-            f"The operation {operation.name} has no lease. arun() needs one, because Django has "
-            "no transactions for async code."
-        )
-    if not conf.around_execution:
-        return await _arun(store, operation, operation.lease, execute, recover, admit)
-    with observed(operation) as execution:
-        outcome = await _arun(store, operation, operation.lease, execute, recover, admit)
-        execution.end_with(outcome)
-    return outcome
-
-
-async def _arun(
-    store: Store,
-    operation: Operation,
-    lease: timedelta,
-    execute: AsyncExecute,
-    recover: Recover,
-    admit: Admit | None,
-) -> Outcome:
-    wanted: Operation | None = operation
-    while wanted is not None:
-        driver, around = Awaiting(execute), _NONE.around_handler(store)
-        leased = LeasedRun(driver, store, wanted, lease, recover, around, admit)
-        outcome = await driver.run(leased.outcome())
-        wanted = _under_alias(outcome, wanted)
-    if signal_of(outcome):  # in a thread: a receiver may ask the database
-        await sync_to_async(announce_outcome)(outcome, operation)
-    return outcome
-
-
-def replay(record: Record, operation: Operation) -> Replayed | None:
-    """The outcome if a record that the caller has read is a replay of the operation, else none."""
-    outcome = decide(record, operation)
-    if not isinstance(outcome, Replayed):
-        return None
-    with observed(operation) as execution:
-        announce_outcome(outcome, operation)
-        execution.end_with(outcome)
-    return outcome
-
-
-def _under_alias(outcome: Outcome, operation: Operation) -> Operation | None:
-    """The operation with its record's fingerprint, if that is another one of the request."""
-    if isinstance(outcome, Mismatched) and outcome.record.fingerprint in operation.aliases:
-        fingerprint = outcome.record.fingerprint
-        content = operation.aliases[fingerprint]
-        return replace(operation, fingerprint=fingerprint, content=content, aliases={})
-    return None

@@ -12,7 +12,6 @@ from ..conf import conf
 from ..errors import ROLLED_BACK_MESSAGE, UNCONFIRMED_MESSAGE, ClaimLost, StoreUnavailable
 from ..stores import Store
 from ..stores.records import Claim, Operation, Payload, Record
-from . import run_unobserved
 from .context import CURRENT, ExecutionContext
 from .observing import observed
 from .outcomes import (
@@ -28,6 +27,7 @@ from .outcomes import (
     decide,
     reraise,
 )
+from .running import run_unobserved
 
 logger = logging.getLogger("idempotency_django")
 

@@ -13,12 +13,12 @@ from typing import Any, Final, assert_never
 
 from django.core.exceptions import ImproperlyConfigured
 
-from .. import engine
 from ..errors import IdempotencyError, ResponseNotStored
 from ..policy import PROJECT_POLICY, UNSET, Policy, resolve
-from ..policy.canonical import canonical, content_digest
+from ..policy.digests import canonical, content_digest
 from ..stores.records import Payload
-from . import (
+from .context import ExecutionContext
+from .outcomes import (
     Executed,
     Expired,
     Held,
@@ -30,8 +30,8 @@ from . import (
     refusal,
     reraise,
 )
-from .context import ExecutionContext
 from .planning import Plan, plan_call
+from .running import arun, run
 from .steps import as_json
 
 METHOD: Final = "CALL"
@@ -78,7 +78,7 @@ def idempotent_call(
         key: names the operation; 1-255 visible ASCII characters.
         scope: the namespace that the key is unique in.
         fingerprint: what the call asks for, as plain data: JSON's types, dates, dataclasses, saved
-            models; see :func:`~idempotency_django.policy.canonical.canonical`. Another
+            models; see :func:`~idempotency_django.policy.digests.canonical`. Another
             fingerprint under the same key is refused.
         name: the operation's name; by default the function's own. Another name under the same key
             is refused, so give one that stays when the function is renamed.
@@ -163,7 +163,7 @@ def run_plan(plan: Plan, function: Callable[[ExecutionContext], Any]) -> CallOut
         return json_result(plan, function(execution))
 
     try:
-        outcome = engine.run(plan.store, plan.operation, execute, reraise)
+        outcome = run(plan.store, plan.operation, execute, reraise)
         return _result(outcome, plan)
     except IdempotencyError as error:
         error.foreign = True  # a request that makes the call is another operation
@@ -179,7 +179,7 @@ async def arun_plan(
         return json_result(plan, await function(execution))
 
     try:
-        outcome = await engine.arun(plan.store, plan.operation, execute, reraise)
+        outcome = await arun(plan.store, plan.operation, execute, reraise)
         return _result(outcome, plan)
     except IdempotencyError as error:
         error.foreign = True

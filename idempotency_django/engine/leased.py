@@ -47,7 +47,7 @@ from .outcomes import (
     in_progress,
     make_payload,
 )
-from .steps import named
+from .steps import describe_error
 
 logger = logging.getLogger("idempotency_django")
 
@@ -157,7 +157,7 @@ class LeasedRun:
         except BaseException as exit_request:
             # Else a person decides, as after any other interruption.
             if not (self.operation.hold and self.driver.begun):
-                await self._settle(Result(None, None, named(exit_request), failed=True))
+                await self._settle(Result(None, None, describe_error(exit_request), failed=True))
             raise
         # Outside the except clauses, so that an error raised on shows no trace of this detour.
         if isinstance(ended, IdempotencyError) and ended.foreign:

@@ -27,7 +27,7 @@ from ..errors import (
 )
 from ..stores import Store
 from ..stores.records import Claim, Operation, Payload, Record, Status
-from .steps import named
+from .steps import describe_error
 
 logger = logging.getLogger("idempotency_django")
 
@@ -205,7 +205,7 @@ def reraise(error: Exception) -> Result:
 
 def failure(error: Exception) -> Result:
     """The result of an exception, if nothing turns it into another response."""
-    return Result(None, None, error=named(error), failed=True)
+    return Result(None, None, error=describe_error(error), failed=True)
 
 
 def make_payload(result: Result) -> tuple[Payload | None, Exception | None]:

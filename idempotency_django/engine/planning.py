@@ -56,7 +56,7 @@ class Plan:
     derived: bool = False
 
 
-def plan(policy: Policy, request: PlanRequest, *, asynchronous: bool = False) -> Plan | None:
+def make_plan(policy: Policy, request: PlanRequest, *, asynchronous: bool = False) -> Plan | None:
     """The plan for what an adapter was asked for; ``None``: there is no key, and none is needed.
 
     Args:

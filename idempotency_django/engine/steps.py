@@ -137,7 +137,7 @@ def text_of(error: BaseException) -> str:
         return f"str() of the error failed ({type(failure).__name__})"
 
 
-def named(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """The class of an error and its text, for records and logs."""
     return f"{type(error).__name__}: {text_of(error)}"
 

@@ -23,10 +23,10 @@ from django.utils.translation import get_language
 from ..conf import conf
 from ..engine import Result
 from ..engine.context import ExecutionContext
-from ..engine.steps import named
+from ..engine.steps import describe_error
 from ..errors import IdempotencyError, KeyMissing, KeyRefused, ResponseNotStored
 from ..policy import NEVER_STORED, UNSET, Policy, identity
-from ..policy.canonical import digest
+from ..policy.digests import digest
 from ..policy.invocation import Body, Invocation
 from ..stores.records import REASON, Operation, Payload, Record
 from .bodies import body_of
@@ -532,4 +532,6 @@ def result_of_error(
 
     status = response.status_code
     kept = payload if 400 <= status < 500 and _wanted(adapter, response, policy) else None
-    return Result(response, kept, error=named(error), failed=kept is None and status >= 500)
+    return Result(
+        response, kept, error=describe_error(error), failed=kept is None and status >= 500
+    )

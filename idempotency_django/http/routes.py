@@ -21,7 +21,7 @@ _ROUTERS: Final = re.compile(r"\(\?P<(\w+)>\[\^/\.\]\+\)")
 """A parameter as REST framework's routers write it."""
 
 
-def readable(route: str) -> str:
+def readable_route(route: str) -> str:
     """The route as ``/api/charges/{id}/``, also if it was written as a regular expression.
 
     A parameter whose converter takes slashes is ``{+name}``, as in the templates of RFC 6570.
@@ -66,4 +66,4 @@ def name_of_route(route: str) -> str:
     simple = _ROUTERS.sub(r"{\1}", route).replace("^", "")
     if simple.endswith("$") and not re.search(r"[.]|" + _REGULAR.pattern, simple[:-1]):
         return f"/{simple[:-1]}"
-    return f"{readable(route)} #{hashlib.sha256(route.encode()).hexdigest()[:8]}"
+    return f"{readable_route(route)} #{hashlib.sha256(route.encode()).hexdigest()[:8]}"

@@ -18,7 +18,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from .. import engine
 from ..conf import conf
 from ..engine import (
     Executed,
@@ -29,11 +28,12 @@ from ..engine import (
     Outcome,
     Replayed,
     Result,
+    arun,
     refusal,
+    run,
 )
 from ..engine.context import ExecutionContext
-from ..engine.planning import Plan
-from ..engine.planning import plan as planned
+from ..engine.planning import Plan, make_plan
 from ..errors import (
     IdempotencyError,
     OperationInProgress,
@@ -96,7 +96,7 @@ def serve(
     """
     request, adapter.policy = adapter.http_request, policy
     takes_part = init_idempotency(request) and adapter.method in UNSAFE_METHODS
-    plan = planned(policy, adapter) if takes_part else None
+    plan = make_plan(policy, adapter) if takes_part else None
     if plan is None:
         response = adapter.respond()
         if takes_part:
@@ -108,7 +108,7 @@ def serve(
     store = plan.store
     atomic = transactions if transactions and transactions.aliases else None
     try:
-        outcome = engine.run(
+        outcome = run(
             store,
             plan.operation,
             partial(_execute, adapter, policy),
@@ -144,7 +144,7 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
     if not (init_idempotency(adapter.http_request) and adapter.method in UNSAFE_METHODS):
         return await adapter.arespond()
     # In a thread: the caller is looked up in the database, and a policy's callables may use it too.
-    plan = await sync_to_async(planned)(policy, adapter, asynchronous=True)
+    plan = await sync_to_async(make_plan)(policy, adapter, asynchronous=True)
     if plan is None:
         response = await adapter.arespond()
         log_unread_field(adapter.http_request)
@@ -164,7 +164,7 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
     try:
         recover = partial(_recover, adapter, policy)
         admit = partial(adapter.authorize, policy=policy)
-        outcome = await engine.arun(plan.store, plan.operation, execute, recover, admit=admit)
+        outcome = await arun(plan.store, plan.operation, execute, recover, admit=admit)
         is_complete = isinstance(outcome, Replayed) and has_body(outcome.record)
         if is_complete and policy.on_replay is None:
             return _response(adapter, policy, plan, outcome, asked_at)

@@ -19,7 +19,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
-from .canonical import canonical, framed
+from .digests import canonical, framed
 from .invocation import Body, Form, Hashed, Invocation, Parsed
 
 _POSITION: Final = re.compile("[0-9]{1,9}")

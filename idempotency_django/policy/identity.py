@@ -13,9 +13,10 @@ from django.utils.crypto import salted_hmac
 from ..conf import conf, until_settings_change
 from ..errors import KeyMalformed, KeyMissing
 from ..stores.records import Operation
-from . import Policy, SlidingTTL, keys, scopes
-from .canonical import content_digest, framed
+from . import keys, scopes
+from .digests import content_digest, framed
 from .invocation import Invocation
+from .policies import Policy, SlidingTTL
 from .seals import sealed
 
 # The key.

@@ -18,7 +18,7 @@ from typing import Final
 from http_sf import StructuredFieldError, parse
 
 from ..errors import KeyGuessable, KeyMalformed
-from .canonical import canonical, digest
+from .digests import canonical, digest
 from .fingerprints import field_value
 from .invocation import Form, Invocation
 

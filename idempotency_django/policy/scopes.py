@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import quote
 
-from .canonical import digest
+from .digests import digest
 from .invocation import Invocation
 
 MAX_LENGTH: Final = 255

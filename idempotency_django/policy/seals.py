@@ -25,7 +25,7 @@ from django.conf import settings
 from django.utils.crypto import salted_hmac
 
 from ..stores.records import derived_key
-from .canonical import LENGTH
+from .digests import LENGTH
 
 _SALT: Final = "idempotency_django.fingerprint"
 _BLOCK: Final = 32  # bytes of SHA-256
@@ -40,9 +40,9 @@ def sealed(content: str, tagged: bytes) -> dict[str, str]:
     content, it is the same for all whom the request is for.
 
     Args:
-        content: from :func:`~idempotency_django.policy.canonical.content_digest`.
+        content: from :func:`~idempotency_django.policy.digests.content_digest`.
         tagged: the content digest, and what else must be equal in a retry, such as the scope, the
-            principal and the host; :func:`framed <idempotency_django.policy.canonical.framed>`.
+            principal and the host; :func:`framed <idempotency_django.policy.digests.framed>`.
 
     Returns:
         The fingerprint, and after it the same under each of ``SECRET_KEY_FALLBACKS``.

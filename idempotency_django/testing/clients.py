@@ -11,7 +11,7 @@ from django.test import Client
 from django.test.client import FakePayload
 
 from ..conf import conf
-from ..http.messages import meta_name
+from ..http import meta_name
 from ..policy import UNSAFE_METHODS
 
 BODY = "wsgi.input"

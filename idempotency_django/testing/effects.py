@@ -29,8 +29,7 @@ from django.conf import settings
 from django.db import connections
 
 from ..conf import until_settings_change
-from ..engine.context import current_execution
-from ..engine.steps import current_step
+from ..engine import current_execution, current_step
 from ..stores import is_open
 from .writes import table_written
 

@@ -29,9 +29,7 @@ from .. import signals
 from ..checks import Endpoint, endpoint_of
 from ..conf import conf
 from ..errors import ResponseNotStored
-from ..http import serving
-from ..http.messages import meta_name, status_of
-from ..http.routes import readable
+from ..http import meta_name, readable_route, serving, status_of
 from ..policy import NEVER_STORED, UNSAFE_METHODS, Policy
 from ..policy import resolve as resolved
 from .clients import BODY, copied_body, difference
@@ -699,7 +697,7 @@ def _endpoint(message: _Environ) -> Endpoint | None:
         match = resolve(message.path)
     except Resolver404:
         return None
-    return endpoint_of(match.func, message.method, readable(match.route))
+    return endpoint_of(match.func, message.method, readable_route(match.route))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -35,9 +35,8 @@ from django.utils.http import parse_http_date_safe
 from django.utils.translation import get_language
 
 from ...errors import IdempotencyError, PreconditionFailed, PreconditionRequired
-from ...http.messages import problem_response
-from ...http.unwrapping import PROTECTED, innermost, is_marked, mark_part_of_view, name_of
-from ...policy.canonical import digest
+from ...http import PROTECTED, innermost, is_marked, mark_part_of_view, name_of, problem_response
+from ...policy import digest
 from .locks import in_transaction, lock_row, refresh_in_place, refuse_marked, write_alias
 from .versions import VersionField
 

@@ -27,12 +27,19 @@ from rest_framework.exceptions import APIException
 from rest_framework.renderers import BrowsableAPIRenderer, HTMLFormRenderer
 from rest_framework.request import Request
 
-from ...drf import IdempotentViewMixin
-from ...drf.adapter import problem
+from ...drf import IdempotentViewMixin, problem
 from ...errors import IdempotencyError
-from ...http.replays import has_object, is_named_by_key, lookup_of
-from ...http.unwrapping import PROTECTED, cached_on, mark_part_of_view, name_of, protect_innermost
-from ...http.wrapping import method_of
+from ...http import (
+    PROTECTED,
+    cached_on,
+    has_object,
+    is_named_by_key,
+    lookup_of,
+    mark_part_of_view,
+    method_of,
+    name_of,
+    protect_innermost,
+)
 from .conditions import (
     CHANGES,
     NOT_COMPARED,

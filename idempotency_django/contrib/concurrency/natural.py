@@ -23,12 +23,9 @@ from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
 from django.db import IntegrityError, connections, models, router, transaction
 from django.db.models import UniqueConstraint
 
-from ...engine.context import ExecutionContext
-from ...engine.functions import idempotent_call
+from ...engine import ExecutionContext, idempotent_call
 from ...errors import FingerprintMismatch, IdempotencyError, ResponseNotStored
-from ...policy import Policy
-from ...policy.canonical import digest
-from ...policy.keys import MAX_LENGTH
+from ...policy import Policy, digest, keys
 from .locks import in_transaction, refuse_marked
 
 ModelT = TypeVar("ModelT", bound=models.Model)
@@ -299,7 +296,7 @@ class _OncePer:
         """The key, so that people can read it; a digest where it is too long."""
         pairs = [(name, _plain(self._field(name), value)) for name, value in lookup.items()]
         key = ";".join(f"{name}={quote(str(value), safe='')}" for name, value in pairs)
-        return key if len(key) <= MAX_LENGTH else digest(key)
+        return key if len(key) <= keys.MAX_LENGTH else digest(key)
 
     def _named(self, lookup: Mapping[str, Any]) -> str:
         pairs = ", ".join(f"{name}={value!r}" for name, value in lookup.items())

@@ -17,11 +17,16 @@ from django.utils.module_loading import import_string
 
 from ... import engine
 from ...conf import conf
-from ...engine import Atomic
-from ...engine.batch import Item, run_many
-from ...engine.context import ExecutionContext
-from ...engine.functions import json_result
-from ...engine.planning import Plan, lease_of, plan_call
+from ...engine import (
+    Atomic,
+    ExecutionContext,
+    Item,
+    Plan,
+    json_result,
+    lease_of,
+    plan_call,
+    run_many,
+)
 from ...errors import (
     DeadLettered,
     FingerprintMismatch,
@@ -30,9 +35,7 @@ from ...errors import (
     StoreUnavailable,
     UnknownEventType,
 )
-from ...policy import UNSET, Policy, keys, scopes
-from ...policy.canonical import canonical, content_digest
-from ...policy.identity import named_fingerprints
+from ...policy import UNSET, Policy, canonical, content_digest, keys, named_fingerprints, scopes
 from ...stores import Store, is_open, reference, stores
 from .events import Event
 from .seen import SeenFilter

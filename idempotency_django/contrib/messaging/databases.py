@@ -11,7 +11,7 @@ from django.db.models.functions import Concat
 from django.utils import timezone
 
 from ...conf import conf
-from ...engine.steps import named
+from ...engine import describe_error
 from ...stores import plain
 
 
@@ -55,4 +55,4 @@ LONGEST: Final = 4000  # characters
 
 def reason(error: BaseException) -> str:
     """The error as a text that a table can keep, although it may quote what a stranger has sent."""
-    return plain(named(error), LONGEST)
+    return plain(describe_error(error), LONGEST)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final, Self
 from urllib.parse import quote, unquote
 
-from ...policy.fingerprints import media_type_of, unique_members
+from ...policy import fingerprints
 from ...stores import is_reference
 
 CAUSED_BY: Final = "causedby"
@@ -136,7 +136,7 @@ class Event:
         """
         lowered = {name.lower(): value for name, value in headers.items()}
         content_type = lowered.get("content-type", "")
-        media_type = media_type_of(content_type)
+        media_type = fingerprints.media_type_of(content_type)
         if media_type == STRUCTURED:
             return cls.from_json(body)
         if media_type.startswith(_ENVELOPE):
@@ -192,7 +192,7 @@ class Event:
             body = b""
         elif isinstance(data, bytes):
             body = data
-        elif isinstance(data, str) and not _is_json(media_type_of(content_type)):
+        elif isinstance(data, str) and not _is_json(fingerprints.media_type_of(content_type)):
             body = data.encode()
         else:
             body = _dumped(data).encode()
@@ -332,7 +332,9 @@ def _no_constant(text: str) -> Any:
     raise ValueError(f"{text} is not a JSON number")
 
 
-_loads = partial(json.loads, object_pairs_hook=unique_members, parse_constant=_no_constant)
+_loads = partial(
+    json.loads, object_pairs_hook=fingerprints.unique_members, parse_constant=_no_constant
+)
 
 
 def _dumped(value: Any) -> str:

@@ -8,13 +8,13 @@ from django import template
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from ....policy.keys import FORM_FIELD
+from ....policy import keys
 
 register = template.Library()
 
 
 @register.simple_tag
-def idempotency_key(name: str = FORM_FIELD) -> SafeString:
+def idempotency_key(name: str = keys.FORM_FIELD) -> SafeString:
     """A hidden field with a new key, for a view whose policy has ``key=keys.form_field()``.
 
     Args:

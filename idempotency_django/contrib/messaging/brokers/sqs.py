@@ -15,7 +15,7 @@ from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
 from django.core.exceptions import ImproperlyConfigured
 
 from ....conf import seconds_of
-from ....policy.canonical import digest
+from ....policy import digest
 from ..consumers import Consumer
 from .base import BrokerUnavailable, GroupedBatch, Outgoing, Publisher, Refused
 from .loop import ConsumerOptions, Incoming, Loop, Transport

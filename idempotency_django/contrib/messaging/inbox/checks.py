@@ -15,7 +15,7 @@ from django.core.checks import (
 from django.core.exceptions import ImproperlyConfigured
 
 from ....conf import did_you_mean
-from ....engine.planning import lease_of
+from ....engine import lease_of
 from ....policy import PROJECT_POLICY, resolve
 from ....stores import stores
 from .receivers import WebhookReceiver, policy_of, receivers

@@ -18,9 +18,9 @@ from django.db.models.functions import Coalesce
 from django.utils.datastructures import CaseInsensitiveMapping
 
 from ....conf import conf
-from ....engine.planning import Plan, plan_call
+from ....engine import Plan, plan_call
 from ....models import DatabaseNow
-from ....policy.canonical import content_digest
+from ....policy import content_digest
 from ....stores import (
     Claim,
     Operation,

@@ -24,13 +24,9 @@ from django.utils.crypto import salted_hmac
 from django.views import View
 
 from ....errors import DeliveryMalformed, DeliveryTooLarge, IdempotencyError, StoreUnavailable
-from ....http.atomic_requests import take_over_transactions
-from ....http.messages import problem_response
-from ....http.unwrapping import EXEMPT, INBOX
+from ....http import EXEMPT, INBOX, problem_response, take_over_transactions
 from ....models import DatabaseNow
-from ....policy import Policy, keys, scopes
-from ....policy.canonical import content_digest
-from ....policy.identity import named_fingerprints
+from ....policy import Policy, content_digest, keys, named_fingerprints, scopes
 from ....stores import is_open
 from ..consumers import Handler, registering
 from ..databases import database

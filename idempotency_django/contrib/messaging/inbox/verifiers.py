@@ -21,8 +21,7 @@ from urllib.parse import parse_qs
 from django.core.exceptions import ImproperlyConfigured
 
 from ....errors import DeliveryMalformed, SignatureRefused
-from ....policy.canonical import canonical
-from ....policy.fingerprints import media_type_of
+from ....policy import canonical, fingerprints
 
 __all__ = ["Contents", "GitHub", "Hmac", "StandardWebhooks", "Stripe", "Verifier"]
 
@@ -526,7 +525,7 @@ class GitHub(Verifier):
         self._compare([headers.get(_GITHUB_HEADER, "")], lambda key: _github_signature(key, body))
 
     def read(self, headers: Headers, body: bytes) -> Contents:
-        form = media_type_of(headers.get("Content-Type", "")) == _FORM
+        form = fingerprints.media_type_of(headers.get("Content-Type", "")) == _FORM
         return Contents(
             headers.get("X-GitHub-Delivery", ""),
             headers.get("X-GitHub-Event", ""),

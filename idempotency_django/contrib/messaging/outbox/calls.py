@@ -16,11 +16,8 @@ from asgiref.sync import iscoroutinefunction
 from django.core.signing import BadSignature, Signer
 from django.db import transaction
 
-from ....engine.context import ExecutionContext
-from ....engine.functions import run_plan
-from ....engine.planning import plan_call
-from ....policy import Policy
-from ....policy.canonical import content_digest
+from ....engine import ExecutionContext, plan_call, run_plan
+from ....policy import Policy, content_digest
 from ....stores import reference
 from ..brokers.base import Outgoing, Publisher, Refused, answer_of
 from ..consumers import without_exits

@@ -27,11 +27,9 @@ from django.db.models.constants import OnConflict
 from django.db.models.sql import InsertQuery
 
 from ....conf import is_duration
-from ....engine.context import ExecutionContext, current_execution
-from ....engine.steps import current_step
+from ....engine import ExecutionContext, current_execution, current_step
 from ....models import DatabaseNow, unlocked
-from ....policy import keys
-from ....policy.canonical import canonical, digest
+from ....policy import canonical, digest, keys
 from ...concurrency.locks import on_rollback
 from ..databases import database
 from ..events import validate_nesting
