@@ -1,7 +1,7 @@
 """Sessions in this process: a login in a test writes no rows.
 
-They are in a cache that the tests' settings don't name, so that no test empties or replaces it. What
-depends on rows of sessions sets Django's own engine.
+They are in a cache that the tests' settings don't name, so that no test empties or replaces it.
+What depends on rows of sessions sets Django's own engine.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def test_refusal_has_data(url: str) -> None:
 
 def test_accepted_has_data(monkeypatch: Any) -> None:
     """So is the answer to a duplicate of an operation in progress."""
-    monkeypatch.setattr("idempotency_django.engine.run", lambda *_, **__: InProgress())
+    monkeypatch.setattr("idempotency_django.http.serving.run", lambda *_, **__: InProgress())
     accepted = send("/accepting/", new_key())
     assert accepted.status_code == 202
     assert isinstance(accepted, Response)
@@ -167,7 +167,7 @@ def test_headers_of_exception_handler(settings: Any) -> None:
 def test_retry_after_of_exception_handler(settings: Any, monkeypatch: Any) -> None:
     """The handler's headers come on top of ours."""
     settings.REST_FRAMEWORK = {"EXCEPTION_HANDLER": f"{__name__}.adds_headers"}
-    monkeypatch.setattr("idempotency_django.engine.run", lambda *_, **__: InProgress())
+    monkeypatch.setattr("idempotency_django.http.serving.run", lambda *_, **__: InProgress())
     refused = send("/create/", new_key())
     assert (refused["Retry-After"], refused["X-Request-Cost"]) == ("1", "0")
 
