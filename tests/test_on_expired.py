@@ -26,7 +26,7 @@ from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import DEFAULTS, Policy, SlidingTTL
 from idempotency_django.stores import stores
 from tests.models import Effect
-from tests.support import assert_problem, assert_replays, effects, new_key, post
+from tests.support import assert_problem, assert_replays, effects, new_key, post, record
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
@@ -144,6 +144,17 @@ def test_sliding(client: Client) -> None:
     assert row.purge_at is not None
     assert row.purge_at - row.expires_at == DAY
     assert IdempotencyKey.objects.filter(expires_at__gt=DatabaseNow() + HOUR * 0.9).exists()
+
+
+@pytest.mark.parametrize("mode", ["transactional", "leased"])
+def test_retention(mode: Any) -> None:
+    """``retention`` counts from the end of ``ttl``."""
+    policy = LONG.replace(mode=mode)
+    idempotent_call(lambda _: None, key="k", scope="s", name="n", policy=policy)
+    row = record("k")
+    assert row.expires_at is not None
+    assert row.purge_at is not None
+    assert row.purge_at - row.expires_at == DAY
 
 
 def test_call() -> None:
