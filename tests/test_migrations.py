@@ -106,20 +106,6 @@ def test_partial_indexes(alias: str, index: str, condition: str) -> None:
     assert condition in definition.partition(" WHERE ")[2]
 
 
-def test_older_code_still_inserts(alias: str) -> None:
-    """While a deployment rolls out, processes that know no causes write to the migrated table."""
-    columns = ["key", "scope", "status", "created_at", "operation", "fingerprint", "attempt"]
-    columns += ["owner_token", "response_headers", "error", "replay_count", "principal", "method"]
-    columns += ["path"]
-    values = ["k", "s", "completed", "2030-01-01 00:00:00", "", "", 1, "", "[]", "", 0, "", "", ""]
-    connection = connections[alias]
-    names = ", ".join(map(connection.ops.quote_name, columns))
-    places = ", ".join(["%s"] * len(values))
-    with connection.cursor() as cursor:
-        cursor.execute(f"INSERT INTO {TABLE} ({names}) VALUES ({places})", values)
-    assert IdempotencyKey.objects.using(alias).get().caused_by == ""
-
-
 @pytest.mark.parametrize("name", ["key", "scope"])
 @pytest.mark.parametrize(("one", "other"), [("bob", "Bob"), ("a_", "ab"), ("a%", "ab")])
 def test_text_equals_itself_only(alias: str, name: str, one: str, other: str) -> None:

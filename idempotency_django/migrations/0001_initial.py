@@ -1,14 +1,41 @@
+from typing import Any
+
+import django.db.models.deletion
 import idempotency_django.models
 from django.db import migrations, models
 
+# Made in the database only: MySQL and MariaDB have no partial indexes, and an index declared on the
+# model would make them warn.
+PARTIAL = [
+    # Finds what is in progress outside a transaction.
+    models.Index(
+        fields=['lease_expires_at'],
+        condition=models.Q(lease_expires_at__isnull=False),
+        name='idempotency_leases_idx',
+    ),
+    # Finds what an operation has caused.
+    models.Index(
+        fields=['caused_by'],
+        condition=~models.Q(caused_by=''),
+        name='idempotency_caused_by_idx',
+    ),
+]
 
-# Finds what is in progress outside a transaction. It is made in the database only: MySQL and
-# MariaDB have no partial indexes, and an index declared on the model would make them warn.
-LEASES = models.Index(
-    fields=['lease_expires_at'],
-    condition=models.Q(lease_expires_at__isnull=False),
-    name='idempotency_leases_idx',
-)
+# On PostgreSQL, the planner prefers this index to the unique one where its statistics do not know a
+# scope yet: it takes the scope for rare, and then reads all its rows to find one key. An index in
+# another collation cannot answer the store's statements, only the admin's searches, which ask in
+# that collation. "POSIX" sorts as "C" does.
+SCOPE = models.Index(fields=['scope'], name='idempotency_scope_idx')
+
+
+def add_scope(apps: Any, schema_editor: Any) -> None:
+    if schema_editor.connection.vendor == 'postgresql':
+        schema_editor.execute(
+            f'CREATE INDEX {SCOPE.name} ON idempotency_django_idempotencykey '
+            '(scope COLLATE "POSIX")'
+        )
+    else:
+        schema_editor.add_index(apps.get_model('idempotency_django', 'IdempotencyKey'), SCOPE)
 
 
 class Migration(migrations.Migration):
@@ -31,6 +58,8 @@ class Migration(migrations.Migration):
                 ('attempt', models.PositiveIntegerField(default=1, verbose_name='attempt')),
                 ('owner_token', idempotency_django.models.ExactCharField(max_length=32, verbose_name='owner token')),
                 ('lease_expires_at', models.DateTimeField(blank=True, null=True, verbose_name='lease ends')),
+                ('hold', models.BooleanField(db_default=False, default=False, verbose_name='held when interrupted')),
+                ('pinned', models.BooleanField(db_default=False, default=False, verbose_name='kept for its request')),
                 ('response_status', models.PositiveSmallIntegerField(blank=True, null=True, verbose_name='response status')),
                 ('response_headers', models.TextField(blank=True, default='[]', verbose_name='response headers')),
                 ('response_body', models.BinaryField(blank=True, null=True, verbose_name='response body')),
@@ -44,16 +73,46 @@ class Migration(migrations.Migration):
                 ('principal', models.CharField(blank=True, default='', max_length=255, verbose_name='principal')),
                 ('method', models.CharField(blank=True, default='', max_length=16, verbose_name='method')),
                 ('path', models.TextField(blank=True, default='', verbose_name='path')),
+                ('caused_by', idempotency_django.models.ExactCharField(blank=True, db_default='', default='', max_length=511, verbose_name='caused by')),
             ],
             options={
                 'verbose_name': 'idempotency key',
                 'verbose_name_plural': 'idempotency keys',
-                'permissions': [('view_answer', 'Can see the stored answers of idempotency keys')],
-                'indexes': [models.Index(fields=['purge_at'], name='idempotency_purge_at_idx'), models.Index(fields=['created_at'], name='idempotency_created_at_idx'), models.Index(fields=['scope'], name='idempotency_scope_idx')],
+                'permissions': [('view_answer', 'Can see the stored answers of idempotency keys'), ('settle', 'Can settle interrupted idempotency keys')],
+                'indexes': [models.Index(fields=['purge_at'], name='idempotency_purge_at_idx'), models.Index(fields=['created_at'], name='idempotency_created_at_idx')],
                 'constraints': [models.UniqueConstraint(fields=('key', 'scope'), name='idempotency_key_scope_uniq')],
             },
         ),
+        migrations.CreateModel(
+            name='IdempotencyStep',
+            fields=[
+                ('id', models.BigAutoField(primary_key=True, serialize=False)),
+                ('position', models.PositiveSmallIntegerField(verbose_name='position')),
+                ('name', models.CharField(max_length=100, verbose_name='name')),
+                ('attempt', models.PositiveIntegerField(verbose_name='attempt')),
+                ('result', models.TextField(verbose_name='result')),
+                ('completed_at', models.DateTimeField(verbose_name='completed')),
+                ('record', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='steps', to='idempotency_django.idempotencykey', verbose_name='idempotency key')),
+            ],
+            options={
+                'verbose_name': 'idempotency step',
+                'verbose_name_plural': 'idempotency steps',
+                'ordering': ('record', 'position'),
+                'default_permissions': (),
+                'constraints': [models.UniqueConstraint(fields=('record', 'position'), name='idempotency_step_position_uniq')],
+            },
+        ),
         migrations.SeparateDatabaseAndState(
-            database_operations=[migrations.AddIndex('IdempotencyKey', LEASES)],
+            database_operations=[
+                *(migrations.AddIndex('IdempotencyKey', index) for index in PARTIAL),
+                # MySQL and MariaDB change no tables within transactions. Going back deletes the table.
+                migrations.RunPython(
+                    add_scope,
+                    migrations.RunPython.noop,
+                    atomic=False,
+                    hints={'model_name': 'idempotencykey'},
+                ),
+            ],
+            state_operations=[migrations.AddIndex('IdempotencyKey', SCOPE)],
         ),
     ]
