@@ -18,7 +18,6 @@ from .records import (
     Step,
     derived_key,
     is_reference,
-    name_based_key,
     new_token,
     reference,
     referred,
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from .database import DatabaseStore
     from .database.checks import missing_tables
     from .database.dialects import DIALECTS, Pipeline, plain
-    from .database.dialects.statements import templates
     from .database.transactions import forbid_atomic_block, without_autocommit
     from .health import MAX_COUNTED, Finding, Limits, Names, finding_of, overdue, register_health
     from .purging import Purgeable, purge, register_purge, registered_purges
@@ -61,7 +59,6 @@ __all__ = [
     "is_open",
     "is_reference",
     "missing_tables",
-    "name_based_key",
     "new_token",
     "overdue",
     "plain",
@@ -72,7 +69,6 @@ __all__ = [
     "register_purge",
     "registered_purges",
     "stores",
-    "templates",
     "without_autocommit",
 ]
 
@@ -98,6 +94,5 @@ __getattr__ = lazily(
         "plain": "database.dialects",
         "forbid_atomic_block": "database.transactions",
         "without_autocommit": "database.transactions",
-        "templates": "database.dialects.statements",
     },
 )

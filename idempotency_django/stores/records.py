@@ -7,7 +7,7 @@ import re
 import secrets
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -152,11 +152,13 @@ class Claim:
 
 
 NAMESPACE: Final = uuid.UUID("9f4c2c1e-7c8e-5d0b-9b57-3f1d3a2f8f6a")
-"""The namespace of the keys that :func:`name_based_key` makes."""
+"""The namespace of derived keys."""
 
 
 def derived_key(*, scope: str, key: str, content: str, name: str) -> str:
-    """A key for another service, the same on every attempt at an operation.
+    """A key for another service, the same on every attempt at an operation, and for no other.
+
+    It is a UUID (RFC 9562, version 5).
 
     Args:
         scope: the operation's scope.
@@ -164,11 +166,7 @@ def derived_key(*, scope: str, key: str, content: str, name: str) -> str:
         content: the keyed digest of what the operation asks for.
         name: what the key is for, such as ``"charge"``.
     """
-    return name_based_key((scope, key, content, name))
-
-
-def name_based_key(parts: Iterable[str]) -> str:
-    """A UUID (RFC 9562, version 5): the same for the same parts, and for no others."""
+    parts = (scope, key, content, name)
     return str(uuid.uuid5(NAMESPACE, "".join(f"{len(part)}:{part}" for part in parts)))
 
 
