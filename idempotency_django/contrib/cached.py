@@ -93,9 +93,9 @@ class CachedStore(DatabaseStore):
     After a fail-over to a replica that had not received a response, or a restored backup, the
     response is replayed for ``max_age`` at most, although its effects are gone: clear the cache.
 
-    One cache may serve several databases, and the schemas of django-tenants. If your project
-    switches ``search_path`` in another way, give the cache a ``KEY_FUNCTION`` that names the
-    schema.
+    One cache may serve several databases, if their ``NAME`` differs, and the schemas of
+    django-tenants. If your project switches ``search_path`` in another way, give the cache a
+    ``KEY_FUNCTION`` that names the schema.
 
     Args:
         alias: the store's name in ``IDEMPOTENCY["STORES"]``.
