@@ -159,11 +159,6 @@ class Settings:
     )
     """Response headers that are not stored, in addition to the built-in list."""
 
-    replayed_header = _setting(
-        "REPLAYED_HEADER", "Idempotent-Replayed", "the name of an HTTP header", _is_header
-    )
-    """The response header that marks a replay."""
-
     status_header: cached_property[str | None] = _setting(
         "STATUS_HEADER",
         "Idempotency-Status",
@@ -206,6 +201,15 @@ class Settings:
 
     status_view = _setting("STATUS_VIEW", "idempotency-status", "the name of a URL", _is_text)
     """The name of the URL of the status view."""
+
+    dialect = _setting(
+        "DIALECT",
+        "ietf",
+        "'ietf' or 'stripe'",
+        lambda value: isinstance(value, str) and value in ("ietf", "stripe"),
+    )
+    """What a refusal looks like: a problem (RFC 9457), or an error that Stripe's clients
+    understand."""
 
     docs_url = _setting(
         "DOCS_URL",

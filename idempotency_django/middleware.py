@@ -24,7 +24,6 @@ from django.utils.module_loading import import_string
 from .conf import WITH_POLICY, conf
 from .errors import KeyUnsupported
 from .http.atomic_requests import asks_for_transaction
-from .http.dialects import dialect_of
 from .http.marking import FAILED, mark
 from .http.messages import PLANNED, key_header, mark_refusal, problem_response
 from .http.serving import log_unread_field
@@ -231,8 +230,6 @@ def _refuse_key(
     request: HttpRequest, known: _ViewFacts, problem: ImproperlyConfigured
 ) -> HttpResponseBase:
     """The refusal of a key that a view cannot honour. Without a key, the problem is raised."""
-    _, declared = known.knows(request.method or "")
-    dialect = dialect_of(resolve(PROJECT_POLICY if declared is UNSET else declared))
     if key_header(request) is None:
         raise problem
     logger.error(
@@ -241,8 +238,8 @@ def _refuse_key(
         problem,
     )
     error = KeyUnsupported()
-    response = problem_response(error, dialect)
-    mark_refusal(response, request, dialect, error)
+    response = problem_response(error)
+    mark_refusal(response, request, error)
     return response
 
 

@@ -208,11 +208,11 @@ class TestCors:
 
     def test_own_names(self) -> None:
         """The headers are those that the project has configured."""
-        own = {"HEADER": "X-Key", "REPLAYED_HEADER": "X-Replayed", "STATUS_HEADER": None}
+        own = {"HEADER": "X-Key", "STATUS_HEADER": "X-Status"}
         known = {"CORS_ALLOW_HEADERS": ALLOWED, "CORS_EXPOSE_HEADERS": EXPOSED}
         allowed, exposed = cors(IDEMPOTENCY=own, **known)
         assert "'X-Key'" in allowed.msg
-        assert "'X-Replayed' is not" in exposed.msg
+        assert "'X-Status' is not" in exposed.msg
 
     def test_without_cors(self) -> None:
         """A project without the middleware is not told about it."""

@@ -78,11 +78,11 @@ def a_store(**entries: Any) -> override_settings:
 def test_right_configuration() -> None:
     """A project that sets every name rightly hears nothing."""
     names = {
+        "DIALECT": "stripe",
         "DOCS_URL": "https://docs.example.com/",
         "HEADER": "X-Key",
         "MIDDLEWARE_PROTECTS": "with-policy",
         "POLICY": {"store": "other"},
-        "REPLAYED_HEADER": "X-Replayed",
         "STATUS_CODES": {"mismatch": 409},
         "STORES": {**DEFAULT_STORES, "other": {"BACKEND": MEMORY}},
     }
@@ -164,7 +164,7 @@ def test_setting_that_is_no_dict(value: object) -> None:
         ("HEADER", None, "HEADER"),
         ("HEADER", "", "HEADER"),
         ("HEADER", "Idempotency Key", "HEADER"),
-        ("REPLAYED_HEADER", "", "REPLAYED_HEADER"),
+        ("DIALECT", "strype", "'strype'"),
         ("DOCS_URL", None, "DOCS_URL"),
     ],
 )

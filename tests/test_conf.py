@@ -17,6 +17,7 @@ from idempotency_django.conf import ALL_UNSAFE, DEFAULT_STORES, NAMES, Settings,
 DEFAULTS = {
     "AROUND_EXECUTION": (),
     "CONSUMERS": (),
+    "DIALECT": "ietf",
     "DOCS_URL": "https://idempotency-django.readthedocs.io/problems/",
     "EXCLUDE_HEADERS": (),
     "HEADER": "Idempotency-Key",
@@ -26,7 +27,6 @@ DEFAULTS = {
     "OUTBOX": {},
     "POLICY": {},
     "RECORD_REPLAYS": True,
-    "REPLAYED_HEADER": "Idempotent-Replayed",
     "RETRY_AFTER": timedelta(seconds=1),
     "STATUS_CODES": {},
     "STATUS_HEADER": "Idempotency-Status",
@@ -36,6 +36,7 @@ DEFAULTS = {
 OTHERS = {
     "AROUND_EXECUTION": (nullcontext,),
     "CONSUMERS": ["shop.consumers.billing"],
+    "DIALECT": "stripe",
     "DOCS_URL": "https://docs.example.com/#",
     "EXCLUDE_HEADERS": ["X-Cost"],
     "HEADER": "X-Request-Key",
@@ -45,7 +46,6 @@ OTHERS = {
     "OUTBOX": {"orders": "shop.publishers.Orders"},
     "POLICY": {"required": True},
     "RECORD_REPLAYS": False,
-    "REPLAYED_HEADER": "X-Replayed",
     "RETRY_AFTER": timedelta(seconds=4),
     "STATUS_CODES": {"mismatch": 409},
     "STATUS_HEADER": None,
@@ -100,6 +100,10 @@ def test_what_is_no_dict_is_refused(value: object) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("DIALECT", "strype"),
+        ("DIALECT", ""),
+        ("DIALECT", None),
+        ("DIALECT", 1),
         ("EXCLUDE_HEADERS", "X-Cost"),
         ("EXCLUDE_HEADERS", ["X Cost"]),
         ("RECORD_REPLAYS", 0),

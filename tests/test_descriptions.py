@@ -47,7 +47,7 @@ def test_consumer_names_what_it_handles() -> None:
 
 def test_copied_policy_is_equal_and_unset_stays_unset() -> None:
     """In the same process, and in another one that unpickles it."""
-    policy = Policy(ttl=timedelta(days=3), replay_status={201: 200})
+    policy = Policy(ttl=timedelta(days=3), required=frozenset({"POST"}))
     for made in (copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))):
         assert made == policy
         assert hash(made) == hash(policy)

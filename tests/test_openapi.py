@@ -250,15 +250,14 @@ def test_descriptions(schema: dict[str, Any]) -> None:
 @override_settings(
     IDEMPOTENCY={
         "HEADER": "Request-Id",
-        "REPLAYED_HEADER": "Replayed",
         "STATUS_CODES": {"mismatch": 400},
     }
 )
 def test_settings(schema: dict[str, Any]) -> None:
-    """The names of headers and the statuses are those of the settings."""
+    """The name of the header and the statuses are those of the settings."""
     operation = generated()["paths"]["/things/"]["post"]
     assert [each["name"] for each in operation["parameters"]] == ["Request-Id"]
-    assert "Replayed" in operation["responses"]["201"]["headers"]
+    assert "Idempotent-Replayed" in operation["responses"]["201"]["headers"]
     assert "422" not in operation["responses"]
     assert "different request" in operation["responses"]["400"]["description"]
 

@@ -91,11 +91,9 @@ ACCEPTED: dict[str, list[Any]] = {
     "on_conflict": ["reject", "wait", "accepted", timedelta(0), DAY],
     "should_store": [None, any_should_store],
     "max_response_bytes": [0, 10**9],
-    "replay_status": [{}, {201: 200}],
     "rebuild": [None, any_rebuild],
     "check_replay": [None, any_rebuild],
     "on_replay": [None, any_should_store],
-    "dialect": ["ietf", "stripe"],
 }
 NO_CALLABLES = ["idempotency_django.policy.keys.generated", 1, []]
 NO_DURATIONS = [60, 1.5, "1 day", None, timedelta(microseconds=-1)]
@@ -117,11 +115,9 @@ REFUSED: dict[str, list[Any]] = {
     "on_conflict": [None, "", "raise", True, 60, 1.5, timedelta(microseconds=-1)],
     "should_store": [*NO_CALLABLES, a_coroutine, AsyncCallable()],
     "max_response_bytes": [None, -1, 1.5, "1", True, timedelta(1)],
-    "replay_status": [None, {201}, [(201, 200)], {"201": 200}, {201: "200"}, {201: 99}, {201: 600}],
     "rebuild": NO_CALLABLES,
     "check_replay": [*NO_CALLABLES, a_coroutine, AsyncCallable()],
     "on_replay": [*NO_CALLABLES, a_coroutine, AsyncCallable()],
-    "dialect": [None, "", 1, "strype"],
 }
 
 
@@ -220,19 +216,12 @@ def test_values_cannot_change(name: str) -> None:
     assert not hasattr(value, "add")
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "change"),
-    [
-        ("replay_status", {201: 200}, lambda value: value.update({202: 200})),
-        ("required", {"POST"}, lambda value: value.clear()),
-    ],
-)
-def test_changing_what_was_given(name: str, given: Any, change: Callable[[Any], object]) -> None:
+def test_changing_what_was_given() -> None:
     """A policy keeps its value when the object that it was made of changes."""
-    policy = Policy(**{name: given})
-    before = repr(getattr(policy, name))
-    change(given)
-    assert repr(getattr(policy, name)) == before
+    given = {"POST"}
+    policy = Policy(required=given)  # type: ignore[arg-type]
+    given.clear()
+    assert policy.required == {"POST"}
 
 
 @pytest.mark.parametrize("clone", [copy.copy, copy.deepcopy])
@@ -309,7 +298,7 @@ def test_project_policy_of_another_kind(setting: Any) -> None:
     [
         ({"requierd": True}, "'requierd'", "'required'"),
         ({1: 2, "tll": 3}, "'tll'", "'ttl'"),
-        ({1: 2, "tll": 3}, "field 1", "replay_status"),
+        ({1: 2, "tll": 3}, "field 1", "on_replay"),
     ],
 )
 def test_project_policy_with_unknown_fields(setting: Any, named: str, offered: str) -> None:
@@ -515,7 +504,7 @@ def test_scope_of_an_anonymous_caller() -> None:
 
 def test_equal_by_value() -> None:
     """Policies with the same values are equal, and have the same hash."""
-    one, other = (Policy(ttl=timedelta(days=1), replay_status={201: 200}) for _ in range(2))
+    one, other = (Policy(ttl=timedelta(days=1), required={"POST"}) for _ in range(2))
     assert one == other
     assert hash(one) == hash(other)
     assert one != one.replace(ttl=timedelta(days=2))

@@ -22,7 +22,7 @@ from tests.support import effects, new_key
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
 
-@idempotent(dialect="stripe", scope=scopes.per_caller)
+@idempotent(scope=scopes.per_caller)
 def charge(request: HttpRequest) -> HttpResponse:
     """Charges a card; some amounts are declined, or meet an error of the server once."""
     amount = request.POST["amount"]
@@ -44,7 +44,8 @@ urlpatterns = [
 
 
 @pytest.fixture
-def client(live_server: Any) -> stripe.StripeClient:
+def client(live_server: Any, settings: Any) -> stripe.StripeClient:
+    settings.IDEMPOTENCY = {"DIALECT": "stripe"}
     return stripe.StripeClient("sk_test_alice", base_addresses={"api": live_server.url})
 
 

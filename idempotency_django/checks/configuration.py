@@ -14,6 +14,7 @@ from django.utils.module_loading import import_string
 
 from ..conf import MIDDLEWARE, NAMES, conf, default_store, did_you_mean
 from ..engine.planning import lease_of
+from ..http.messages import REPLAYED_HEADER
 from ..http.status import status_url
 from ..middleware import skipped_middleware
 from ..policy import UNSET, Policy
@@ -119,8 +120,8 @@ def unknown_store(alias: str, where: str) -> Iterator[CheckMessage]:
 CORS = "corsheaders.middleware.CorsMiddleware"
 
 
-def _headers() -> tuple[str, str, str | None]:
-    return conf.header, conf.replayed_header, conf.status_header
+def _headers() -> list[str]:
+    return [conf.header, REPLAYED_HEADER, *filter(None, [conf.status_header]), "Retry-After"]
 
 
 def check_cors(**_: Any) -> Iterator[CheckMessage]:
@@ -130,7 +131,7 @@ def check_cors(**_: Any) -> Iterator[CheckMessage]:
     ours = tried(_headers)[0]
     if ours is None:
         return  # check_settings reports it
-    header, marks = ours[0], [*filter(None, ours[1:]), "Retry-After"]
+    header, *marks = ours
     if _left_out([header], "CORS_ALLOW_HEADERS"):
         yield Warning(
             f"{header!r} is not in CORS_ALLOW_HEADERS. Browsers block every request from another "

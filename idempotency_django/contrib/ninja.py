@@ -30,7 +30,6 @@ from ..conf import conf
 from ..errors import IdempotencyError
 from ..http import (
     ADAPTER,
-    Dialect,
     ViewAdapter,
     describe,
     error_schema,
@@ -97,10 +96,10 @@ class NinjaAdapter(ViewAdapter):
         response: HttpResponseBase = self.operation.api.on_exception(self.http_request, error)
         return response
 
-    def problem(self, error: IdempotencyError, dialect: Dialect) -> HttpResponseBase:
+    def problem(self, error: IdempotencyError) -> HttpResponseBase:
         known = {*self.operation.api._exception_handlers, Exception}
         if next(kind for kind in type(error).__mro__ if kind in known) is Exception:
-            return super().problem(error, dialect)
+            return super().problem(error)
         response: HttpResponseBase = self.operation.api.on_exception(self.http_request, error)
         return response
 
@@ -194,7 +193,7 @@ def _documented(operation: Any, policy: Policy, method: str) -> dict[str, Any]:
         for status in known | own.keys()
     }
     extra = {"parameters": [], **extra, "responses": responses}
-    describe(extra, policy, method, error_schema(policy))
+    describe(extra, policy, method, error_schema())
     arguments = {each.alias.lower().replace("_", "-") for each in operation.signature.params}
     extra["parameters"] = [  # what is an argument is as the project documents it
         each for each in extra["parameters"] if each["name"].lower() not in arguments

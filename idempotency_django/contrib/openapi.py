@@ -8,7 +8,6 @@ schema says what is enforced.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 from drf_spectacular.extensions import OpenApiViewExtension
@@ -16,16 +15,15 @@ from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.plumbing import ResolvedComponent
 
 from ..checks import endpoint_of
+from ..conf import conf
 from ..http import describe, error_schema
-from ..policy import Policy
 
 
-@lru_cache(maxsize=64)
-def _component(policy: Policy) -> ResolvedComponent:
-    """The schema of a policy's errors."""
-    name = "IdempotencyProblem" if policy.dialect == "ietf" else "StripeIdempotencyError"
+def _component() -> ResolvedComponent:
+    """The schema of the errors."""
+    name = "IdempotencyProblem" if conf.dialect == "ietf" else "StripeIdempotencyError"
     return ResolvedComponent(  # type: ignore[no-untyped-call]  # it has few types
-        name=name, type=ResolvedComponent.SCHEMA, object=name, schema=error_schema(policy)
+        name=name, type=ResolvedComponent.SCHEMA, object=name, schema=error_schema()
     )
 
 
@@ -74,7 +72,7 @@ class _Documented:
         endpoint = endpoint_of(self.callback, self.method, path)
         if endpoint is None or (policy := endpoint.enforced) is None:
             return operation
-        component = _component(policy)
+        component = _component()
         self.registry.register_on_missing(component)  # type: ignore[attr-defined]
         describe(operation, policy, self.method, component.ref, varies=endpoint.varies)
         return operation

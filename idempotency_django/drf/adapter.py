@@ -22,7 +22,7 @@ from rest_framework.response import Response
 from ..errors import IdempotencyError
 from ..http.atomic_requests import RequestTransactions
 from ..http.bodies import as_file, body_of, body_that_django_ignores, form_of, raw_body_of, rewind
-from ..http.dialects import Dialect, dialect_of, project_dialect
+from ..http.dialects import dialect
 from ..http.messages import (
     Adapter,
     error_body,
@@ -48,24 +48,21 @@ class IdempotencyAPIException(APIException):
     itself. DRF's own handler turns ``wait`` into ``Retry-After``.
     """
 
-    def __init__(self, error: IdempotencyError, dialect: Dialect | None = None) -> None:
+    def __init__(self, error: IdempotencyError) -> None:
         super().__init__(error.detail, error.slug)
         self.error = error
-        self.status_code = status_of(error, dialect)
-        self.detail: Any = error_body(error, dialect)
+        self.status_code = status_of(error)
+        self.detail: Any = error_body(error)
         self.wait = error.retry_after
 
 
-def problem(view: Any, error: IdempotencyError, dialect: Dialect | None = None) -> HttpResponseBase:
+def problem(view: Any, error: IdempotencyError) -> HttpResponseBase:
     """The problem as the project's exception handler renders it, or in its own media type."""
-    if dialect is None:
-        own = getattr(view, "_idempotency_policy", None)
-        dialect = dialect_of(resolve(own)) if own else project_dialect()
-    exception = IdempotencyAPIException(error, dialect)
+    exception = IdempotencyAPIException(error)
     response: HttpResponseBase = view.handle_exception(exception)
     if getattr(response, "data", None) == exception.detail:
-        response = render_with(ProblemRenderer(dialect.media_type), view, response)
-    mark_refusal(response, view.request._request, dialect, error)
+        response = render_with(ProblemRenderer(), view, response)
+    mark_refusal(response, view.request._request, error)
     return response
 
 
@@ -74,8 +71,8 @@ class ProblemRenderer(BaseRenderer):
 
     charset = None
 
-    def __init__(self, media_type: str = "application/problem+json") -> None:
-        self.media_type = media_type
+    def __init__(self) -> None:
+        self.media_type = dialect().media_type
 
     def render(self, data: Any, *args: Any, **kwargs: Any) -> bytes:
         return (data if isinstance(data, str) else json.dumps(data)).encode()
@@ -110,7 +107,8 @@ class StoredResponse(Response):
         super().__init__(status=stored.status_code)
         del self.data  # created again on access
         self.headers = stored.headers
-        self.reason_phrase = stored.reason_phrase
+        if stored.reason_phrase != self.reason_phrase:  # else it follows the status code
+            self.reason_phrase = stored.reason_phrase
         self.content = stored.content
         if hasattr(stored, "url"):
             self.url = stored.url
@@ -297,6 +295,6 @@ def serve_view(policy: Policy, request: Request, run: Callable[[], Any]) -> Http
         if error.foreign:
             raise
         with adapter.own_transactions():
-            return problem(view, error, dialect_of(adapter.policy))
+            return problem(view, error)
     except Exception as error:  # noqa: BLE001  # the view's own, raised again
         raise without_own_frames(error)  # noqa: B904  # its context is its own

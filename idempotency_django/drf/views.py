@@ -73,7 +73,6 @@ class IdempotentViewMixin:  # see below
     # Set by as_view(), which takes over Django's ATOMIC_REQUESTS.
     idempotency_left_out: ExcludedDatabases | None = None
     _idempotency_transactions: RequestTransactions | None = None
-    _idempotency_policy: Policy | None = None
     _idempotency_reached = False
 
     @classmethod
@@ -110,7 +109,6 @@ class IdempotentViewMixin:  # see below
         if policy is None:
             self._idempotency_reached = True  # it is not protected
             return
-        self._idempotency_policy = policy
         # dispatch() looks the handler up next. What it finds on the view itself runs after
         # everything that initial() checks, in subclasses too.
         replace_handler(self, request, partial(serve_view, policy))

@@ -5,8 +5,8 @@ An adapter subclasses :class:`Adapter` and calls :func:`serve` or :func:`aserve`
 
 from .atomic_requests import take_over_transactions
 from .described import describe, error_schema
-from .dialects import Dialect
 from .messages import (
+    REPLAYED_HEADER,
     Adapter,
     IdempotentRequest,
     invocation_of,
@@ -37,8 +37,8 @@ __all__ = [
     "EXEMPT",
     "INBOX",
     "PROTECTED",
+    "REPLAYED_HEADER",
     "Adapter",
-    "Dialect",
     "IdempotencyStatusView",
     "IdempotentRequest",
     "ViewAdapter",

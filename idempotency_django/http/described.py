@@ -20,8 +20,8 @@ from ..errors import (
     StoreUnavailable,
 )
 from ..policy import Policy, keys
-from .dialects import dialect_of
-from .messages import status_of
+from .dialects import dialect
+from .messages import REPLAYED_HEADER, status_of
 
 PROBLEM_SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
@@ -104,8 +104,8 @@ def promise_of(policy: Policy, method: str) -> dict[str, Any]:
         method: the HTTP method.
     """
     promise: dict[str, Any] = {"required": policy.requires_key(method), "lifetime-seconds": None}
-    if policy.dialect != "ietf":
-        promise["dialect"] = policy.dialect
+    if conf.dialect != "ietf":
+        promise["dialect"] = conf.dialect
     if policy.ttl is not None:
         promise["lifetime-seconds"] = int(policy.ttl.total_seconds())
         if policy.on_expired == "refuse":
@@ -113,9 +113,9 @@ def promise_of(policy: Policy, method: str) -> dict[str, Any]:
     return promise
 
 
-def error_schema(policy: Policy) -> dict[str, Any]:
-    """The schema of the errors of a policy's endpoints."""
-    return PROBLEM_SCHEMA if policy.dialect == "ietf" else STRIPE_ERROR_SCHEMA
+def error_schema() -> dict[str, Any]:
+    """The schema of the errors of protected endpoints."""
+    return PROBLEM_SCHEMA if conf.dialect == "ietf" else STRIPE_ERROR_SCHEMA
 
 
 def _key_schema(policy: Policy) -> dict[str, Any]:
@@ -149,21 +149,20 @@ def _add_responses(
     responses: dict[str, Any], policy: Policy, method: str, problem: dict[str, Any]
 ) -> None:
     """Add the responses and headers of the policy; what is documented stays."""
-    dialect = dialect_of(policy)
     for status, response in responses.items():
         if str(status).startswith("2"):
             for name, shown in _headers().items():
                 response.setdefault("headers", {}).setdefault(name, shown)
     problems: dict[str, list[type[IdempotencyError]]] = {}
     for error in problems_of(policy, method):
-        problems.setdefault(str(status_of(error, dialect)), []).append(error)
+        problems.setdefault(str(status_of(error)), []).append(error)
     for status, errors in sorted(problems.items()):
         titles = "; ".join(dict.fromkeys(error.title for error in errors))
         response = responses.setdefault(status, {"description": titles})
         if not response.get("description"):
             response["description"] = titles
         contents = response.setdefault("content", {})
-        contents.setdefault(dialect.media_type, {"schema": problem})
+        contents.setdefault(dialect().media_type, {"schema": problem})
         if any(error in (OperationInProgress, StoreUnavailable) for error in errors):
             response.setdefault("headers", {}).setdefault(
                 "Retry-After",
@@ -177,7 +176,7 @@ def _add_responses(
 def _headers() -> dict[str, Any]:
     """The headers of a response that is not refused."""
     shown: dict[str, Any] = {
-        conf.replayed_header: {
+        REPLAYED_HEADER: {
             "schema": {"type": "string", "enum": ["true"]},
             "description": "The response is that of an earlier request with the same key.",
         }

@@ -1,6 +1,6 @@
 """What a refusal looks like: a problem of RFC 9457 (``"ietf"``), or an error as Stripe sends it.
 
-``Policy(dialect="stripe")`` chooses. The dialects of SQL in ``stores/database/dialects`` share
+``IDEMPOTENCY["DIALECT"]`` chooses. The dialects of SQL in ``stores/database/dialects`` share
 only the word.
 """
 
@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from ..conf import conf
 from ..errors import FingerprintMismatch, IdempotencyError, KeyRefused, OperationInProgress
-from ..policy import PROJECT_POLICY, Policy, resolve
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -22,8 +21,8 @@ class Dialect:
     Attributes:
         error_body: called with an error and its status; returns the data of the JSON body.
         media_type: the media type of that body.
-        statuses: the status of an error, by the slug of its problem. Others are as in
-            ``IDEMPOTENCY["STATUS_CODES"]``.
+        statuses: the status of an error, by the slug of its problem, where it is not the error's
+            own. ``IDEMPOTENCY["STATUS_CODES"]`` comes before it.
         retry_header: the response header that is ``true`` if the same request can succeed later,
             else ``false``; empty: there is none.
     """
@@ -71,11 +70,6 @@ DIALECTS: Final = {
 }
 
 
-def dialect_of(policy: Policy) -> Dialect:
-    """The dialect of a resolved policy."""
-    return DIALECTS[policy.dialect]
-
-
-def project_dialect() -> Dialect:
-    """The dialect of what no view's policy answers."""
-    return dialect_of(resolve(PROJECT_POLICY))
+def dialect() -> Dialect:
+    """The dialect of the project."""
+    return DIALECTS[conf.dialect]

@@ -30,7 +30,7 @@ from ..policy.digests import digest
 from ..policy.invocation import Body, Invocation
 from ..stores.records import REASON, Operation, Payload, Record
 from .bodies import body_of
-from .dialects import Dialect, project_dialect
+from .dialects import dialect
 from .marking import mark, refused
 from .routes import name_of_route
 
@@ -222,75 +222,66 @@ def render(response: HttpResponseBase) -> HttpResponseBase:
     return response.render() if hasattr(response, "render") else response
 
 
-def response_of(payload: Payload, policy: Policy) -> HttpResponse:
-    """The stored answer: the same status, headers and bytes, marked as a replay."""
-    status = policy.replay_status.get(payload.status, payload.status)
-    response = HttpResponse(payload.body, status=status)
+def response_of(payload: Payload) -> HttpResponse:
+    """The stored response: the same status, headers and bytes, marked as a replay."""
+    response = HttpResponse(payload.body, status=payload.status)
     del response["Content-Type"]  # HttpResponse's own; the stored one follows, if there was one
     for name, value in payload.sent_headers:
         response[name] = value
-    if response.has_header("Location") and 300 <= status < 400:
+    if response.has_header("Location") and 300 <= payload.status < 400:
         response.url = response["Location"]  # type: ignore[attr-defined]  # as redirects have it
     reason = payload.note(REASON)
-    if reason and status == payload.status:
+    if reason:
         response.reason_phrase = reason
     mark_replay(response)
     return response
 
 
+REPLAYED_HEADER: Final = "Idempotent-Replayed"
+"""The response header that is ``true`` on a replay."""
+
+
 def mark_replay(response: HttpResponseBase) -> None:
     """Mark a response as a replay."""
-    response[conf.replayed_header] = "true"
+    response[REPLAYED_HEADER] = "true"
 
 
 PLANNED: Final = "_idempotency_planned"
 """The attribute of a request that had a key, sent or derived."""
 
 
-def mark_refusal(
-    response: HttpResponseBase, request: HttpRequest, dialect: Dialect, error: IdempotencyError
-) -> None:
+def mark_refusal(response: HttpResponseBase, request: HttpRequest, error: IdempotencyError) -> None:
     """Say in the headers of a refusal what became of the request.
 
     Args:
         response: the response.
         request: its request.
-        dialect: how the API refuses requests.
         error: why the request is refused.
     """
     refuses_key = isinstance(error, KeyRefused) and not isinstance(error, KeyMissing)
     if refuses_key or key_header(request) is not None or hasattr(request, PLANNED):
         mark(response, refused(error))
-    if dialect.retry_header:
-        response[dialect.retry_header] = "true" if error.retryable else "false"
+    if dialect().retry_header:
+        response[dialect().retry_header] = "true" if error.retryable else "false"
 
 
-def status_of(
-    error: IdempotencyError | type[IdempotencyError], dialect: Dialect | None = None
-) -> int:
-    """The HTTP status of an error: the dialect's, the ``STATUS_CODES`` setting's, or its own."""
-    dialect = dialect or project_dialect()
-    return dialect.statuses.get(error.slug) or conf.status_codes.get(error.slug, error.status)
+def status_of(error: IdempotencyError | type[IdempotencyError]) -> int:
+    """The HTTP status of an error: the ``STATUS_CODES`` setting's, the dialect's, or its own."""
+    usual = dialect().statuses.get(error.slug, error.status)
+    return conf.status_codes.get(error.slug, usual)
 
 
-def error_body(error: IdempotencyError, dialect: Dialect | None = None) -> dict[str, Any]:
+def error_body(error: IdempotencyError) -> dict[str, Any]:
     """The data of the body that explains an error: a problem, or the dialect's."""
-    dialect = dialect or project_dialect()
-    return dialect.error_body(error, status_of(error, dialect))
+    return dialect().error_body(error, status_of(error))
 
 
-def problem_response(error: IdempotencyError, dialect: Dialect | None = None) -> HttpResponse:
-    """The problem as ``application/problem+json``, or the error as the dialect says it.
-
-    Args:
-        error: why the request is refused.
-        dialect: of the view's policy; ``None``: the project's.
-    """
-    dialect = dialect or project_dialect()
+def problem_response(error: IdempotencyError) -> HttpResponse:
+    """The problem as ``application/problem+json``, or the error as the dialect says it."""
     response = HttpResponse(
-        json.dumps(error_body(error, dialect)),
-        status=status_of(error, dialect),
-        content_type=dialect.media_type,
+        json.dumps(error_body(error)),
+        status=status_of(error),
+        content_type=dialect().media_type,
     )
     if error.retry_after is not None:
         response["Retry-After"] = str(error.retry_after)

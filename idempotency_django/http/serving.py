@@ -266,7 +266,7 @@ def _altered(adapter: Adapter, policy: Policy, response: HttpResponseBase) -> Ht
 def _replay(adapter: Adapter, policy: Policy, record: Record) -> HttpResponseBase:
     payload = record.payload
     if payload is not None and payload.body is not None:
-        return adapter.native(response_of(payload, policy))
+        return adapter.native(response_of(payload))
     response = adapter.rebuild(record, policy)
     mark_replay(response)
     return response

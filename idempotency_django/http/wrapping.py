@@ -40,7 +40,6 @@ from .atomic_requests import (
     request_transactions,
     take_over_transactions,
 )
-from .dialects import Dialect, dialect_of
 from .messages import (
     Adapter,
     key_header,
@@ -119,9 +118,9 @@ class ViewAdapter(Adapter):
             return response_for_exception(self.http_request, error)
         raise error
 
-    def problem(self, error: IdempotencyError, dialect: Dialect) -> HttpResponseBase:
+    def problem(self, error: IdempotencyError) -> HttpResponseBase:
         """The response of a refusal."""
-        return problem_response(error, dialect)
+        return problem_response(error)
 
 
 ADAPTER: Final = "_idempotency_adapter"
@@ -150,7 +149,7 @@ def serve_view(
     except IdempotencyError as error:
         if error.foreign:
             raise
-        return _refusal(adapter, error, policy)
+        return _refusal(adapter, error)
     except Exception as error:  # noqa: BLE001  # the view's own, raised again
         raise without_own_frames(error)  # noqa: B904  # its context is its own
 
@@ -165,15 +164,14 @@ async def aserve_view(
     except IdempotencyError as error:
         if error.foreign:
             raise
-        return _refusal(adapter, error, policy)
+        return _refusal(adapter, error)
     except Exception as error:  # noqa: BLE001  # the view's own, raised again
         raise without_own_frames(error)  # noqa: B904  # its context is its own
 
 
-def _refusal(adapter: ViewAdapter, error: IdempotencyError, policy: Policy) -> HttpResponseBase:
-    dialect = dialect_of(resolve(policy))
-    response = adapter.problem(error, dialect)
-    mark_refusal(response, adapter.http_request, dialect, error)
+def _refusal(adapter: ViewAdapter, error: IdempotencyError) -> HttpResponseBase:
+    response = adapter.problem(error)
+    mark_refusal(response, adapter.http_request, error)
     return response
 
 

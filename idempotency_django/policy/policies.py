@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import lru_cache, partial
-from types import MappingProxyType
 from typing import Any, Final, Literal, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction
@@ -181,16 +180,6 @@ def _key_format(name: str, value: Any) -> Any:
     return value
 
 
-def _statuses(name: str, value: Any) -> Any:
-    if isinstance(value, Mapping) and all(
-        isinstance(status, int) and 100 <= status <= 599
-        for pair in value.items()
-        for status in pair
-    ):
-        return MappingProxyType(dict(value))
-    raise _refused(name, value, "a dict of status codes, such as {201: 200}")
-
-
 # The policy.
 
 # ruff: noqa: RUF009  # _field() declares; the class gets no default that could be shared
@@ -213,8 +202,6 @@ UNSET: Final[Any] = _Unset()
 
 def _comparable(value: Any) -> object:
     """The comparable form of a field's value."""
-    if isinstance(value, Mapping):
-        return frozenset(value.items())
     try:
         hash(value)
     except TypeError:  # a callable of the project's own kind, which is equal to itself only
@@ -280,10 +267,6 @@ class Policy:
     """``"any"``, ``"uuid"``, ``"uuid7"``, ``"ulid"``, ``"opaque"`` (22 URL-safe characters or more)
     or a regular expression that the whole key must match."""
 
-    dialect: Literal["ietf", "stripe"] = _field("ietf", _one_of("ietf", "stripe"))
-    """What a refusal looks like. ``"ietf"``: a problem (RFC 9457). ``"stripe"``: an error that
-    Stripe's clients understand."""
-
     scope: ScopeFunction = _field(scopes.per_user, _function)
     """The namespace that a key is unique in; see :mod:`idempotency_django.policy.scopes`."""
 
@@ -324,9 +307,6 @@ class Policy:
     only the view checks, such as an API key in the body. It must be a plain function; for an async
     view, it runs in a thread."""
 
-    replay_status: Mapping[int, int] = _field({}, _statuses)
-    """The status of a replay by the status of the first response, for example ``{201: 200}``."""
-
     on_replay: ReplayFunction | None = _field(None, _on_replay)
     """Called with Django's request and each response that is a replay; returns the response to
     send, for example with a refreshed header. The record stays as it is. It must be a plain
@@ -363,10 +343,7 @@ class Policy:
         return self._identity[0]
 
     def __reduce__(self) -> Any:
-        given = self._given()
-        if self.replay_status is not UNSET:
-            given["replay_status"] = dict(self.replay_status)
-        return partial(Policy, **given), ()
+        return partial(Policy, **self._given()), ()
 
     def _given(self) -> dict[str, Any]:
         """The fields that this policy sets itself."""

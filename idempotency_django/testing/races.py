@@ -13,7 +13,7 @@ from typing import Any, Final
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from ..conf import conf
+from ..http import REPLAYED_HEADER
 from .writes import bookkeeping_tables, table_written
 
 _PATIENCE: Final = 0.5
@@ -43,7 +43,7 @@ class Race:
 
 def _is_executed(response: Any) -> bool:
     status = getattr(response, "status_code", 0)
-    return status < 400 and conf.replayed_header not in getattr(response, "headers", {})
+    return status < 400 and REPLAYED_HEADER not in getattr(response, "headers", {})
 
 
 class _Meeting:

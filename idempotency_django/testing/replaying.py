@@ -29,7 +29,7 @@ from .. import signals
 from ..checks import Endpoint, endpoint_of
 from ..conf import conf
 from ..errors import ResponseNotStored
-from ..http import meta_name, readable_route, serving, status_of
+from ..http import REPLAYED_HEADER, meta_name, readable_route, serving, status_of
 from ..policy import NEVER_STORED, UNSAFE_METHODS, Policy
 from ..policy import resolve as resolved
 from .clients import BODY, copied_body, difference
@@ -345,8 +345,9 @@ class _Sending:
         if status == 429 or self._is_tombstone(retry.response):
             return ""
         is_replay = self._is_replay(retry.response)
-        statuses = self._policy.replay_status if self._policy else {}
-        different = difference(first, retry.response, statuses)
+        if is_replay and self._policy is not None and self._policy.on_replay is not None:
+            return ""  # it alters replays
+        different = difference(first, retry.response)
         is_other_body = different and status == first.status_code and not is_replay
         return "" if is_other_body else "".join(different)
 
@@ -358,7 +359,7 @@ class _Sending:
 
     def _is_replay(self, response: Any) -> bool:
         """Whether a response is marked as a replay."""
-        return bool(response.get(conf.replayed_header) == "true")
+        return bool(response.get(REPLAYED_HEADER) == "true")
 
     def _has_other_protection(self, first: Any) -> bool:
         """Whether the project seems to look up the key itself, asked once for each endpoint."""

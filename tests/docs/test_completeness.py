@@ -68,7 +68,7 @@ def test_policy_defaults() -> None:
     """Each default is shown as a user would write it."""
     shown = described().shown
     defaults = {name: shown(field.metadata["default"]) for name, field in FIELDS.items()}
-    assert defaults["dialect"] == "'ietf'"
+    assert defaults["mode"] == "'auto'"
     assert not [each for each in defaults.values() if len(each) > 40 or "<" in each]
 
 
