@@ -726,7 +726,7 @@ ROUTES = {
 def test_routes(route: str) -> None:
     """A route is shown, and named, without a regular expression, always alike."""
     shown, name = ROUTES[route]
-    assert routes.readable(route) == shown
+    assert routes.readable_route(route) == shown
     named = routes.name_of_route(route)
     assert named == name if name else named.startswith(f"{shown} #")
     assert not any(sign in named for sign in "^$?(\\[")

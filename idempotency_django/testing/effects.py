@@ -326,7 +326,7 @@ _INNOCENT: Final = (
 The database's, a session's and a cache's are here; so are log files, temporary and compiled ones.
 """
 _FROZEN: Final = "<frozen importlib"
-_AROUND_HANDLERS: Final = "idempotency_django.engine"
+_AROUND_HANDLERS: Final = "idempotency_django.engine.running"
 _OF_ASYNC_CODE: Final = ("asgiref.sync", "thread_handler")
 """Calls what async code awaits. Further out is not that code, but a test that waits for it."""
 _COMMIT_HOOKS: Final = "run_and_clear_commit_hooks"
