@@ -70,7 +70,7 @@ class ExactCharField(models.CharField):  # type: ignore[type-arg]  # not subscri
     """ASCII characters that are compared byte by byte.
 
     MySQL and MariaDB compare text without regard to case by default: ``user:Bob`` would receive
-    the answers of ``user:bob``. PostgreSQL sorts it by the rules of a language, which cannot find
+    the responses of ``user:bob``. PostgreSQL sorts it by the rules of a language, which cannot find
     a prefix in an index, and may change with the operating system underneath a unique index.
     """
 
@@ -186,7 +186,7 @@ class IdempotencyKey(models.Model):
             models.Index(fields=["scope"], name="idempotency_scope_idx"),
         ]
         permissions = [
-            ("view_answer", _("Can see the stored answers of idempotency keys")),
+            ("view_response", _("Can see the stored responses of idempotency keys")),
             ("settle", _("Can settle interrupted idempotency keys")),
         ]
 

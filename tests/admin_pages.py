@@ -55,7 +55,7 @@ def messages(response: HttpResponse) -> list[str]:
 
 
 class Recalling(MemoryStore):
-    """A store that recalls answers, and notes what it is told to forget, and when."""
+    """A store that recalls responses, and notes what it is told to forget, and when."""
 
     has_cache = True
     noted: ClassVar[list[tuple[str, str, str]]]
@@ -68,7 +68,7 @@ class Recalling(MemoryStore):
 
 @pytest.fixture
 def forgotten(alias: str) -> Iterator[list[tuple[str, str, str]]]:
-    """What a store that recalls answers is told to forget: key, scope, and when."""
+    """What a store that recalls responses is told to forget: key, scope, and when."""
     Recalling.noted = []
     configured = {
         **settings.IDEMPOTENCY["STORES"],

@@ -21,7 +21,7 @@ from idempotency_django.errors import State
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.stores import Store
 from idempotency_django.stores.records import Claim, Operation
-from idempotency_django.testing import ANSWER, an_operation, eventually, in_threads
+from idempotency_django.testing import RESPONSE, an_operation, eventually, in_threads
 from tests.models import Effect
 
 LONG_AGO = DatabaseNow() - timedelta(days=3650)
@@ -96,7 +96,7 @@ def completed(store: Store, **changes: Any) -> Operation:
     with store.transaction():
         claim = store.acquire(operation)
         assert isinstance(claim, Claim)
-        assert store.complete(claim, ANSWER)
+        assert store.complete(claim, RESPONSE)
     return operation
 
 

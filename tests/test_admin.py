@@ -18,9 +18,9 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext, override_settings
 from django.utils import timezone
 
-from idempotency_django.admin import IdempotencyKeyAdmin, answers, base, changelist, text
-from idempotency_django.admin.answers import Answer
+from idempotency_django.admin import IdempotencyKeyAdmin, base, changelist, responses, text
 from idempotency_django.admin.changelist import AuditQuerySet
+from idempotency_django.admin.responses import StoredResponse
 from idempotency_django.contrib.timeline import MOST, Member, Moment, Records, member_of, trace
 from idempotency_django.models import DatabaseNow, IdempotencyKey, IdempotencyStep
 from idempotency_django.stores.database import DatabaseStore
@@ -36,14 +36,14 @@ __all__ = ["alias", "forgotten"]  # fixtures
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 DAY = timedelta(days=1)
-EVERYTHING = ["view_idempotencykey", "view_answer", "delete_idempotencykey"]
+EVERYTHING = ["view_idempotencykey", "view_response", "delete_idempotencykey"]
 SECRETS = ["alice@example.org", "bob@example.org", "/api/charges/17/", "5ec2e7"]
-"""What is in an answer, in an error, in a header and in an owner's token."""
+"""What is in a response, in an error, in a header and in an owner's token."""
 
 
 @pytest.fixture
 def auditor() -> Client:
-    """Somebody who may see records, and neither answers nor buttons."""
+    """Somebody who may see records, and neither responses nor buttons."""
     return member("view_idempotencykey")
 
 
@@ -104,7 +104,7 @@ class TestList:
         assert f'<span title="{"s" * 255}">{"s" * 59}…</span>' in said
 
     def test_nothing_personal(self, alias: str, operator: Client) -> None:
-        """Nothing of an answer or an error is in a list, or even asked of the database."""
+        """Nothing of a response or an error is in a list, or even asked of the database."""
         record(alias)
         record(alias, failed=True)
         with CaptureQueriesContext(connections[alias]) as queries:
@@ -128,7 +128,7 @@ class TestList:
         ],
     )
     def test_secrets_cannot_be_filtered_by(self, operator: Client, lookup: str) -> None:
-        """Nobody finds out what is in an answer by asking which records have it."""
+        """Nobody finds out what is in a response by asking which records have it."""
         assert operator.get(f"{LIST}?{lookup}").status_code == 400
         assert operator.get(f"{LIST}?attempt=1").status_code == 200
 
@@ -192,16 +192,16 @@ class TestFinding:
             ),
             ({"expiry": "expired"}, {"expired", "purgeable"}),
             ({"expiry": "purgeable"}, {"purgeable"}),
-            ({"answer": "stored"}, {"stored", "permanent", "expired", "purgeable"}),
-            ({"answer": "tombstone"}, {"tombstone"}),
+            ({"response": "stored"}, {"stored", "permanent", "expired", "purgeable"}),
+            ({"response": "tombstone"}, {"tombstone"}),
             ({"operation": "POST /other/"}, {"permanent"}),
-            ({"operation": "POST /other/", "answer": "tombstone"}, set()),
+            ({"operation": "POST /other/", "response": "tombstone"}, set()),
         ],
     )
     def test_filters(
         self, alias: str, auditor: Client, query: dict[str, str], found: set[str]
     ) -> None:
-        """Records are told apart by status, expiry, answer and operation."""
+        """Records are told apart by status, expiry, response and operation."""
         record(alias, key="stored")
         record(alias, key="permanent", permanent=True, operation="POST /other/")
         traits = "failed in_progress interrupted held tombstone expired purgeable"
@@ -470,18 +470,18 @@ class TestDetail:
     def test_without_the_permission(
         self, alias: str, traits: dict[str, bool], auditor: Client
     ) -> None:
-        """Without it the answer is not shown, nor fetched, and the page says what is needed."""
+        """Without it the response is not shown, nor fetched, and the page says what is needed."""
         made = record(alias, **traits)
         with CaptureQueriesContext(connections[alias]) as queries:
             said = page(auditor, detail(made))
         assert [secret for secret in SECRETS if secret in said] == []
-        assert "“Can see the stored answers of idempotency keys”" in said
+        assert "“Can see the stored responses of idempotency keys”" in said
         asked = "".join(query["sql"] for query in queries).replace("IS NOT NULL", "")
         for column in ("response_headers", "error", "owner_token"):
             assert connections[alias].ops.quote_name(column) not in asked
 
     def test_json(self, alias: str, operator: Client) -> None:
-        """With the permission the answer is there: status, headers and indented JSON."""
+        """With the permission the response is there: status, headers and indented JSON."""
         body = b'{"id":17,"amount":10.50,"amount":1e2,"none":[],"deep":{"a":["x, y"]}}'
         said = page(operator, detail(record(alias, response_body=body)))
         assert "201 Created" in said
@@ -503,13 +503,13 @@ class TestDetail:
         assert "5ec2e7" not in said  # the owner's token, which nobody sees
 
     def test_superuser(self, alias: str) -> None:
-        """A superuser sees answers."""
+        """A superuser sees responses."""
         client = Client()
         client.force_login(User.objects.create_superuser("root"))
         assert "alice@example.org" in page(client, detail(record(alias)))
 
     def test_html_is_text(self, alias: str, operator: Client) -> None:
-        """An answer in HTML, and whatever a header or an error holds, is shown and never run."""
+        """A response in HTML, and whatever a header or an error holds, is shown and never run."""
         script = "<script>alert(1)</script>"
         headers = json.dumps([["Content-Type", "text/html; charset=latin-1"], ["X", script]])
         made = record(alias, response_headers=headers, response_body=f"ü{script}".encode("latin-1"))
@@ -534,10 +534,10 @@ class TestDetail:
             ),
         ],
     )
-    def test_other_answers(
+    def test_other_responses(
         self, alias: str, operator: Client, traits: dict[str, Any], words: list[str]
     ) -> None:
-        """Tombstones, empty and binary answers and failures are told for what they are."""
+        """Tombstones, empty and binary responses and failures are told for what they are."""
         said = page(operator, detail(record(alias, **traits)))
         assert [word for word in words if word not in said] == []
 
@@ -551,7 +551,7 @@ class TestDetail:
             assert not re.search(r"\b200\b|Content-Type", said.partition("<main")[2])
 
     def test_steps(self, alias: str, operator: Client, auditor: Client) -> None:
-        """Steps are in the timeline; what they returned is text, and shown with the answers."""
+        """Steps are in the timeline; what they returned is text, and shown with the responses."""
         now = timezone.now()
         made = record(alias, held=True, attempt=2, created_at=now - timedelta(minutes=9))
         script = json.dumps({"note": "<script>alert(1)</script>"})
@@ -598,8 +598,8 @@ class TestDetail:
         assert counts[1:] == [counts[0] + 1] * 2  # the fingerprint that keys are derived from
 
     def test_purged_meanwhile(self, alias: str) -> None:
-        """A record that is purged while its page is made has no answer."""
-        assert Answer.of(IdempotencyKey.objects.using(alias).all()) is None
+        """A record that is purged while its page is made has no response."""
+        assert StoredResponse.of(IdempotencyKey.objects.using(alias).all()) is None
 
 
 class TestReadOnly:
@@ -614,9 +614,9 @@ class TestReadOnly:
 
     @pytest.mark.parametrize("path", ["", "change/"])
     def test_strangers(self, path: str) -> None:
-        """Who may not view records sees none, even with the permission to see answers."""
+        """Who may not view records sees none, even with the permission to see responses."""
         made = record()
-        client = member("view_answer")
+        client = member("view_response")
         assert client.get(f"{LIST}{made.pk}/change/" if path else LIST).status_code == 403
 
     @pytest.mark.parametrize("view", ["expire", "delete"])
@@ -717,7 +717,7 @@ class TestInterventions:
     def test_recalled_no_more(
         self, alias: str, operator: Client, forgotten: list[Any], action: str
     ) -> None:
-        """Stores that recall answers forget each record, before anybody sees it changed."""
+        """Stores that recall responses forget each record, before anybody sees it changed."""
         chosen = [record(alias, key="a"), record(alias, key="b"), record(alias, in_progress=True)]
         record(alias, key="c")
         act(operator, action, chosen)
@@ -730,7 +730,7 @@ class TestInterventions:
         [("expire_selected", CHANGE, "Expired;"), ("delete_selected", DELETION, "Deleted;")],
     )
     def test_logged(self, operator: Client, action: str, flag: int, said: str) -> None:
-        """Who did it to which record is logged, with nothing of the answer."""
+        """Who did it to which record is logged, with nothing of the response."""
         chosen = records(2)
         act(operator, action, chosen)
         assert not LogEntry.objects.exists()
@@ -882,14 +882,16 @@ class TestTimeline:
         assert [entry.what for entry in entries] == told
 
 
-def answer(body: bytes | None, content_type: str = "application/json", **headers: str) -> Answer:
-    """An answer with this body."""
+def stored_response(
+    body: bytes | None, content_type: str = "application/json", **headers: str
+) -> StoredResponse:
+    """A response with this body."""
     pairs = [("content-type", content_type), *headers.items()]
-    return Answer(status="200 OK", headers=pairs, body=body, error="")
+    return StoredResponse(status="200 OK", headers=pairs, body=body, error="")
 
 
-class TestAnswers:
-    """How a stored answer is made legible."""
+class TestStoredResponses:
+    """How a stored response is made legible."""
 
     @pytest.mark.parametrize(
         ("body", "text"),
@@ -907,8 +909,8 @@ class TestAnswers:
     )
     def test_json(self, body: bytes, text: str) -> None:
         """JSON is indented and says what it said: numbers, order and what is invisible."""
-        assert answer(body).text == text
-        assert answer(body, "application/problem+json; charset=utf-8").text == text
+        assert stored_response(body).text == text
+        assert stored_response(body, "application/problem+json; charset=utf-8").text == text
 
     @pytest.mark.parametrize(
         ("content_type", "legible"),
@@ -927,35 +929,35 @@ class TestAnswers:
     )
     def test_text(self, content_type: str, legible: bool) -> None:
         """Text is what says that it is text, in a character set that fits."""
-        assert answer(b"a < b", content_type).text == ("a < b" if legible else None)
+        assert stored_response(b"a < b", content_type).text == ("a < b" if legible else None)
 
     def test_characters_that_no_page_can_show(self) -> None:
         """A character set that makes half characters does not break the page."""
-        assert answer(b"\\ud800", "text/plain; charset=unicode_escape").text is None
+        assert stored_response(b"\\ud800", "text/plain; charset=unicode_escape").text is None
 
     def test_encoded(self) -> None:
         """What is compressed is not opened: it may be a bomb."""
-        assert answer(b"a", "text/plain", **{"content-encoding": "gzip"}).text is None
+        assert stored_response(b"a", "text/plain", **{"content-encoding": "gzip"}).text is None
 
     def test_long_text(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A long text is cut."""
         monkeypatch.setattr(text, "LONGEST_TEXT", 10)
-        assert answer(b"0123456789", "text/plain").text == "0123456789"
-        assert answer(b"0123456789a", "text/plain").text == "0123456789…"
-        assert answer(b'["aaaaaaaaaaaaa"]').text == '[\n  "aaaaa…'
+        assert stored_response(b"0123456789", "text/plain").text == "0123456789"
+        assert stored_response(b"0123456789a", "text/plain").text == "0123456789…"
+        assert stored_response(b'["aaaaaaaaaaaaa"]').text == '[\n  "aaaaa…'
 
     def test_dump(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Anything else is shown as its first bytes, in hexadecimal and ASCII."""
-        monkeypatch.setattr(answers, "LONGEST_DUMP", 17)
-        shown = answer(bytes(range(0x20, 0x31)))
+        monkeypatch.setattr(responses, "LONGEST_DUMP", 17)
+        shown = stored_response(bytes(range(0x20, 0x31)))
         assert shown.size == 17
         assert shown.dump == (
             "00000000  20 21 22 23 24 25 26 27 28 29 2a 2b 2c 2d 2e 2f   !\"#$%&'()*+,-./\n"
             "00000010  30                                               0"
         )
-        assert answer(b"\n" * 18).dump.endswith("\n…")
-        assert answer(None).dump == ""
-        assert answer(None).size == 0
+        assert stored_response(b"\n" * 18).dump.endswith("\n…")
+        assert stored_response(None).dump == ""
+        assert stored_response(None).size == 0
 
 
 def test_registered() -> None:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 @pytest.fixture
 def auditor() -> Client:
-    """Somebody who may see records, but no answers."""
+    """Somebody who may see records, but no responses."""
     return member("view_idempotencykey")
 
 
@@ -130,7 +130,7 @@ class TestFingerprint:
     """A digest of what was asked for, which a guess can be compared with."""
 
     def test_without_the_permission(self, alias: str, auditor: Client) -> None:
-        """Without ``view_answer`` it is neither shown nor fetched, on no page."""
+        """Without ``view_response`` it is neither shown nor fetched, on no page."""
         made = record(alias, fingerprint="f00d" * 16)
         with CaptureQueriesContext(connections[alias]) as queries:
             pages = [
@@ -141,15 +141,15 @@ class TestFingerprint:
         assert [query for query in queries if column in query["sql"]] == []
 
     def test_with_the_permission(self, alias: str) -> None:
-        """Holders of ``view_answer`` see it on the page of the record, and not in the list."""
+        """Holders of ``view_response`` see it on the page of the record, and not in the list."""
         made = record(alias, fingerprint="f00d" * 16)
-        holder = member("view_idempotencykey", "view_answer")
+        holder = member("view_idempotencykey", "view_response")
         assert "f00d" * 16 in holder.get(f"{LIST}{made.pk}/change/").content.decode()
         assert "f00d" not in holder.get(LIST).content.decode()
 
     def test_not_filtered_by(self, alias: str) -> None:
         """Nobody finds out what it begins with by asking which records have it."""
         record(alias)
-        holder = member("view_idempotencykey", "view_answer")
+        holder = member("view_idempotencykey", "view_response")
         for lookup in ("fingerprint=f", "fingerprint__startswith=f"):
             assert holder.get(f"{LIST}?{lookup}").status_code == 400

@@ -21,7 +21,7 @@ from idempotency_django.errors import ClaimLost
 from idempotency_django.models import IdempotencyKey, IdempotencyStep
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.records import Claim, Payload, Record, Status, Step
-from idempotency_django.testing import ANSWER, an_operation, eventually
+from idempotency_django.testing import RESPONSE, an_operation, eventually
 from tests.admin_pages import LIST, alias, detail, forgotten, member, messages, page
 from tests.factories import StaffFactory, ago, record, step
 from tests.test_purge import held
@@ -36,11 +36,11 @@ LEASE = timedelta(milliseconds=1)
 
 @pytest.fixture
 def settler() -> Client:
-    """Somebody who may look at records and settle them, and sees no answers."""
+    """Somebody who may look at records and settle them, and sees no responses."""
     return member("view_idempotencykey", "settle")
 
 
-def answer(made: IdempotencyKey, **changed: Any) -> dict[str, Any]:
+def settlement(made: IdempotencyKey, **changed: Any) -> dict[str, Any]:
     """What an operator sends for a record: enough for both ways."""
     return {
         "attempt": made.attempt,
@@ -54,7 +54,7 @@ def answer(made: IdempotencyKey, **changed: Any) -> dict[str, Any]:
 
 def settle(client: Client, made: IdempotencyKey, way: str, **changed: Any) -> HttpResponse:
     """Settle a record; the page that is shown then."""
-    return client.post(detail(made, way), answer(made, **changed), follow=True)
+    return client.post(detail(made, way), settlement(made, **changed), follow=True)
 
 
 def interrupted(alias: str, *, hold: bool = True, **changes: Any) -> tuple[DatabaseStore, Claim]:
@@ -87,8 +87,8 @@ class TestCompleting:
     """Completing by hand."""
 
     @pytest.mark.parametrize("hold", [True, False])
-    def test_answer(self, alias: str, settler: Client, hold: bool) -> None:
-        """A retry gets the answer that was given by hand, and nothing is executed."""
+    def test_response(self, alias: str, settler: Client, hold: bool) -> None:
+        """A retry gets the response that was given by hand, and nothing is executed."""
         store, claim = interrupted(alias, hold=hold)
         found = row(alias)
         body = '{\r\n "name": "Zoë 🎈 <b>",\r\n "amount": 10.50\r\n}\r\n'
@@ -113,7 +113,7 @@ class TestCompleting:
         store, claim = interrupted(alias)
         settle(settler, row(alias), "complete")
         before = state(alias)
-        assert not store.complete(claim, ANSWER)
+        assert not store.complete(claim, RESPONSE)
         assert not store.fail(claim, "late")
         assert not store.extend(claim, 60)
         with pytest.raises(ClaimLost), store.fenced(claim):
@@ -133,7 +133,7 @@ class TestCompleting:
         assert row(alias).status == Status.COMPLETED
 
     def test_after_its_time_to_live(self, alias: str, settler: Client) -> None:
-        """An answer that would never be given is refused, before and after it is sent."""
+        """A response that would never be given is refused, before and after it is sent."""
         made = record(alias, held=True, created_at=ago(days=2))
         step(made)
         before = state(alias)
@@ -172,7 +172,7 @@ class TestCompleting:
             ({"attempt": ""}, "This field is required."),
         ],
     )
-    def test_what_is_no_answer(
+    def test_what_is_no_response(
         self, settler: Client, given: dict[str, Any], error: str | None
     ) -> None:
         """A mistake is explained beside what was entered, and nothing is done."""
@@ -205,7 +205,7 @@ class TestCompleting:
         settle(settler, made, "complete", **given)
         after = row("default")
         assert json.loads(after.response_headers) == [["Content-Type", value] for value in headers]
-        expected = answer(made, **given)["body"].encode() if body is None else body
+        expected = settlement(made, **given)["body"].encode() if body is None else body
         assert bytes(after.response_body) == expected
 
 
@@ -225,19 +225,19 @@ class TestReleasing:
         by = LogEntry.objects.get().user.get_username()
         assert after.error == f"Released by {by}: Not charged: <b>sure</b>"
         assert abs(after.completed_at - timezone.now()) < timedelta(minutes=1)
-        assert not store.complete(late, ANSWER)
+        assert not store.complete(late, RESPONSE)
         assert not store.extend(late, 60)
         claim = store.acquire(late.operation)
         assert isinstance(claim, Claim)
         assert claim.attempt == 2
         assert [kept.name for kept in store.steps(claim)] == ["debit"]
-        assert not store.complete(late, ANSWER)
+        assert not store.complete(late, RESPONSE)
 
     def test_error_is_shown_as_text(self, alias: str, settler: Client) -> None:
         """Who may see errors reads on the page who released it and why."""
         made = record(alias, held=True)
         settle(settler, made, "release", reason="<script>alert(1)</script>")
-        seen = member("view_idempotencykey", "view_answer").get(detail(made)).content.decode()
+        seen = member("view_idempotencykey", "view_response").get(detail(made)).content.decode()
         assert "&lt;script&gt;alert(1)&lt;/script&gt;" in seen
         assert "<script>alert" not in seen
         assert "Released by" not in page(settler, detail(made))
@@ -293,7 +293,7 @@ class TestBothWays:
         assert "&lt;i&gt;k" in raw
         assert "<i>k" not in raw
         assert 'name="attempt" value="3"' in raw
-        settler.get(detail(made, way), answer(made))
+        settler.get(detail(made, way), settlement(made))
         settler.head(detail(made, way))
         assert state(alias) == before
         assert not LogEntry.objects.exists()
@@ -335,7 +335,8 @@ class TestBothWays:
 
     @pytest.mark.parametrize("way", WAYS)
     @pytest.mark.parametrize(
-        "permissions", [["view_idempotencykey", "view_answer", "delete_idempotencykey"], ["settle"]]
+        "permissions",
+        [["view_idempotencykey", "view_response", "delete_idempotencykey"], ["settle"]],
     )
     def test_permission(self, alias: str, way: str, permissions: list[str]) -> None:
         """It takes the permission to settle, and the one to look at the record."""
@@ -345,7 +346,7 @@ class TestBothWays:
         if "settle" not in permissions:
             assert detail(made, way) not in page(client, detail(made))
         assert client.get(detail(made, way)).status_code == 403
-        assert client.post(detail(made, way), answer(made)).status_code == 403
+        assert client.post(detail(made, way), settlement(made)).status_code == 403
         assert state(alias) == before
 
     @pytest.mark.parametrize("way", WAYS)
@@ -355,11 +356,11 @@ class TestBothWays:
         client.force_login(StaffFactory(permissions=["view_idempotencykey", "settle"]))
         made = record(held=True)
         before = state("default")
-        assert client.post(detail(made, way), answer(made)).status_code == 403
+        assert client.post(detail(made, way), settlement(made)).status_code == 403
         assert state("default") == before
         client.get(detail(made, way))
         token = client.cookies["csrftoken"].value
-        sent = answer(made, csrfmiddlewaretoken=token)
+        sent = settlement(made, csrfmiddlewaretoken=token)
         assert client.post(detail(made, way), sent).status_code == 302
         assert state("default") != before
 
@@ -428,15 +429,15 @@ class TestBothWays:
 
     @pytest.mark.parametrize("way", WAYS)
     def test_completed_by_a_late_owner(self, alias: str, settler: Client, way: str) -> None:
-        """What its late owner has completed meanwhile keeps the owner's answer."""
+        """What its late owner has completed meanwhile keeps the owner's response."""
         store, claim = interrupted(alias)
         seen = row(alias)
-        assert store.complete(claim, ANSWER)
+        assert store.complete(claim, RESPONSE)
         told = messages(settle(settler, seen, way))
         assert told[0].endswith("Only an interrupted record can be settled; this one is completed.")
         found = store.get(claim.key, claim.scope)
         assert found is not None
-        assert found.payload == ANSWER
+        assert found.payload == RESPONSE
 
     @pytest.mark.parametrize("way", WAYS)
     def test_in_use(self, alias: str, settler: Client, way: str) -> None:
@@ -474,7 +475,7 @@ class TestBothWays:
     def test_recalled_no_more(
         self, alias: str, settler: Client, forgotten: list[Any], way: str
     ) -> None:
-        """Stores that recall answers forget the record, before anybody sees it changed."""
+        """Stores that recall responses forget the record, before anybody sees it changed."""
         made = record(alias, held=True)
         page(settler, detail(made, way))
         settle(settler, made, way, reason="")
@@ -492,7 +493,7 @@ class TestBothWays:
 
     @pytest.mark.parametrize("way", WAYS)
     def test_no_secret_is_asked_for(self, alias: str, settler: Client, way: str) -> None:
-        """Settling takes no look at answers, errors, results or the owner's token."""
+        """Settling takes no look at responses, errors, results or the owner's token."""
         made = record(alias, held=True)
         step(made)
         with CaptureQueriesContext(connections[alias]) as queries:

@@ -19,7 +19,7 @@ from django.urls import path
 from idempotency_django.decorators import idempotent
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores.database import DatabaseStore
-from idempotency_django.testing import ANSWER, an_operation
+from idempotency_django.testing import RESPONSE, an_operation
 from tests.models import Effect
 from tests.support import assert_replays, effects, new_key, post, record
 
@@ -129,6 +129,6 @@ class TestLeftOff:
         IdempotencyKey.objects.update(owner_token="another")
         transaction.set_autocommit(False)
         Effect.objects.create(reference="a")
-        assert not store.complete(claim, ANSWER)
+        assert not store.complete(claim, RESPONSE)
         assert connection.get_autocommit()
         assert effects() == 0

@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.records import Claim, Operation, Record
-from idempotency_django.testing import ANSWER, MOMENT, SECOND, an_operation, in_threads
+from idempotency_django.testing import MOMENT, RESPONSE, SECOND, an_operation, in_threads
 from tests.plans import nodes
 
 pytestmark = [
@@ -48,7 +48,7 @@ def run(store: DatabaseStore, operations: list[Operation]) -> list[str]:
     """Execute what of the batch is new, and return the statements of it."""
     with CaptureQueriesContext(connections[store.using]) as queries, store.transaction():
         mine = claims(store.acquire_many(operations))
-        store.complete_many([(claim, ANSWER) for claim in mine])
+        store.complete_many([(claim, RESPONSE) for claim in mine])
     return words(queries)
 
 
@@ -91,7 +91,7 @@ def test_slow_batch_lives_on(store: DatabaseStore) -> None:
     found = claims(store.acquire_many([quick, slow]))
     ends = dict(IdempotencyKey.objects.using(store.using).values_list("key", "expires_at"))
     found[1] = replace(found[1], asked_at=found[1].asked_at - 3000)
-    assert all(store.complete_many([(claim, ANSWER) for claim in found]))
+    assert all(store.complete_many([(claim, RESPONSE) for claim in found]))
     later = dict(IdempotencyKey.objects.using(store.using).values_list("key", "expires_at"))
     assert later[quick.key] == ends[quick.key]
     assert later[slow.key] > ends[slow.key]
@@ -103,7 +103,7 @@ def test_text_of_all_kinds(store: DatabaseStore) -> None:
     operation = an_operation(name=odd, principal=odd, path=odd * 2000, method=odd, ttl=None)
     with store.transaction():
         [claim] = claims(store.acquire_many([operation]))
-        assert store.complete(claim, ANSWER)
+        assert store.complete(claim, RESPONSE)
     row = IdempotencyKey.objects.using(store.using).get()
     assert row.operation == row.principal == 'a\ufffdb?c\u20ac\N{GRINNING FACE}"\\'
     assert (row.expires_at, row.purge_at, row.hold) == (None, None, False)
@@ -131,7 +131,7 @@ def test_plans(store: DatabaseStore, analyzed: bool) -> None:
     run(store, operations)
     with CaptureQueriesContext(connection) as queries, store.transaction():
         found = store.acquire_many([*operations, *several(20)])
-        store.complete_many([(claim, ANSWER) for claim in claims(found)])
+        store.complete_many([(claim, RESPONSE) for claim in claims(found)])
     looked = [q["sql"] for q in queries if q["sql"].split()[0] in ("SELECT", "UPDATE")]
     assert len(looked) == 2
     for statement in looked:

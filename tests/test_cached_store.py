@@ -24,7 +24,7 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.stores import stores
 from idempotency_django.stores.records import Claim, Operation, Record
-from idempotency_django.testing import ANSWER, an_operation
+from idempotency_django.testing import RESPONSE, an_operation
 from tests.models import Effect
 from tests.servers import Server
 from tests.support import assert_replays, completed, effects, new_key, post, record
@@ -87,7 +87,7 @@ def test_batch(store: CachedStore) -> None:
 
     def complete(batch: list[Operation]) -> None:
         claims = [claim for claim in store.acquire_many(batch) if isinstance(claim, Claim)]
-        assert all(store.complete_many([(claim, ANSWER) for claim in claims]))
+        assert all(store.complete_many([(claim, RESPONSE) for claim in claims]))
 
     with pytest.raises(InterruptedError), store.transaction():
         complete(operations)
@@ -97,7 +97,7 @@ def test_batch(store: CachedStore) -> None:
         complete(operations)
         assert store.recall(operations[0]) is None
     recalled = [store.recall(operation) for operation in operations]
-    assert [one.payload for one in recalled if one] == [ANSWER] * 3
+    assert [one.payload for one in recalled if one] == [RESPONSE] * 3
 
 
 def test_two_schemas(store: CachedStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_nothing_is_cached_before_the_commit(store: CachedStore) -> None:
     with pytest.raises(InterruptedError), store.transaction():
         claim = store.acquire(operation)
         assert isinstance(claim, Claim)
-        store.complete(claim, ANSWER)
+        store.complete(claim, RESPONSE)
         assert store.recall(operation) is None
         raise InterruptedError
     assert store.recall(operation) is None
@@ -148,10 +148,10 @@ def test_own_answer_before_the_commit(store: CachedStore) -> None:
     with pytest.raises(InterruptedError), store.transaction():
         claim = store.acquire(operation)
         assert isinstance(claim, Claim)
-        store.complete(claim, ANSWER)
+        store.complete(claim, RESPONSE)
         found = store.acquire(operation)
         assert isinstance(found, Record)
-        assert found.payload == ANSWER
+        assert found.payload == RESPONSE
         raise InterruptedError
     assert store.recall(operation) is None
     with store.transaction():
@@ -177,7 +177,7 @@ def test_the_cache_is_filled_again(store: CachedStore, cache: Any) -> None:
         assert isinstance(store.acquire(operation), Record)
     known = store.recall(operation)
     assert known is not None
-    assert known.payload == ANSWER
+    assert known.payload == RESPONSE
 
 
 def test_no_longer_than_the_record(store: CachedStore, cache: Any) -> None:
@@ -268,7 +268,7 @@ def test_rubbish_in_the_cache(store: CachedStore, cache: Any, rubbish: object) -
     with store.transaction():
         found = store.acquire(operation)
     assert isinstance(found, Record)
-    assert found.payload == ANSWER
+    assert found.payload == RESPONSE
 
 
 def test_faults_are_logged_and_not_shown(client: Client, caplog: pytest.LogCaptureFixture) -> None:

@@ -74,7 +74,7 @@ def test_step() -> None:
 
 SECRET = "Zq7-plaintext"
 HEADERS = (("Content-Type", "text/plain"), ("X-Name", SECRET))
-ANSWER = Payload(200, HEADERS, f"{SECRET} as bytes".encode())
+RESPONSE = Payload(200, HEADERS, f"{SECRET} as bytes".encode())
 STEPS = [
     Step(position=0, name="look up", attempt=1, result=f'"{SECRET}"'),
     Step(position=1, name="charge", attempt=1, result=f'{{"text": "{SECRET}"}}'),
@@ -133,14 +133,14 @@ def executed(store: Store) -> tuple[Claim, list[Claim]]:
             with store.durable("The step"):
                 assert store.save_step(claim, step)
         assert list(store.steps(claim)) == STEPS
-    assert store.complete(claim, ANSWER)
+    assert store.complete(claim, RESPONSE)
     failed = store.acquire(an_operation(lease=timedelta(seconds=99)))
     assert isinstance(failed, Claim)
     assert store.fail(failed, f"ValueError: {SECRET}")
     batch = [an_operation() for _ in range(2)]
     with store.transaction():
         claims = [each for each in store.acquire_many(batch) if isinstance(each, Claim)]
-        assert list(store.complete_many([(each, ANSWER) for each in claims])) == [True, True]
+        assert list(store.complete_many([(each, RESPONSE) for each in claims])) == [True, True]
     return claim, claims
 
 
@@ -155,7 +155,7 @@ def assert_replays(store: Store, claim: Claim, claims: list[Claim]) -> None:
     assert len(read) == 8
     for record in (*read, *recalled):
         assert isinstance(record, Record)
-        assert record.payload == ANSWER
+        assert record.payload == RESPONSE
 
 
 @pytest.mark.usefixtures("_reversed")
@@ -204,7 +204,7 @@ class TestStores:
         """The admin shows an answer, and the timeline the results of its steps."""
         claim, _ = executed(stores["default"])
         row = IdempotencyKey.objects.using(using).get(pk=claim.record_id)
-        shown = page(member("view_idempotencykey", "view_answer"), detail(row))
+        shown = page(member("view_idempotencykey", "view_response"), detail(row))
         assert f"{SECRET} as bytes" in shown
         assert shown.count(SECRET) >= 4
 

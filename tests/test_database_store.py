@@ -31,7 +31,7 @@ from idempotency_django.stores.database import store as database
 from idempotency_django.stores.database.dialects import DIALECTS
 from idempotency_django.stores.database.dialects.postgresql import lock_number
 from idempotency_django.stores.records import Claim, Record, Status, Step
-from idempotency_django.testing import ANSWER, an_operation, in_threads
+from idempotency_django.testing import RESPONSE, an_operation, in_threads
 from tests.models import Effect
 from tests.settings import ALIASES
 from tests.support import assert_problem, assert_replays, effects, new_key, post, record
@@ -146,7 +146,7 @@ class TestBudget:
             claim = store.acquire(operation)
             assert isinstance(claim, Claim)
             before = IdempotencyKey.objects.values(*indexed).get()
-            store.complete(claim, ANSWER)
+            store.complete(claim, RESPONSE)
             after = IdempotencyKey.objects.values(*indexed).get()
         assert before == after
 
@@ -299,7 +299,7 @@ class TestFaults:
             monkeypatch.setattr(DatabaseStore, "_rows", property(lost))
             steps = {
                 "acquire": lambda: store.acquire(operation),
-                "complete": lambda: store.complete(claim, ANSWER),
+                "complete": lambda: store.complete(claim, RESPONSE),
                 "fail": lambda: store.fail(claim, "no"),
             }
             with pytest.raises(StoreUnavailable):
@@ -400,7 +400,7 @@ class TestLock:
         with store.transaction():
             claim = store.acquire(operation)
             assert isinstance(claim, Claim)
-            store.complete(claim, ANSWER)
+            store.complete(claim, RESPONSE)
         with pytest.raises(InterruptedError), store.transaction():
             store.acquire(an_operation())
             raise InterruptedError
@@ -426,7 +426,7 @@ class TestLock:
         with store.transaction():
             again = store.acquire(operation)
             assert isinstance(again, Claim)
-            store.complete(again, ANSWER)
+            store.complete(again, RESPONSE)
 
         def contend() -> bool:
             with store.transaction():
@@ -484,7 +484,7 @@ class TestLock:
         if first == "failed":
             assert store.fail(claim, "no")
         else:
-            assert store.complete(claim, ANSWER)
+            assert store.complete(claim, RESPONSE)
             IdempotencyKey.objects.update(expires_at=DatabaseNow() - timedelta(hours=1))
         take_over, intruded = database.take_over, list[bool]()
 
@@ -596,7 +596,7 @@ class TestBusySQLite:
             Effect.objects.using(self.using).create(reference="a")
             reader.execute("BEGIN")
             reader.execute("SELECT 1 FROM django_migrations").fetchone()
-            return Result("response", ANSWER)
+            return Result("response", RESPONSE)
 
         def recover(error: Exception) -> Result:
             reader.close()  # it is away when the failure is written down
@@ -650,7 +650,7 @@ def test_tenants() -> None:
                 with store.transaction():
                     claim = store.acquire(an_operation())
                     assert isinstance(claim, Claim)
-                    assert store.complete(claim, ANSWER)
+                    assert store.complete(claim, RESPONSE)
             for schema in schemas:
                 cursor.execute(f"SET search_path TO {schema}")
                 with store.transaction():
@@ -672,6 +672,6 @@ def test_odd_texts_are_storable(client: Client) -> None:
     with store.transaction():
         claim = store.acquire(operation)
         assert isinstance(claim, Claim)
-        assert store.complete(claim, ANSWER)
+        assert store.complete(claim, RESPONSE)
     row = record(operation.key)
     assert "\0" not in row.path + row.operation + row.principal

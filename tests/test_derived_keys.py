@@ -79,7 +79,7 @@ class TestPage:
         """It shows what the handler derived: for the stored steps, and for any name typed."""
         key, handed_out = paid(reference)
         record = IdempotencyKey.objects.get(key=key)
-        client = member("view_idempotencykey", "view_answer")
+        client = member("view_idempotencykey", "view_response")
         said = client.get(page_of(record)).content.decode()
         assert handed_out["charge"] in said
         assert handed_out["refund"] not in said
@@ -90,18 +90,18 @@ class TestPage:
         assert page_of(record) in client.get(change).content.decode()
 
     def test_permissions(self) -> None:
-        """Without ``view_answer`` nobody sees them: a guess could be compared with them."""
+        """Without ``view_response`` nobody sees them: a guess could be compared with them."""
         record = IdempotencyKey.objects.get(key=paid()[0])
         auditor = member("view_idempotencykey", "settle", "delete_idempotencykey")
         assert auditor.get(page_of(record)).status_code == 403
         change = f"/admin/idempotency_django/idempotencykey/{record.pk}/change/"
         assert page_of(record) not in auditor.get(change).content.decode()
-        assert member("view_answer").get(page_of(record)).status_code == 403
+        assert member("view_response").get(page_of(record)).status_code == 403
         assert Client().get(page_of(record)).status_code == 302
 
     def test_no_record(self) -> None:
         """A record that is gone is told as everywhere in the admin."""
-        client = member("view_idempotencykey", "view_answer")
+        client = member("view_idempotencykey", "view_response")
         assert client.get(page_of(IdempotencyKey(pk=4711))).status_code == 404
 
     def test_unknown_secret(self, settings: Any) -> None:
@@ -109,7 +109,7 @@ class TestPage:
         key, handed_out = paid()
         record = IdempotencyKey.objects.get(key=key)
         settings.SECRET_KEY, former = "new", settings.SECRET_KEY
-        client = member("view_idempotencykey", "view_answer")
+        client = member("view_idempotencykey", "view_response")
         said = unescape(client.get(page_of(record)).content.decode())
         assert "Add that key to SECRET_KEY_FALLBACKS." in said
         settings.SECRET_KEY_FALLBACKS = [former]
@@ -118,7 +118,7 @@ class TestPage:
     def test_names_are_text(self) -> None:
         """A name is shown, never taken for HTML, and empty ones are ignored."""
         record = IdempotencyKey.objects.get(key=paid()[0])
-        client = member("view_idempotencykey", "view_answer")
+        client = member("view_idempotencykey", "view_response")
         said = client.get(page_of(record), {"name": "<b>x</b>" + "n" * 200}).content.decode()
         assert "<b>x" not in said
         assert client.get(page_of(record), {"name": ""}).status_code == 200
@@ -142,8 +142,8 @@ class TestCommand:
         with pytest.raises(CommandError, match=r"in several scopes.*\n.*tenant:a.*\n.*tenant:b"):
             command(key, "charge")
         scopes = IdempotencyKey.objects.values_list("scope", flat=True)
-        answers = {command(key, "charge", "--scope", scope) for scope in scopes}
-        assert len(answers) == 2
+        printed = {command(key, "charge", "--scope", scope) for scope in scopes}
+        assert len(printed) == 2
 
     @pytest.mark.parametrize(
         ("arguments", "said"),

@@ -16,7 +16,7 @@ from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim, Operation, Record, Status
-from idempotency_django.testing import ANSWER, an_operation, eventually, in_threads
+from idempotency_django.testing import RESPONSE, an_operation, eventually, in_threads
 
 pytestmark = [pytest.mark.django_db(transaction=True, databases="__all__"), pytest.mark.driver]
 
@@ -42,7 +42,7 @@ class TestMariaDB:
         with store.transaction():
             claim = store.acquire(operation)
             assert isinstance(claim, Claim)
-            assert store.complete(claim, ANSWER)
+            assert store.complete(claim, RESPONSE)
 
     def test_wait_is_bounded(self) -> None:
         """A duplicate waits for the row as long as the server lets it, and is told."""
@@ -163,7 +163,7 @@ def test_permanent_record_is_extended() -> None:
         with store.transaction():
             claim = store.acquire(operation)
             assert isinstance(claim, Claim)
-            store.complete(claim, ANSWER)
+            store.complete(claim, RESPONSE)
         with store.transaction():
             found = store.acquire(operation)
             assert isinstance(found, Record)

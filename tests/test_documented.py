@@ -11,7 +11,7 @@ from django.db import connection, transaction
 from idempotency_django.errors import OperationInProgress
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.records import Claim, Operation, Record, Status
-from idempotency_django.testing import ANSWER, an_operation, in_threads
+from idempotency_django.testing import RESPONSE, an_operation, in_threads
 from tests.models import Effect
 
 
@@ -27,7 +27,7 @@ def test_upper_case_counts(database: str, part: str) -> None:
         with transaction.atomic(using=store.using):
             claim = store.acquire(an_operation(**{"key": "k", "scope": "s", part: name}))
             assert isinstance(claim, Claim), name
-            assert store.complete(claim, ANSWER)
+            assert store.complete(claim, RESPONSE)
 
 
 def answered() -> Operation:
@@ -39,7 +39,7 @@ def answered() -> Operation:
         with transaction.atomic():
             claim = store.acquire(operation)
             assert isinstance(claim, Claim)
-            store.complete(claim, ANSWER)
+            store.complete(claim, RESPONSE)
 
     in_threads([execute])
     return operation

@@ -20,7 +20,7 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.models import GRACE, DatabaseNow, IdempotencyKey
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
-from idempotency_django.testing import ANSWER, an_operation, in_threads
+from idempotency_django.testing import RESPONSE, an_operation, in_threads
 from tests.factories import ago
 from tests.factories import record as a_record
 from tests.models import Effect
@@ -171,7 +171,7 @@ class TestRow:
         row = in_state(rows.all(), Status.IN_PROGRESS).annotate(now=DatabaseNow()).get()
         assert state_of(row) == Status.IN_PROGRESS
         assert (rows.interrupted().count(), store.purge(timedelta(0), 10)) == (0, 0)
-        assert store.complete(claim, ANSWER)
+        assert store.complete(claim, RESPONSE)
 
     def test_resumed(self, alias: str) -> None:
         """A retry takes it over, one of several at once, and the late owner cannot complete."""
@@ -185,7 +185,7 @@ class TestRow:
             with store.transaction():
                 answer = store.acquire(operation)
                 if isinstance(answer, Claim):
-                    assert store.complete(answer, ANSWER)
+                    assert store.complete(answer, RESPONSE)
                 return answer
 
         claims = [each for each in in_threads([contend] * 3) if isinstance(each, Claim)]
@@ -224,7 +224,7 @@ class TestRow:
             with closing(connections[alias].connection.cursor()) as cursor:
                 cursor.execute("COMMIT")
             assert all(isinstance(each, Record) for each in in_threads([contend] * 2))
-            assert store.complete(claim, ANSWER)
+            assert store.complete(claim, RESPONSE)
 
     def test_operators(self, alias: str) -> None:
         """The admin shows it, and what settles others settles it."""

@@ -22,7 +22,7 @@ from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnava
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores import stores
 from idempotency_django.stores.records import Claim, Record, Status
-from idempotency_django.testing import ANSWER, an_operation, eventually, in_threads
+from idempotency_django.testing import RESPONSE, an_operation, eventually, in_threads
 from tests.models import Effect
 from tests.support import assert_problem, assert_replays, effects, new_key, post, record
 
@@ -232,7 +232,7 @@ class TestBudget:
                 found = store.acquire_many(operations)
                 assert all(isinstance(claim, Claim) for claim in found)
                 if answered:
-                    answers = [(claim, ANSWER) for claim in found if isinstance(claim, Claim)]
+                    answers = [(claim, RESPONSE) for claim in found if isinstance(claim, Claim)]
                     assert all(store.complete_many(answers))
             assert len(sent) == 2 + answered
 
@@ -353,16 +353,16 @@ class TestPlainWay:
             with transaction.atomic():
                 claim = store.acquire(operation)
                 assert isinstance(claim, Claim)
-                assert store.complete(claim, ANSWER)
+                assert store.complete(claim, RESPONSE)
 
         with store.transaction():
             claim = store.acquire(an_operation())
             assert isinstance(claim, Claim)
             transaction.on_commit(complete_another)
-            assert store.complete(claim, ANSWER)
+            assert store.complete(claim, RESPONSE)
         found = store.get(operation.key, operation.scope)
         assert found is not None
-        assert found.payload == ANSWER
+        assert found.payload == RESPONSE
 
     def test_without_autocommit(self) -> None:
         """Who has turned autocommit off commits by hand."""
@@ -372,7 +372,7 @@ class TestPlainWay:
             with store.transaction():
                 claim = store.acquire(operation)
                 assert isinstance(claim, Claim)
-                assert store.complete(claim, ANSWER)
+                assert store.complete(claim, RESPONSE)
             assert in_threads([lambda: store.get(operation.key, operation.scope)]) == [None]
             transaction.rollback()
         finally:
@@ -508,7 +508,7 @@ class TestEitherWay:
         with pytest.raises(LookupError), store.transaction():
             claim = store.acquire(operation)
             assert isinstance(claim, Claim)
-            assert store.complete(claim, ANSWER)
+            assert store.complete(claim, RESPONSE)
             found = store.get(operation.key, operation.scope)
             assert found is not None
             assert found.status is Status.COMPLETED
@@ -522,11 +522,11 @@ class TestEitherWay:
             claims = [store.acquire(operation) for operation in operations]
             for claim in claims:
                 assert isinstance(claim, Claim)
-                assert store.complete(claim, ANSWER)
+                assert store.complete(claim, RESPONSE)
         for operation in operations:
             found = store.get(operation.key, operation.scope)
             assert found is not None
-            assert found.payload == ANSWER
+            assert found.payload == RESPONSE
 
     def test_taken_over(self, client: Client) -> None:
         """A key that an earlier attempt freed is completed by a later one."""
@@ -538,7 +538,7 @@ class TestEitherWay:
         with store.transaction():
             again = store.acquire(operation)
             assert isinstance(again, Claim)
-            assert store.complete(again, ANSWER)
+            assert store.complete(again, RESPONSE)
         found = store.get(operation.key, operation.scope)
         assert found is not None
         assert (found.attempt, found.status) == (2, Status.COMPLETED)
@@ -602,7 +602,7 @@ class TestEitherWay:
             with store.transaction():
                 claim = store.acquire(operation)
                 assert isinstance(claim, Claim)
-                assert store.complete(claim, ANSWER)
+                assert store.complete(claim, RESPONSE)
         with pytest.raises(LookupError), store.transaction():
             for operation in operations:
                 found = store.acquire(operation)
@@ -618,7 +618,7 @@ class TestEitherWay:
         with store.transaction():
             claim = store.acquire(operation)
             assert isinstance(claim, Claim)
-            assert store.complete(claim, ANSWER)
+            assert store.complete(claim, RESPONSE)
         seen = []
         for _ in range(2):
             with store.transaction():

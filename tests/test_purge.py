@@ -21,7 +21,7 @@ from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.purging import purge
 from idempotency_django.stores.records import Claim, Operation, Status
-from idempotency_django.testing import ANSWER, PATIENCE, an_operation, in_threads
+from idempotency_django.testing import PATIENCE, RESPONSE, an_operation, in_threads
 from tests.factories import ago, copies, record, records
 from tests.models import Effect
 from tests.plans import nodes
@@ -230,7 +230,7 @@ class Traffic:
 
         def execute(claim: Claim) -> engine.Result:
             Effect.objects.using(self.store.using).create(reference=operation.key)
-            return engine.Result(None, ANSWER)
+            return engine.Result(None, RESPONSE)
 
         def recover(error: Exception) -> engine.Result:
             raise error

@@ -22,7 +22,7 @@ from redis.retry import Retry
 from idempotency_django.contrib.redis import RedisStore
 from idempotency_django.errors import StoreUnavailable
 from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
-from idempotency_django.testing import ANSWER, an_operation, eventually, in_threads
+from idempotency_django.testing import RESPONSE, an_operation, eventually, in_threads
 from tests.redis_servers import (
     client,
     give_up,
@@ -165,13 +165,13 @@ class TestRoundTrips:
     def test_first_request_and_replay(self, port: int) -> None:
         """A first request takes two round trips, a counted replay and a refusal one each."""
         store, operation = probed(port), leased(extend_on_replay=True)
-        store.complete(claim(store, leased()), ANSWER)  # makes the scripts known
+        store.complete(claim(store, leased()), RESPONSE)  # makes the scripts known
         Probe.sent = 0
         owner = claim(store, operation)
         assert Probe.sent == 1
         assert found(store, operation).status is Status.IN_PROGRESS
         assert Probe.sent == 2
-        assert store.complete(owner, ANSWER)
+        assert store.complete(owner, RESPONSE)
         assert Probe.sent == 3
         assert found(store, operation).counted
         assert Probe.sent == 4
@@ -179,9 +179,9 @@ class TestRoundTrips:
     def test_server_runs_one_script_each(self, port: int, redis: Redis) -> None:
         """The server is sent nothing but the scripts."""
         store, operation = at(port), leased()
-        store.complete(claim(store, leased()), ANSWER)  # connects
+        store.complete(claim(store, leased()), RESPONSE)  # connects
         before = redis.info("commandstats")
-        store.complete(claim(store, operation), ANSWER)
+        store.complete(claim(store, operation), RESPONSE)
         found(store, operation)
         after = redis.info("commandstats")
         calls = {
@@ -198,7 +198,7 @@ class TestLeases:
     def test_replays_are_counted(self, store: RedisStore, redis: Redis) -> None:
         """A replay is counted on the way, where that is asked for; another request never is."""
         operation = leased()
-        store.complete(claim(store, operation), ANSWER)
+        store.complete(claim(store, operation), RESPONSE)
         assert [found(store, operation).counted for _ in range(3)] == [True] * 3
         assert not found(store, leased(key=operation.key, count_replays=False)).counted
         assert not found(store, leased(key=operation.key, fingerprint="0" * 64)).counted
@@ -214,7 +214,7 @@ class TestLeases:
     def test_nothing_to_note(self, port: int) -> None:
         """A replay that is neither counted nor extends anything is not spoken of."""
         store, operation = probed(port), leased(count_replays=False)
-        store.complete(claim(store, operation), ANSWER)
+        store.complete(claim(store, operation), RESPONSE)
         Probe.sent = 0
         store.record_replay(found(store, operation), operation)
         assert Probe.sent == 1
@@ -239,7 +239,7 @@ class TestLeases:
             late = interrupted(store, operation)
             successor = claim(store, leased(key=operation.key))
             if number % 2:
-                assert store.complete(successor, ANSWER)
+                assert store.complete(successor, RESPONSE)
             before = stored(store, redis, operation)
             accepted += store.complete(late, Payload(200, (), b"late"))
             accepted += store.fail(late, "late")
@@ -253,7 +253,7 @@ class TestLeases:
         assert store.extend(late, 60)
         assert not found(store, late.operation).interrupted
         second = interrupted(store, leased(lease=MOMENT))
-        assert store.complete(second, ANSWER)
+        assert store.complete(second, RESPONSE)
 
     def test_extend_moves_the_end(self, store: RedisStore, redis: Redis) -> None:
         """A lease ends that many seconds after it was extended, sooner or later than before."""
@@ -298,7 +298,7 @@ class TestLeases:
         owner = claim(store, operation)
         assert lives(store, redis, operation) is None
         assert not found(store, operation).interrupted
-        assert store.complete(owner, ANSWER)
+        assert store.complete(owner, RESPONSE)
 
     def test_a_new_attempt_starts_over(self, store: RedisStore, redis: Redis) -> None:
         """Nothing of an earlier attempt is left with the next one."""
@@ -312,7 +312,7 @@ class TestLeases:
             b"2",
             b"in_progress",
         )
-        assert store.complete(second, ANSWER)
+        assert store.complete(second, RESPONSE)
 
     @pytest.mark.parametrize("seconds", [-600, 600])
     def test_clock_is_the_servers(
@@ -332,11 +332,11 @@ class TestLifetimes:
     def test_completed(self, store: RedisStore, redis: Redis) -> None:
         """An answer lives for the time to live, which counts from the claim; ``None``: for ever."""
         permanent = leased(ttl=None)
-        store.complete(claim(store, permanent), ANSWER)
+        store.complete(claim(store, permanent), RESPONSE)
         assert lives(store, redis, permanent) is None
         for changes in ({}, {"hold": True}, {"lease": None}, {"lease": 9 * HOUR}):
             operation = leased(ttl=HOUR, **changes)
-            store.complete(claim(store, operation), ANSWER)
+            store.complete(claim(store, operation), RESPONSE)
             left = lives(store, redis, operation)
             assert left is not None
             assert HOUR - MINUTE < left <= HOUR
@@ -356,7 +356,7 @@ class TestLifetimes:
         """A late owner of the shortest lease still finds its record."""
         late = interrupted(store, leased(ttl=MOMENT, lease=MOMENT))
         assert store.extend(late, 0.001)
-        assert store.complete(late, ANSWER)
+        assert store.complete(late, RESPONSE)
 
     def test_failed_outlives_its_lease(self, store: RedisStore, redis: Redis) -> None:
         """The attempt is remembered at least as long as its lease, and not for ever."""
@@ -369,7 +369,7 @@ class TestLifetimes:
     def test_replay_extends(self, store: RedisStore, redis: Redis) -> None:
         """With ``extend_on_replay`` each replay starts the time to live anew, as it then is."""
         operation = leased(ttl=MINUTE)
-        store.complete(claim(store, operation), ANSWER)
+        store.complete(claim(store, operation), RESPONSE)
         found(store, leased(key=operation.key, ttl=HOUR, extend_on_replay=True))
         left = lives(store, redis, operation)
         assert left is not None
@@ -427,7 +427,7 @@ class TestBrokenRecords:
         """A record in each state."""
         owner = claim(store, leased())
         if request.param == "completed":
-            store.complete(owner, ANSWER)
+            store.complete(owner, RESPONSE)
         elif request.param == "failed":
             store.fail(owner, "no")
         return owner
@@ -479,7 +479,7 @@ class TestBrokenRecords:
     ) -> None:
         """An answer that was cut short or changed."""
         owner = claim(store, leased(count_replays=False))
-        store.complete(owner, ANSWER)
+        store.complete(owner, RESPONSE)
         redis.hset(store.redis_key(owner.key, owner.scope), field, value)
         before = stored(store, redis, owner.operation)
         for step in (
@@ -508,7 +508,7 @@ class TestBrokenRecords:
         steps: list[Callable[[], object]] = [
             lambda: store.acquire(owner.operation),
             lambda: store.get(owner.key, owner.scope),
-            lambda: store.complete(owner, ANSWER),
+            lambda: store.complete(owner, RESPONSE),
             lambda: store.fail(owner, "no"),
             lambda: store.extend(owner, 60),
         ]
@@ -553,11 +553,11 @@ class TestScripts:
         assert forgotten(lambda: store.extend(owner, 60))
         assert forgotten(lambda: store.fail(owner, "no"))
         second = forgotten(lambda: claim(store, operation))
-        assert forgotten(lambda: store.complete(second, ANSWER))
+        assert forgotten(lambda: store.complete(second, RESPONSE))
         record = forgotten(lambda: store.get(operation.key, operation.scope))
-        assert record.payload == ANSWER
+        assert record.payload == RESPONSE
         forgotten(lambda: store.record_replay(record, operation))
-        assert forgotten(lambda: found(store, operation)).payload == ANSWER
+        assert forgotten(lambda: found(store, operation)).payload == RESPONSE
         assert stored(store, redis, operation)[b"replays"] == b"2"
 
 
@@ -572,17 +572,17 @@ class TestBrokenConnections:
         assert owner.attempt == 1
         assert Probe.breaks == 0
         assert found(store, operation).status is Status.IN_PROGRESS
-        assert store.complete(owner, ANSWER)
+        assert store.complete(owner, RESPONSE)
 
     def test_completion_is_the_same(self, port: int) -> None:
         """A completion that came true is not reported as lost; another one is still refused."""
         store = probed(port, retries=1)
         owner = claim(store, leased())
         Probe.breaks = 1
-        assert store.complete(owner, ANSWER)
+        assert store.complete(owner, RESPONSE)
         assert Probe.breaks == 0
         assert not store.complete(owner, Payload(200, (), b"other"))
-        assert found(store, owner.operation).payload == ANSWER
+        assert found(store, owner.operation).payload == RESPONSE
 
     def test_failure_is_the_same(self, port: int) -> None:
         """Nor is a failure."""
@@ -609,7 +609,7 @@ class TestFaults:
         causes = set()
         for step in (
             lambda: store.acquire(leased()),
-            lambda: store.complete(owner, ANSWER),
+            lambda: store.complete(owner, RESPONSE),
             lambda: store.fail(owner, "no"),
             lambda: store.extend(owner, 60),
         ):
@@ -642,22 +642,22 @@ class TestFaults:
         """A full server takes no claim and no answer, and still replays what it has."""
         with valkey_at(port := free_port()), client(port) as redis:
             store, operation = at(port), leased(extend_on_replay=True)
-            store.complete(claim(store, operation), ANSWER)
+            store.complete(claim(store, operation), RESPONSE)
             owner = claim(store, leased())
             redis.config_set("maxmemory", 1)
             for step in (
                 lambda: store.acquire(leased()),
-                lambda: store.complete(owner, ANSWER),
+                lambda: store.complete(owner, RESPONSE),
                 lambda: store.extend(owner, 60),
             ):
                 with pytest.raises(StoreUnavailable) as caught:
                     step()
                 cause = caught.value.__cause__
                 assert isinstance(cause, OutOfMemoryError) or "OOM" in str(cause)
-            assert found(store, operation).payload == ANSWER
+            assert found(store, operation).payload == RESPONSE
             redis.config_set("maxmemory", 0)
             assert found(store, owner.operation).status is Status.IN_PROGRESS
-            assert store.complete(owner, ANSWER)
+            assert store.complete(owner, RESPONSE)
 
     def test_server_hangs(self) -> None:
         """A server that does not answer in time may have claimed; the lease ends that."""
@@ -680,9 +680,9 @@ class TestFaults:
         with valkey_at(port):
             owner = claim(store, operation)
         with pytest.raises(StoreUnavailable):
-            store.complete(owner, ANSWER)
+            store.complete(owner, RESPONSE)
         with valkey_at(port):
-            assert not store.complete(owner, ANSWER)
+            assert not store.complete(owner, RESPONSE)
             assert not store.extend(owner, 60)
             assert store.get(operation.key, operation.scope) is None
             assert claim(store, operation).attempt == 1
@@ -693,12 +693,12 @@ class TestFaults:
             store, operation = at(port), leased()
             owner = claim(store, operation)
             redis.flushall()
-            assert not store.complete(owner, ANSWER)
+            assert not store.complete(owner, RESPONSE)
             successor = claim(store, operation)
             assert successor.token != owner.token
-            assert not store.complete(owner, ANSWER)
+            assert not store.complete(owner, RESPONSE)
             assert not store.fail(owner, "no")
-            assert store.complete(successor, ANSWER)
+            assert store.complete(successor, RESPONSE)
 
 
 class TestChecks:
@@ -802,7 +802,7 @@ class TestSentinel:
             give_up(sentinel, "keys")
             eventually(lambda: isinstance(asked_of(store, leased()), Claim))
             assert found(store, owner.operation).status is Status.IN_PROGRESS
-            assert store.complete(owner, ANSWER)
+            assert store.complete(owner, RESPONSE)
             get_redis_connection("keys").connection_pool.disconnect()
 
 

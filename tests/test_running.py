@@ -12,7 +12,7 @@ from idempotency_django.errors import StoreUnavailable
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim
-from idempotency_django.testing import ANSWER, an_operation
+from idempotency_django.testing import RESPONSE, an_operation
 
 ALIASES = list(settings.ALIASES.values())
 
@@ -30,7 +30,7 @@ def test_leased(using: str) -> None:
     claim = store.acquire(operation)
     assert isinstance(claim, Claim)
     assert store.is_running(operation) is True
-    assert store.complete(claim, ANSWER)
+    assert store.complete(claim, RESPONSE)
     assert store.is_running(operation) is False
 
 

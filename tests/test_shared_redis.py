@@ -15,11 +15,11 @@ from idempotency_django.contrib.cached import CachedStore
 from idempotency_django.contrib.redis import RedisStore
 from idempotency_django.stores.base import Store
 from idempotency_django.stores.records import Claim, Operation, Payload, Record
-from idempotency_django.testing import ANSWER, an_operation
+from idempotency_django.testing import RESPONSE, an_operation
 from tests.redis_servers import client
 from tests.servers import Server
 
-OTHERS_ANSWER = Payload(201, (), b"the other shop's")
+OTHERS_RESPONSE = Payload(201, (), b"the other shop's")
 
 
 def reversed_name(key: str, prefix: str, version: int) -> str:
@@ -68,34 +68,34 @@ APART = pytest.mark.parametrize(
 def test_the_other_shop_executes(shop: Any, options: dict[str, Any]) -> None:
     """What a cache's settings keep apart is claimed, completed and found by each shop alone."""
     operation = an_operation()
-    assert complete(RedisStore("default"), operation, OTHERS_ANSWER)
+    assert complete(RedisStore("default"), operation, OTHERS_RESPONSE)
     with shop(**options):
         mine = RedisStore("default")
         assert mine.get(operation.key, operation.scope) is None
-        assert complete(mine, operation, ANSWER)
+        assert complete(mine, operation, RESPONSE)
         found = mine.acquire(operation)
         assert isinstance(found, Record)
-        assert found.payload == ANSWER
+        assert found.payload == RESPONSE
 
 
 @APART
 def test_settings_count_at_run_time(shop: Any, options: dict[str, Any]) -> None:
     """A store that is made already goes by the settings that its cache has now."""
     store, operation = RedisStore("default"), an_operation()
-    assert complete(store, operation, OTHERS_ANSWER)
+    assert complete(store, operation, OTHERS_RESPONSE)
     with shop(**options):
-        assert complete(store, operation, ANSWER)
+        assert complete(store, operation, RESPONSE)
     found = store.acquire(operation)
     assert isinstance(found, Record)
-    assert found.payload == OTHERS_ANSWER
+    assert found.payload == OTHERS_RESPONSE
 
 
 def test_version_of_the_cache_object(shop: Any) -> None:
     """So does a version that a project raises on the cache itself."""
     store, operation = RedisStore("default"), an_operation()
-    assert complete(store, operation, OTHERS_ANSWER)
+    assert complete(store, operation, OTHERS_RESPONSE)
     caches["default"].version = 7
-    assert complete(store, operation, ANSWER)
+    assert complete(store, operation, RESPONSE)
     assert ":7:" in store.redis_key(operation.key, operation.scope)
 
 
@@ -105,7 +105,7 @@ def test_recalls_nothing_of_the_other_shop(
 ) -> None:
     """A cached answer of another shop, which has a database of its own, is not recalled."""
     operation = an_operation()
-    assert complete(CachedStore("default"), operation, OTHERS_ANSWER)
+    assert complete(CachedStore("default"), operation, OTHERS_RESPONSE)
     assert CachedStore("default").recall(operation) is not None
     with shop(**options):
         assert CachedStore("default").recall(operation) is None
@@ -115,7 +115,7 @@ def test_what_the_key_looks_like(shop: Any) -> None:
     """The cache names the key, so that it is found by the project's prefix and deleted with it."""
     with shop(KEY_PREFIX="shop", VERSION=3):
         store, operation = RedisStore("default"), an_operation()
-        assert complete(store, operation, ANSWER)
+        assert complete(store, operation, RESPONSE)
         name = store.redis_key(operation.key, operation.scope)
         assert name.startswith("shop:3:idempotency:")
         redis = get_redis_connection("default")
@@ -131,8 +131,8 @@ def test_a_factory_has_no_cache(redis_server: Server) -> None:
             for prefix in ("shop-a", "shop-b")
         )
         operation = an_operation()
-        assert complete(other, operation, OTHERS_ANSWER)
-        assert complete(mine, operation, ANSWER)
+        assert complete(other, operation, OTHERS_RESPONSE)
+        assert complete(mine, operation, RESPONSE)
         assert mine.redis_key("k", "s").startswith("shop-a:")
 
 

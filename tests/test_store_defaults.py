@@ -12,7 +12,7 @@ from idempotency_django.errors import OperationInProgress
 from idempotency_django.policy.invocation import Invocation
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim, Operation, Record, Status
-from idempotency_django.testing import ANSWER, an_operation
+from idempotency_django.testing import RESPONSE, an_operation
 
 LEASE = timedelta(seconds=30)
 
@@ -40,9 +40,9 @@ def test_batch() -> None:
     operations = [an_operation(key=key, lease=LEASE) for key in ("b", "a")]
     claims = [claim for claim in store.acquire_many(operations) if isinstance(claim, Claim)]
     assert [claim.key for claim in claims] == ["b", "a"]
-    assert list(store.complete_many([(claim, ANSWER) for claim in claims])) == [True, True]
+    assert list(store.complete_many([(claim, RESPONSE) for claim in claims])) == [True, True]
     records = [record for record in store.acquire_many(operations) if isinstance(record, Record)]
-    assert [record.payload for record in records] == [ANSWER, ANSWER]
+    assert [record.payload for record in records] == [RESPONSE, RESPONSE]
     store.record_replays([*zip(records, operations, strict=True)])
     assert store.replays == ["b", "a"]
 

@@ -1,7 +1,7 @@
 """The admin of idempotency keys: inspect requests, and complete or release interrupted ones.
 
-Stored answers, results of steps and errors carry personal data, and a fingerprint is a digest of
-such data. They are fetched for holders of the permission ``idempotency_django.view_answer`` only,
+Stored responses, results of steps and errors carry personal data, and a fingerprint is a digest of
+such data. They are fetched for holders of the permission ``idempotency_django.view_response`` only,
 on the page of one record. No list shows them, searches or filters by them.
 """
 
@@ -31,18 +31,18 @@ from ..contrib.timeline import (
 from ..models import IdempotencyKey
 from ..stores.records import Status, reference
 from .actions import ACTIONS
-from .answers import Answer, derived_keys_page
 from .base import Action, ListAdmin
 from .changelist import (
-    AnswerFilter,
     AuditChangeList,
     AuditQuerySet,
     CopiesFilter,
     ExpiryFilter,
     OperationFilter,
+    ResponseFilter,
     StateFilter,
     beginning_with,
 )
+from .responses import StoredResponse, derived_keys_page
 from .text import cut, indented, preformatted, two_lines
 
 __all__ = [
@@ -63,7 +63,7 @@ class IdempotencyKeyAdmin(ListAdmin):
     operations = ACTIONS
     settle_permission = "idempotency_django.settle"
     secret = CONFIDENTIAL
-    view_permission = "idempotency_django.view_answer"
+    view_permission = "idempotency_django.view_response"
     list_display = (
         "key_cut",
         "status_shown",
@@ -75,7 +75,7 @@ class IdempotencyKeyAdmin(ListAdmin):
     )
     sortable_by = ("created",)
     ordering = ("-created_at",)
-    list_filter = (StateFilter, OperationFilter, ExpiryFilter, AnswerFilter, CopiesFilter)
+    list_filter = (StateFilter, OperationFilter, ExpiryFilter, ResponseFilter, CopiesFilter)
     date_hierarchy = "created_at"
     search_fields = ("key", "scope", "path", "principal")
     search_help_text = _(
@@ -155,14 +155,14 @@ class IdempotencyKeyAdmin(ListAdmin):
     ) -> HttpResponse:
         record = options["obj"]
         context |= {
-            "may_view_answer": self.has_secret_permission(request),
+            "may_view_response": self.has_secret_permission(request),
             "interrupted": state_of(record) in (INTERRUPTED, HELD),
         }
-        if context["may_view_answer"]:
+        if context["may_view_response"]:
             # From where the record is; a deferred column comes from a router's.
             rows = self.get_queryset(request).filter(pk=record.pk)
             record.fingerprint = rows.values_list("fingerprint", flat=True).first() or ""
-            context["answer"] = Answer.of(rows)
+            context["response"] = StoredResponse.of(rows)
         return super().render_change_form(request, context, *args, **options)
 
     def get_urls(self) -> list[URLPattern]:

@@ -162,7 +162,7 @@ _MEDIA_TYPE: Final = re.compile(
 
 
 class CompleteForm(SettleForm):
-    """Status code, content type and body of an answer, such as a handler could have given."""
+    """Status code, content type and body of a response, such as a handler could have given."""
 
     status = forms.IntegerField(
         label=gettext_lazy("Status code"),
@@ -237,7 +237,7 @@ class CompleteForm(SettleForm):
 
 
 class Complete(Settlement):
-    """Complete by hand: the operation has been done, and this is its answer."""
+    """Complete by hand: the operation has been done, and this is its response."""
 
     name = "complete"
     title = button = gettext_lazy("Complete by hand")
@@ -272,12 +272,12 @@ class Complete(Settlement):
         ) % {"time": ends.exactly, "age": ends.age}
 
     def columns(self, given: Mapping[str, Any], by: str) -> dict[str, Any]:
-        answer = encode(Payload(given["status"], given["headers"], given["body"]))
+        response = encode(Payload(given["status"], given["headers"], given["body"]))
         return {
             "status": Status.COMPLETED,
-            "response_status": answer.status,
-            "response_headers": answer.headers,
-            "response_body": answer.body,
+            "response_status": response.status,
+            "response_headers": response.headers,
+            "response_body": response.body,
             "error": "",
         }
 

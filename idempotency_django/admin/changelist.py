@@ -187,11 +187,11 @@ def _completed(rows: Any, *, tombstone: bool) -> Any:
     return rows.filter(status=Status.COMPLETED, response_body__isnull=tombstone)
 
 
-class AnswerFilter(ChoiceFilter):
-    """Completed records whose answer was kept, and tombstones."""
+class ResponseFilter(ChoiceFilter):
+    """Completed records whose response was kept, and tombstones."""
 
-    title = _("answer")
-    parameter_name = "answer"
+    title = _("response")
+    parameter_name = "response"
     choices_offered: ClassVar = {
         "stored": (_("stored"), partial(_completed, tombstone=False)),
         "tombstone": (_("tombstone"), partial(_completed, tombstone=True)),

@@ -34,7 +34,7 @@ class TimelineMixin(ModelAdmin):  # type: ignore[type-arg]  # not subscriptable 
     """Shows the timeline of the chain of causes on the page of a row that a source knows.
 
     A user sees only the existence of each row of the chain, unless the row's own page would be
-    shown to them. Of answers, a timeline shows what :meth:`confidential` allows.
+    shown to them. Of responses, a timeline shows what :meth:`confidential` allows.
     """
 
     change_form_template = "admin/idempotency_django/change_form.html"
@@ -44,7 +44,7 @@ class TimelineMixin(ModelAdmin):  # type: ignore[type-arg]  # not subscriptable 
 
     def confidential(self, request: HttpRequest, row: Any) -> Confidential:
         """The confidential parts of the timeline that are shown to the user."""
-        return Confidential(derived=request.user.has_perm("idempotency_django.view_answer"))
+        return Confidential(derived=request.user.has_perm("idempotency_django.view_response"))
 
     def render_change_form(
         self, request: HttpRequest, context: Any, *args: Any, **options: Any

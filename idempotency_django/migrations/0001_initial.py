@@ -78,7 +78,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'idempotency key',
                 'verbose_name_plural': 'idempotency keys',
-                'permissions': [('view_answer', 'Can see the stored answers of idempotency keys'), ('settle', 'Can settle interrupted idempotency keys')],
+                'permissions': [('view_response', 'Can see the stored responses of idempotency keys'), ('settle', 'Can settle interrupted idempotency keys')],
                 'indexes': [models.Index(fields=['purge_at'], name='idempotency_purge_at_idx'), models.Index(fields=['created_at'], name='idempotency_created_at_idx')],
                 'constraints': [models.UniqueConstraint(fields=('key', 'scope'), name='idempotency_key_scope_uniq')],
             },

@@ -22,9 +22,9 @@ from ..lazy import lazily
 if TYPE_CHECKING:
     from .clients import IdempotentTestClient, assert_replayed
     from .contract import (
-        ANSWER,
         MOMENT,
         PATIENCE,
+        RESPONSE,
         SECOND,
         StoreContract,
         an_operation,
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from .writes import assert_no_writes
 
 __all__ = [
-    "ANSWER",
     "MOMENT",
     "PATIENCE",
+    "RESPONSE",
     "SECOND",
     "Effect",
     "IdempotentAPIClient",
@@ -62,7 +62,7 @@ __getattr__ = lazily(
     __name__,
     globals(),
     {
-        "ANSWER": "contract",
+        "RESPONSE": "contract",
         "MOMENT": "contract",
         "PATIENCE": "contract",
         "SECOND": "contract",

@@ -28,7 +28,9 @@ PATIENCE = 60.0
 
 SECOND = timedelta(seconds=1)
 MOMENT = timedelta(milliseconds=1)
-ANSWER = Payload(201, (("Content-Type", "text/plain"), ("Location", "/charges/1")), b"\x00\xff one")
+RESPONSE = Payload(
+    201, (("Content-Type", "text/plain"), ("Location", "/charges/1")), b"\x00\xff one"
+)
 
 
 def an_operation(**changes: object) -> Operation:
@@ -106,7 +108,7 @@ class ContractSetting:
         """Acquire within a transaction of the caller's."""
         return as_claim(self.store.acquire(operation))
 
-    def completed(self, operation: Operation, payload: Payload = ANSWER) -> Claim:
+    def completed(self, operation: Operation, payload: Payload = RESPONSE) -> Claim:
         """Execute the operation."""
         with self.store.transaction():
             claim = self.claim(operation)
@@ -172,7 +174,7 @@ class RacesContract(ContractSetting):
             for _ in range(3):
                 [found] = in_threads([lambda: as_record(self.acquire(operation))])
                 assert found.status is Status.IN_PROGRESS
-            assert self.store.complete(claim, ANSWER)
+            assert self.store.complete(claim, RESPONSE)
         assert as_record(self.acquire(operation)).status is Status.COMPLETED
 
     def _race(self, operation: Operation, contenders: int = 16) -> None:
@@ -185,7 +187,7 @@ class RacesContract(ContractSetting):
                     # The owner holds on until all others have been told.
                     for _ in range(contenders - 1 if self.refuses_at_once else 0):
                         assert refused.acquire(timeout=PATIENCE), "A duplicate had to wait."
-                    assert self.store.complete(found, ANSWER)
+                    assert self.store.complete(found, RESPONSE)
                     return None
             refused.release()
             return found.status
@@ -194,7 +196,7 @@ class RacesContract(ContractSetting):
         assert outcomes.count(None) == 1
         others = Status.IN_PROGRESS if self.refuses_at_once else Status.COMPLETED
         assert outcomes.count(others) == contenders - 1
-        assert self.record(operation).payload == ANSWER
+        assert self.record(operation).payload == RESPONSE
 
 
 NEXT: Mapping[str, tuple[str, str]] = {
@@ -247,7 +249,7 @@ class LeasesContract(ContractSetting):
         else:
             claim = self.leased(life, ttl=life)
         if how.startswith("completed"):
-            assert self.store.complete(claim, ANSWER)
+            assert self.store.complete(claim, RESPONSE)
         if how.startswith("failed"):
             assert self.store.fail(claim, "no", pinned="pinned" in how, held="held" in how)
         if "expired" in how:
@@ -289,9 +291,9 @@ class LeasesContract(ContractSetting):
         )
         assert found.status is other.status is Status.IN_PROGRESS
         assert 0 < (found.lease_left or 0) < record.lease_left + 0.1
-        assert self.store.complete(claim, ANSWER)
+        assert self.store.complete(claim, RESPONSE)
         completed = self.record(claim.operation)
-        assert (completed.payload, completed.lease_left) == (ANSWER, None)
+        assert (completed.payload, completed.lease_left) == (RESPONSE, None)
 
     def test_lease_that_is_left(self) -> None:
         """A record in progress says when its lease ends, also after a renewal, and once it is over.
@@ -317,7 +319,7 @@ class LeasesContract(ContractSetting):
         claim = self.taken_over(late)
         assert (claim.attempt, claim.token == late.token) == (2, False)
         assert not self.record(claim.operation).interrupted
-        assert self.store.complete(claim, ANSWER)
+        assert self.store.complete(claim, RESPONSE)
         assert self.record(claim.operation).attempt == 2
 
     def test_next_request(self) -> None:
@@ -344,8 +346,8 @@ class LeasesContract(ContractSetting):
         claim = self.taken_over(late)
         for _ in range(2):
             self.assert_powerless(late)
-            self.store.complete(claim, ANSWER)
-        assert self.record(claim.operation).payload == ANSWER
+            self.store.complete(claim, RESPONSE)
+        assert self.record(claim.operation).payload == RESPONSE
 
     def assert_powerless(self, claim: Claim) -> None:
         """The owner of a claim that has ended can write nothing."""
@@ -359,7 +361,7 @@ class LeasesContract(ContractSetting):
         assert self.store.extend(claim, 99)
         assert not self.record(claim.operation).interrupted
         assert self.refused(claim).status is Status.IN_PROGRESS
-        assert self.store.complete(self.interrupted(), ANSWER)
+        assert self.store.complete(self.interrupted(), RESPONSE)
 
     def test_settled_claim_cannot_be_extended(self) -> None:
         """A completed or failed record no longer has a lease, nor an owner."""
@@ -373,10 +375,10 @@ class LeasesContract(ContractSetting):
         """Each of several claims is extended, or refused, as it would be alone."""
         mine, late, done = self.interrupted(), self.interrupted(), self.leased()
         self.taken_over(late)
-        assert self.store.complete(done, ANSWER)
+        assert self.store.complete(done, RESPONSE)
         assert list(self.store.extend_many([late, mine, done], 99)) == [False, True, False]
         assert not self.record(mine.operation).interrupted
-        assert self.record(done.operation).payload == ANSWER
+        assert self.record(done.operation).payload == RESPONSE
         several = [self.interrupted() for _ in range(20)]
         assert list(self.store.extend_many(several, 99)) == [True] * 20
         assert {self.refused(claim).status for claim in several} == {Status.IN_PROGRESS}
@@ -390,7 +392,7 @@ class LeasesContract(ContractSetting):
         assert (found.interrupted, found.held) == (True, True)
         assert self.record(late.operation).held
         assert self.store.purge(timedelta(0), 10) == 0
-        assert self.store.complete(late, ANSWER)
+        assert self.store.complete(late, RESPONSE)
 
     def test_last_attempt_is_held(self) -> None:
         """An attempt that fails with ``held`` has no owner, and no later request gets its key."""
@@ -410,7 +412,7 @@ class LeasesContract(ContractSetting):
         assert claim.attempt == 2
         others = [as_record(each).status for each in found if each is not claim]
         assert others == [Status.IN_PROGRESS] * 15
-        assert self.store.complete(claim, ANSWER)
+        assert self.store.complete(claim, RESPONSE)
 
     def test_one_of_many_leases(self) -> None:
         """Of simultaneous duplicates, one gets the lease; the others get its record at once."""
@@ -427,7 +429,7 @@ class LeasesContract(ContractSetting):
             eventually(lambda: self.store.purge(timedelta(0), 10) == 1)
             assert self.store.get(gone.key, gone.scope) is None
         assert self.store.purge(timedelta(0), 10) == 0
-        assert self.store.complete(running, ANSWER)
+        assert self.store.complete(running, RESPONSE)
 
 
 class StepsContract(LeasesContract):
@@ -472,7 +474,7 @@ class StepsContract(LeasesContract):
         assert not self.step(late, 0, "late")
         assert self.names(claim) == []
         assert self.step(claim, 0, "debit")
-        assert self.store.complete(claim, ANSWER)
+        assert self.store.complete(claim, RESPONSE)
         assert not self.step(claim, 1, "too late")
 
     def test_steps_bind_the_request(self) -> None:
@@ -492,7 +494,7 @@ class StepsContract(LeasesContract):
             return
         claim = self.leased(ttl=MOMENT)
         self.step(claim, 0, "debit")
-        assert self.store.complete(claim, ANSWER)
+        assert self.store.complete(claim, RESPONSE)
         self.expire(claim.operation)
         assert self.names(self.taken_over(claim)) == []
 
@@ -542,7 +544,7 @@ class OwnersContract(ContractSetting):
         operation = an_operation()
         self.completed(operation)
         found = as_record(self.acquire(operation))
-        assert (found.status, found.payload) == (Status.COMPLETED, ANSWER)
+        assert (found.status, found.payload) == (Status.COMPLETED, RESPONSE)
         assert (found.fingerprint, found.attempt, found.expired) == ("f" * 64, 1, False)
         other = self.acquire(an_operation(key=operation.key, fingerprint="0" * 64))
         assert as_record(other).fingerprint == "f" * 64
@@ -704,13 +706,13 @@ class OwnersContract(ContractSetting):
         late = self.failed(operation)
         with self.store.transaction():
             successor = self.claim(operation)
-            assert not self.store.complete(late, ANSWER)
+            assert not self.store.complete(late, RESPONSE)
             assert not self.store.fail(late, "late")
-            assert self.store.complete(successor, ANSWER)
+            assert self.store.complete(successor, RESPONSE)
         with self.store.transaction():
             assert not self.store.fail(late, "late")
             assert not self.store.fail(successor, "a second time")
-        assert self.record(operation).payload == ANSWER
+        assert self.record(operation).payload == RESPONSE
 
     def test_rollback_leaves_nothing(self) -> None:
         """A claim that is rolled back was never there."""
@@ -718,7 +720,7 @@ class OwnersContract(ContractSetting):
             return
         operation = an_operation()
         with suppress(InterruptedError), self.store.transaction():
-            self.store.complete(self.claim(operation), ANSWER)
+            self.store.complete(self.claim(operation), RESPONSE)
             raise InterruptedError
         assert self.store.get(operation.key, operation.scope) is None
         assert self.completed(operation).attempt == 1
@@ -744,13 +746,13 @@ class OwnersContract(ContractSetting):
             operation = an_operation(lease=SECOND * 99)
             claim = as_claim(await sync_to_async(self.store.acquire)(operation))
             assert await sync_to_async(self.store.extend)(claim, 99)
-            assert await sync_to_async(self.store.complete)(claim, ANSWER)
+            assert await sync_to_async(self.store.complete)(claim, RESPONSE)
             assert not await sync_to_async(self.store.fail)(claim, "late")
             record = await sync_to_async(self.record)(claim.operation)
-            assert record.payload == ANSWER
+            assert record.payload == RESPONSE
             await sync_to_async(self.store.record_replay)(record, claim.operation)
             known = await sync_to_async(self.store.recall)(claim.operation)
-            assert known is None or known.payload == ANSWER
+            assert known is None or known.payload == RESPONSE
 
         async_to_sync(both)()
 
@@ -765,7 +767,7 @@ class OwnersContract(ContractSetting):
         with self.store.transaction():
             self.store.record_replay(self.record(operation), longer)
         kept = self.record(operation)
-        assert kept.payload == ANSWER
+        assert kept.payload == RESPONSE
         if self.store.supports_transactions:  # the memory store keeps the time to live it knows
             assert not kept.expired
 
@@ -781,7 +783,7 @@ class OwnersContract(ContractSetting):
                     self.store.record_replay(found, operation)
             return found.payload
 
-        assert in_threads([replay] * 16) == [ANSWER] * 16
+        assert in_threads([replay] * 16) == [RESPONSE] * 16
 
     # The end of a record.
 
@@ -807,7 +809,7 @@ class OwnersContract(ContractSetting):
         assert self.store.purge(timedelta(0), 10) == 0
         assert self.store.purgeable(timedelta(0)) == 0
         for operation in (alive, kept):
-            assert self.record(operation).payload == ANSWER
+            assert self.record(operation).payload == RESPONSE
 
     def test_purge_spares_what_is_in_progress(self) -> None:
         """A record in progress is not purged, however old it is."""
@@ -815,7 +817,7 @@ class OwnersContract(ContractSetting):
         with self.store.transaction():
             claim = self.claim(operation)
             assert self.store.purge(timedelta(0), 10) == 0
-            assert self.store.complete(claim, ANSWER)
+            assert self.store.complete(claim, RESPONSE)
 
 
 class BatchesContract(StepsContract):
@@ -877,8 +879,8 @@ class BatchesContract(StepsContract):
         assert said == [same for same, _ in NEXT.values()]
         claims = claims_in([*found, last])
         assert claims[-1].operation == new
-        assert all(self.store.complete_many([(claim, ANSWER) for claim in claims]))
-        assert not self.store.complete(before[1], ANSWER)  # which was interrupted
+        assert all(self.store.complete_many([(claim, RESPONSE) for claim in claims]))
+        assert not self.store.complete(before[1], RESPONSE)  # which was interrupted
 
     def test_same_operation_twice_in_a_batch(self) -> None:
         """An operation that is there twice is claimed once, and replayed each time."""
@@ -891,19 +893,21 @@ class BatchesContract(StepsContract):
                 claims = [as_claim(each) for each in found[:2]]
                 twins = [as_record(each).status for each in found[2:]]
                 assert twins == [Status.IN_PROGRESS] * 2
-                assert all(self.store.complete_many([(claim, ANSWER) for claim in claims]))
+                assert all(self.store.complete_many([(claim, RESPONSE) for claim in claims]))
             replays = map(as_record, self.acquired_many(batch))
-            assert [record.payload for record in replays] == [ANSWER] * 4
+            assert [record.payload for record in replays] == [RESPONSE] * 4
 
     def test_late_owner_in_a_batch(self) -> None:
         """Of several answers, those of late owners are not written; the others are."""
         mine, late = self.leased(), self.interrupted()
         successor = self.taken_over(late)
         other = Payload(500, (), b"late")
-        done = self.store.complete_many([(late, other), (mine, ANSWER), (successor, ANSWER)])
+        done = self.store.complete_many([(late, other), (mine, RESPONSE), (successor, RESPONSE)])
         assert list(done) == [False, True, True]
         assert list(self.store.complete_many([(mine, other)])) == [False]
-        assert self.record(late.operation).payload == self.record(mine.operation).payload == ANSWER
+        assert (
+            self.record(late.operation).payload == self.record(mine.operation).payload == RESPONSE
+        )
 
     def test_rollback_of_a_batch(self) -> None:
         """A batch that is rolled back was never there."""
@@ -911,7 +915,7 @@ class BatchesContract(StepsContract):
             return
         operations = self.several(3)
         with suppress(InterruptedError), self.store.transaction():
-            self.store.complete_many([(c, ANSWER) for c in self.claims(operations)])
+            self.store.complete_many([(c, RESPONSE) for c in self.claims(operations)])
             raise InterruptedError
         assert not any(self.store.get(each.key, each.scope) for each in operations)
 
@@ -927,12 +931,12 @@ class BatchesContract(StepsContract):
             assert sorted(claimed + [claim.key for claim in rest]) == sorted(
                 operation.key for operation in operations
             )
-            assert all(self.record(operation).payload == ANSWER for operation in operations)
+            assert all(self.record(operation).payload == RESPONSE for operation in operations)
 
     def _contend(self, batch: Sequence[Operation]) -> list[Claim]:
         with self.around(batch):
             claims = claims_in(self.store.acquire_many(batch))
-            assert all(self.store.complete_many([(claim, ANSWER) for claim in claims]))
+            assert all(self.store.complete_many([(claim, RESPONSE) for claim in claims]))
             return claims
 
 

@@ -11,7 +11,7 @@ from django_redis import get_redis_connection
 
 from idempotency_django.contrib.redis import RedisStore
 from idempotency_django.stores.records import Operation, Record
-from idempotency_django.testing import ANSWER, StoreContract, an_operation
+from idempotency_django.testing import RESPONSE, StoreContract, an_operation
 from tests.contract import clocks
 from tests.servers import Server
 
@@ -59,5 +59,5 @@ class TestRedisStore(StoreContract):
         for each in (operation, short):
             clocks.redis(self.store, each.key, 2 * self.SHORT.total_seconds())
         assert self.store.get(short.key, short.scope) is None
-        assert self.record(operation).payload == ANSWER
+        assert self.record(operation).payload == RESPONSE
         assert not self.record(operation).expired

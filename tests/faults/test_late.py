@@ -16,7 +16,7 @@ from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.engine.leases import Lease
 from idempotency_django.errors import ClaimLost
 from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
-from idempotency_django.testing import ANSWER, an_operation, eventually, in_threads
+from idempotency_django.testing import RESPONSE, an_operation, eventually, in_threads
 from tests.faults.late_processes import DATABASES, PLACES, SCOPE, Place, Worker, place, started
 from tests.models import Effect
 from tests.soak import sizes
@@ -170,11 +170,11 @@ def test_late_completions(at: Place, tries: int, capsys: pytest.CaptureFixture[s
             accepted["complete"] += at.store.complete(late, LATE)
             accepted["fail"] += at.store.fail(late, "late")
             accepted["extend"] += at.store.extend(late, 60)
-            at.store.complete(successor, ANSWER)
+            at.store.complete(successor, RESPONSE)
         record = at.store.get(late.key, late.scope)
         assert record is not None
         assert (record.status, record.attempt) == (Status.COMPLETED, 2)
-        assert record.payload == ANSWER
+        assert record.payload == RESPONSE
     with capsys.disabled():
         print(f"\n{at.name}: of {tries} late owners, before and after: {accepted} accepted")
     assert not any(accepted.values())
@@ -241,7 +241,7 @@ def test_late_commits(
             Effect.objects.using(at.alias).create(reference=key)
             successor = elsewhere.submit(successor_of, at, asked).result()
             if number % 2:  # noqa: B023  # half of the successors are done by then
-                elsewhere.submit(at.store.complete, successor, ANSWER).result()
+                elsewhere.submit(at.store.complete, successor, RESPONSE).result()
 
         with pytest.raises(ClaimLost):
             if how == "step":

@@ -48,7 +48,7 @@ urlpatterns = [path("admin/", site.urls)]
 
 @pytest.fixture
 def auditor() -> Client:
-    """Somebody who may see records and messages, and no answers."""
+    """Somebody who may see records and messages, and no responses."""
     return member("view_idempotencykey", "view_outboxmessage", "view_inboxmessage")
 
 
@@ -157,8 +157,8 @@ def test_who_settled_it(chain: list[Any]) -> None:
     held = record(key="held", held=True, caused_by=named(message))
     permissions = ("view_idempotencykey", "settle", "view_outboxmessage")
     operator = member(*permissions, username="olga")
-    answer = {"attempt": 1, "reason": "<b>Not</b> charged."}
-    assert operator.post(address(held, "release"), answer).status_code == 302
+    sent = {"attempt": 1, "reason": "<b>Not</b> charged."}
+    assert operator.post(address(held, "release"), sent).status_code == 302
     for row in (held, handled, message):
         timeline, _ = shown(operator, row)
         assert "eleased for retry: &lt;b&gt;Not&lt;/b&gt; charged." in timeline
@@ -166,10 +166,10 @@ def test_who_settled_it(chain: list[Any]) -> None:
 
 
 def test_confidential(auditor: Client, chain: list[Any]) -> None:
-    """Results of steps are on their record's own page, and derived keys, for who sees answers."""
+    """Results of steps are on their record's own page, and derived keys, for who sees responses."""
     handled = chain[1]
     step(handled, name="charge", result='{"card": "of alice"}')
-    insider = member("view_idempotencykey", "view_answer", "view_outboxmessage")
+    insider = member("view_idempotencykey", "view_response", "view_outboxmessage")
     for client, row, results in (
         (auditor, handled, False),
         (insider, handled, True),

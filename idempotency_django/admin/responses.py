@@ -1,11 +1,11 @@
-"""A stored answer made readable, as text that is never taken for HTML."""
+"""A stored response made readable, as text that is never taken for HTML."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from http.client import responses
+from http.client import responses as reasons
 from typing import Any, Final
 
 from django.contrib.admin import ModelAdmin
@@ -64,12 +64,12 @@ _TEXTUAL: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer of a record, or the error of its last attempt.
+class StoredResponse:
+    """The response of a record, or the error of its last attempt.
 
     Attributes:
         status: the status code and its name; ``Result`` where it is no response of HTTP; empty
-            when there is no answer.
+            when there is no response.
         headers: as ``(name, value)`` pairs, in order.
         body: the exact bytes; ``None``: not kept.
         error: why the attempt was rolled back.
@@ -83,18 +83,18 @@ class Answer:
     is_response: bool = True
 
     @classmethod
-    def of(cls, rows: Any) -> Answer | None:
-        """The answer of the one record among ``rows``; ``None``: it has been purged since."""
+    def of(cls, rows: Any) -> StoredResponse | None:
+        """The response of the one record among ``rows``; ``None``: it has been purged since."""
         columns = ("response_status", "response_headers", "response_body", "error", "path")
         stored = rows.values_list(*columns).first()
         if stored is None:
             return None
         code, headers, body, error, path = stored
-        answer = decode(code, headers, body)
+        payload = decode(code, headers, body)
         status = ""
         if code is not None:
-            status = f"{code} {responses.get(code, '')}".strip() if path else _("Result")
-        return cls(status, (*answer.sent_headers,), answer.body, error, is_response=bool(path))
+            status = f"{code} {reasons.get(code, '')}".strip() if path else _("Result")
+        return cls(status, (*payload.sent_headers,), payload.body, error, is_response=bool(path))
 
     @property
     def size(self) -> int:
