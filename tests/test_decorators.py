@@ -56,7 +56,7 @@ def plain(request: HttpRequest) -> HttpResponse:
     return create(request)
 
 
-@idempotent(policy=PAYMENT, should_store=store_errors)
+@idempotent(policy=PAYMENT, mode="transactional", should_store=store_errors)
 def payment(request: HttpRequest) -> HttpResponse:
     return create(request)
 

@@ -200,7 +200,7 @@ class TestRequests:
             IDEMPOTENCY={"AROUND_EXECUTION": [recorder], "POLICY": {"should_store": store_errors}}
         ):
             key = new_key()
-            assert [post(client, "/view/", key, "missing").status_code for _ in "12"] == [
+            assert [post(client, "/drf/", key, "missing").status_code for _ in "12"] == [
                 404,
                 404,
             ]

@@ -393,8 +393,8 @@ API: Final = Policy(ttl=timedelta(hours=24))
 WEBHOOK: Final = Policy(ttl=timedelta(days=7))
 """For receiving webhooks, whose senders deliver again for some days."""
 
-PAYMENT: Final = Policy(ttl=timedelta(days=30), required=True)
-"""For payments. The key is required, and lives as long as a settlement takes."""
+PAYMENT: Final = Policy(mode="leased", required=True, ttl=timedelta(days=30))
+"""For payments at a provider, in steps. The key is required, and lives as long as a settlement."""
 
 
 def _project_policy() -> Policy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from datetime import timedelta
 from typing import Any, ClassVar
 
 from asgiref.sync import sync_to_async
@@ -35,7 +36,7 @@ from .transfers import transfer
 class ChargeViewSet(IdempotentViewMixin, viewsets.GenericViewSet):
     """A viewset with the mixin; who forgets the key is refused."""
 
-    idempotency_policy = PAYMENT
+    idempotency_policy = Policy(required=True, ttl=timedelta(days=30))
     queryset = Effect.objects.filter(kind=Kind.CHARGE)
     serializer_class = EffectSerializer
     # A replay is for those only who may charge at the moment they ask for it.
@@ -79,7 +80,7 @@ class UnprotectedView(EffectView):
 class TransferView(IdempotentViewMixin, APIView):
     """Three steps, including a call to an external service; a retry resumes them."""
 
-    idempotency_policy = PAYMENT.replace(store="database", mode="leased")
+    idempotency_policy = PAYMENT.replace(store="database")
 
     def post(self, request: Request) -> Response:
         return _response(request, transfer(request, request.data))
