@@ -44,7 +44,7 @@ QUICK_STORES := contract/test_stores.py $(patsubst %,test_%.py,atomic_requests c
     outbox/test_publishing.py outbox/test_relay.py streams/test_sequences.py webhooks/test_processing.py
 QUICK_ADAPTERS := docs/test_completeness.py docs/test_guarantees.py $(patsubst %,test_%.py,adapters checks conf conformance \
     consumers decorators drf errors fingerprints house http keys middleware policy \
-    project replay_authorization scopes seals status uploads) \
+    project replay_authorization scopes secrets status uploads) \
     transports/test_loop.py webhooks/test_receiving.py
 QUICKLY := -m pytest -m "not e2e and not soak" -q -rNfE  # MariaDB is not missed here
 

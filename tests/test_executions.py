@@ -203,8 +203,9 @@ class TestDerivedKeys:
 
     def test_pinned(self) -> None:
         """The key of an operation stays what it is, in every version of this package."""
-        content = "5f2c0b1e9a7d4c3b8e6f0a1d"
-        execution = self.execution(key="8e03978e-40d5-43e8-bc93-6894a57f9324", content=content)
+        execution = self.execution(
+            key="8e03978e-40d5-43e8-bc93-6894a57f9324", fingerprint="5f2c0b1e9a7d4c3b8e6f0a1d"
+        )
         assert execution.derive_key("charge") == "bbbb1554-82bf-5b3a-bb81-4d7d28b50175"
 
     def test_uuid(self) -> None:

@@ -31,10 +31,9 @@ from idempotency_django.policy import (
     keys,
     scopes,
 )
-from idempotency_django.policy.digests import content_digest, framed
+from idempotency_django.policy.digests import keyed_digests
 from idempotency_django.policy.fingerprints import fields, whole_request
 from idempotency_django.policy.invocation import Parsed
-from idempotency_django.policy.seals import sealed
 from idempotency_django.stores import stores
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim
@@ -424,9 +423,8 @@ def test_operation() -> None:
     assert operation.key == "k"
     assert operation.scope == "user:42|POST /orders/"
     assert operation.name == "POST /orders/"
-    content = content_digest(whole_request(call))
-    tagged = framed(content, "user:42|POST /orders/", "k", "", "user:42", "")
-    assert {operation.fingerprint: operation.content} == sealed(content, tagged)
+    parts = (whole_request(call), operation.scope, "k", "", "user:42", "")
+    assert operation.fingerprints == keyed_digests("fingerprint", *parts)
     assert (operation.ttl, operation.retention) == (DAY, timedelta(hours=2))
     assert operation.extend_on_replay is False
     assert (operation.principal, operation.method, operation.path) == (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from http.client import responses as reasons
 from typing import Any, Final
 
@@ -17,8 +18,8 @@ from django.utils.translation import gettext as _
 
 from ..engine.steps import LONGEST_NAME
 from ..models import IdempotencyStep
-from ..policy.seals import derived_keys
 from ..stores.codec import decode
+from ..stores.records import derived_key
 from .text import indented, shortened
 
 TEMPLATE: Final = "admin/idempotency_django/idempotencykey/derived_keys.html"
@@ -31,24 +32,15 @@ def derived_keys_page(
     steps = IdempotencyStep.objects.using(rows.db).filter(record=record.pk).order_by("position")
     name = request.GET.get("name", "")[:LONGEST_NAME]
     names = dict.fromkeys([*steps.values_list("name", flat=True), *filter(None, [name])])
-    refusal, derived = "", {}
-    try:
-        derived = derived_keys(
-            scope=record.scope,
-            key=record.key,
-            fingerprint=rows.values_list("fingerprint", flat=True).get(),
-            names=names,
-        )
-    except ValueError as error:
-        refusal = str(error)
+    fingerprint = rows.values_list("fingerprint", flat=True).get()
+    derive = partial(derived_key, scope=record.scope, key=record.key, fingerprint=fingerprint)
     context = {
         **model_admin.admin_site.each_context(request),
         "opts": model_admin.opts,
         "media": model_admin.media,
         "title": _("Derived keys"),
         "original": record,
-        "derived": derived,
-        "refusal": refusal,
+        "derived": {name: derive(name=name) for name in names},
         "name": name,
         "longest": LONGEST_NAME,
     }

@@ -32,7 +32,7 @@ from ..errors import (
     ResponseNotStored,
     StoreUnavailable,
 )
-from ..policy import PROJECT_POLICY, UNSET, Policy, canonical, content_digest, keys, scopes
+from ..policy import PROJECT_POLICY, UNSET, Policy, canonical, digest, keys, scopes
 from ..stores import Status, derived_key, reference
 from .jobs import KeyRule, check_rule, enqueue, fingerprint_of, key_of
 
@@ -221,7 +221,7 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
             task,
             *plain,
             # With what is asked for: other arguments under the key are for the task to refuse.
-            dedup_id=f"{operation.key} {operation.content}",
+            dedup_id=f"{operation.key} {operation.fingerprint}",
             window=min(operation.ttl or _LONGEST_WINDOW, _LONGEST_WINDOW),
             unfinished=partial(_is_unfinished, plan),
         )
@@ -310,7 +310,7 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
         request: Any = self.request
         if not request.called_directly:
             key = self._key(request.id, request.args, request.kwargs)
-            replaced, name = _replaced(request), content_digest(self.name, key)
+            replaced, name = _replaced(request), digest(self.name, key)
             times = replaced.pop(name, 0) + 1
             latest = dict([*replaced.items(), (name, times)][-_MOST_REPLACED:])
             for leaf in _leaves(sig):
@@ -329,14 +329,14 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
         arguments = fingerprint_of(f"the task {self.name}", self.run, args, kwargs)
         key, scope = self._key(request.id if request else "", args, kwargs), f"task:{self.name}"
         # A replacement has the id of what it replaces, and often its name and key.
-        if request and (times := _replaced(request).get(content_digest(self.name, key))):
+        if request and (times := _replaced(request).get(digest(self.name, key))):
             key, scope = keys.fit(f"{key}:{times}"), f"replacement:{self.name}"
         return plan_call(
             (self.idempotency_policy or PROJECT_POLICY).resolved(),
             key=key,
             scope=scopes.fit(scope),
             name=self.name,
-            content=content_digest(canonical((self.name, arguments))),
+            content_digest=digest(canonical((self.name, arguments))),
             method=METHOD,
             max_attempts=self.max_attempts,
             caused_by=str(_header(request, CAUSED_BY) or "") if request else "",
@@ -459,7 +459,7 @@ class _Delivery:
             options = links[-1]["options"]
             if not (link.get("subtask_type") or options.get("task_id")):
                 options["task_id"] = derived_key(
-                    scope="celery.link", key=request.id, content="", name=str(place)
+                    scope="celery.link", key=request.id, fingerprint="", name=str(place)
                 )
         request.callbacks = links or None
         if request.chain:

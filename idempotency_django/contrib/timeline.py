@@ -26,8 +26,7 @@ from ..conf import default_store
 from ..errors import StoreUnavailable
 from ..models import GRACE, DatabaseNow, IdempotencyKey, IdempotencyStep
 from ..policy import Policy, keys
-from ..policy.seals import derived_keys
-from ..stores import Status, reference, referred, stores
+from ..stores import Status, derived_key, reference, referred, stores
 
 # Moments, as people read them.
 
@@ -402,13 +401,9 @@ class Records(Source):
 
 def _derived(member: Member, fingerprint: str, name: str) -> str:
     """The key that a step gave another service if it derived one of its own name."""
-    try:
-        names = derived_keys(
-            scope=member.scope, key=member.key, fingerprint=fingerprint, names=[name]
-        )
-    except ValueError:  # not shown, or sealed under a secret that is no longer known
+    if not fingerprint:  # which is not shown
         return ""
-    return names[name]
+    return derived_key(scope=member.scope, key=member.key, fingerprint=fingerprint, name=name)
 
 
 @register

@@ -17,7 +17,6 @@ from .observing import observed
 from .outcomes import (
     Executed,
     InProgress,
-    Mismatched,
     Outcome,
     Replayed,
     Result,
@@ -177,7 +176,10 @@ class _Batch:
                 "committed, and are not executed again.",
                 len(self.items),
             )
-        final = {at: each for at, each in outcomes.items() if self._is_final(at, each)}
+        # What is in progress, elsewhere or earlier in this batch, may end differently alone.
+        final: dict[int, Outcome] = {
+            at: each for at, each in outcomes.items() if not isinstance(each, InProgress)
+        }
         for place, outcome in final.items():
             announce_outcome(outcome, self.items[place].operation)
         return final
@@ -204,16 +206,6 @@ class _Batch:
             raise RolledBack(result)
         self._responses.append((claim_or_record, result.payload))
         return Executed(result.response)
-
-    def _is_final(self, place: int, outcome: Outcome) -> bool:
-        """Whether the item would have the same outcome alone, after the others."""
-        match outcome:
-            case InProgress():  # elsewhere, or earlier in this batch
-                return False
-            case Mismatched(record):
-                return record.fingerprint not in self.items[place].operation.aliases
-            case _:
-                return True
 
     def _announce(self) -> None:
         self._committed = True

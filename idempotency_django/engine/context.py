@@ -116,8 +116,8 @@ class ExecutionContext:
             name: what the key is for, such as ``"charge"``.
         """
         self._has_derived = True
-        content = self.operation.content
-        return derived_key(scope=self.scope, key=self.key, content=content, name=name)
+        fingerprint = self.operation.fingerprint
+        return derived_key(scope=self.scope, key=self.key, fingerprint=fingerprint, name=name)
 
     def key_of_call(self, call: str) -> str:
         """The key of an outgoing request for which the handler has named none.

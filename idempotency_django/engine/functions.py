@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ..errors import IdempotencyError, ResponseNotStored
 from ..policy import PROJECT_POLICY, UNSET, Policy, resolve
-from ..policy.digests import canonical, content_digest
+from ..policy.digests import canonical, digest
 from ..stores.records import Payload
 from .context import ExecutionContext
 from .outcomes import (
@@ -214,7 +214,7 @@ def _plan(
         scope=scope,
         name=name or innermost.__qualname__,
         # With the name, so that another function under the key is not given this one's result.
-        content=content_digest(
+        content_digest=digest(
             canonical((name or f"{innermost.__module__}.{innermost.__qualname__}", fingerprint))
         ),
         method=METHOD,

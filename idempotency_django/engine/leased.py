@@ -38,6 +38,7 @@ from .outcomes import (
     Replayed,
     Result,
     RolledBack,
+    acquire,
     announce,
     decide,
     end_signal,
@@ -130,7 +131,7 @@ class LeasedRun:
             known = await self.driver.call(self.store.recall, self.operation)
             if known is not None:
                 return known
-        return await self.driver.call(self.store.acquire, self.operation)
+        return await self.driver.call(acquire, self.store, self.operation)
 
     async def _admitted(self, outcome: Outcome) -> Outcome:
         """The outcome, unless its caller may not know of it."""

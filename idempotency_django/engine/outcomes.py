@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final, assert_never, overload
 
@@ -179,18 +179,33 @@ def decide(claim_or_record: Claim | Record, operation: Operation) -> Claim | Out
     match claim_or_record:
         case Claim():
             return claim_or_record
-        case Record(status=Status.COMPLETED, fingerprint=operation.fingerprint):
-            if claim_or_record.expired and operation.refuse_expired:
-                return Expired(claim_or_record)
-            return Replayed(claim_or_record)
-        case Record(status=Status.IN_PROGRESS, fingerprint=operation.fingerprint, held=True):
-            return Held()
-        case Record(status=Status.IN_PROGRESS, fingerprint="" | operation.fingerprint):
+        case Record(status=Status.IN_PROGRESS, fingerprint=""):  # which cannot be seen yet
             return InProgress(claim_or_record.lease_left)
-        case Record(status=Status.FAILED, fingerprint=operation.fingerprint):
-            return InProgress()  # neither response nor claim: the store is to free the key
-        case _:
+        case Record() if claim_or_record.fingerprint not in operation.fingerprints:
             return Mismatched(claim_or_record)
+        case Record(status=Status.COMPLETED, expired=True) if operation.refuse_expired:
+            return Expired(claim_or_record)
+        case Record(status=Status.COMPLETED):
+            return Replayed(claim_or_record)
+        case Record(held=True):
+            return Held()
+        case _:  # a failed one has neither response nor claim: the store is to free the key
+            return InProgress(claim_or_record.lease_left)
+
+
+def acquire(store: Store, operation: Operation) -> Claim | Record:
+    """Claim the operation, or return its record.
+
+    An attempt from before a rotation of ``SECRET_KEY`` is resumed with the fingerprint of then,
+    which the handler has derived its keys from.
+    """
+    claim_or_record = store.acquire(operation)
+    if isinstance(claim_or_record, Claim):
+        return claim_or_record
+    stored = claim_or_record.fingerprint
+    if stored not in operation.former_fingerprints:
+        return claim_or_record
+    return store.acquire(replace(operation, fingerprint=stored, former_fingerprints=()))
 
 
 def in_progress(store: Store, operation: Operation, error: OperationInProgress) -> InProgress:

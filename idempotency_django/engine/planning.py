@@ -117,7 +117,7 @@ def plan_call(
     key: str,
     scope: str,
     name: str,
-    content: str,
+    content_digest: str,
     method: str,
     asynchronous: bool = False,
     max_attempts: int | None = None,
@@ -130,7 +130,7 @@ def plan_call(
         key: the operation's key.
         scope: the namespace that the key is unique in.
         name: the operation's name, for people.
-        content: the digest of what is asked for.
+        content_digest: the digest of what is asked for.
         method: what stands for the HTTP method in the audit.
         asynchronous: whether the handler is async, so that no transaction can span it.
         max_attempts: how many attempts may fail or be interrupted before an operator must settle
@@ -149,7 +149,7 @@ def plan_call(
         key=keys.checked(key),
         scope=scope,
         name=name,
-        content=content,
+        content_digest=content_digest,
         method=method,
         lease=lease,
     )

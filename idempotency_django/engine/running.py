@@ -7,7 +7,6 @@ operation and a function that executes it, and matches the :data:`Outcome` they 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
@@ -21,8 +20,6 @@ from .leased import Awaiting, Blocking, LeasedRun
 from .observing import observed
 from .outcomes import (
     Admit,
-    Executed,
-    Mismatched,
     Outcome,
     Recover,
     Replayed,
@@ -91,18 +88,13 @@ def run_unobserved(
     admit: Admit | None = None,
 ) -> Outcome:
     """:func:`run` without the context managers of the settings around it."""
-    wanted: Operation | None = operation
-    while wanted is not None:
-        if wanted.lease is None:
-            once = TransactionalRun(store, wanted, execute, recover, atomic, admit)
-            outcome = once.try_once() if wanted.wait is None else once.outcome(wanted.wait)
-        else:
-            driver, around = Blocking(execute), (atomic or _NONE).around_handler(store)
-            leased = LeasedRun(driver, store, wanted, wanted.lease, recover, around, admit)
-            outcome = driver.run(leased.outcome())
-        if isinstance(outcome, Executed):
-            return outcome  # its signals were sent on the way
-        wanted = _under_alias(outcome, wanted)
+    if operation.lease is None:
+        once = TransactionalRun(store, operation, execute, recover, atomic, admit)
+        outcome = once.try_once() if operation.wait is None else once.outcome(operation.wait)
+    else:
+        driver, around = Blocking(execute), (atomic or _NONE).around_handler(store)
+        leased = LeasedRun(driver, store, operation, operation.lease, recover, around, admit)
+        outcome = driver.run(leased.outcome())
     announce_outcome(outcome, operation)
     return outcome
 
@@ -143,12 +135,9 @@ async def _arun(
     recover: Recover,
     admit: Admit | None,
 ) -> Outcome:
-    wanted: Operation | None = operation
-    while wanted is not None:
-        driver, around = Awaiting(execute), _NONE.around_handler(store)
-        leased = LeasedRun(driver, store, wanted, lease, recover, around, admit)
-        outcome = await driver.run(leased.outcome())
-        wanted = _under_alias(outcome, wanted)
+    driver, around = Awaiting(execute), _NONE.around_handler(store)
+    leased = LeasedRun(driver, store, operation, lease, recover, around, admit)
+    outcome = await driver.run(leased.outcome())
     if signal_of(outcome):  # in a thread: a receiver may ask the database
         await sync_to_async(announce_outcome)(outcome, operation)
     return outcome
@@ -163,12 +152,3 @@ def replay(record: Record, operation: Operation) -> Replayed | None:
         announce_outcome(outcome, operation)
         execution.end_with(outcome)
     return outcome
-
-
-def _under_alias(outcome: Outcome, operation: Operation) -> Operation | None:
-    """The operation with its record's fingerprint, if that is another one of the request."""
-    if isinstance(outcome, Mismatched) and outcome.record.fingerprint in operation.aliases:
-        fingerprint = outcome.record.fingerprint
-        content = operation.aliases[fingerprint]
-        return replace(operation, fingerprint=fingerprint, content=content, aliases={})
-    return None

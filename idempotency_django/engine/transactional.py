@@ -39,6 +39,7 @@ from .outcomes import (
     Replayed,
     Result,
     RolledBack,
+    acquire,
     announce,
     decide,
     end_signal,
@@ -168,7 +169,7 @@ class TransactionalRun:
             return recalled
         try:
             with self.store.transaction(after=self.after):
-                claim_or_record = self.store.acquire(self.operation)
+                claim_or_record = acquire(self.store, self.operation)
                 if isinstance(claim_or_record, Claim):
                     if claim_or_record.interrupted and hold_exhausted(self.store, claim_or_record):
                         return Held()

@@ -1,25 +1,24 @@
 """The status of an operation: the address that a duplicate gets, and what it finds there.
 
-The address names the operation in an opaque token: a client cannot read it, change it or ask for
-another operation. The caller must be the user who started the operation, or have the same
+The address names the operation in a signed token: a client cannot change it or ask for another
+operation. The caller must be the user who started the operation, or have the same
 ``Authorization`` header. Without a token, callers ask for their own operations by key.
 """
 
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
+from django.core.signing import BadSignature, Signer
 from django.http import HttpResponse, JsonResponse
 from django.urls import NoReverseMatch, reverse
 
 from ..conf import conf
 from ..policy import keys
-from ..policy.seals import decrypt_token, encrypt_token
 from ..stores import Store, stores
 from ..stores.records import Operation, Payload, Record, Status
 
@@ -51,10 +50,8 @@ def location(store: Store, operation: Operation, *owners: str) -> str:
         ImproperlyConfigured: the project's URLs have no status view.
     """
     # With the fingerprint, because the key may later name another operation.
-    fingerprints = [operation.fingerprint, *operation.aliases]
-    owner, *others = owners
-    named = [store.alias, operation.key, operation.scope, owner, fingerprints, *others]
-    return status_url(encrypt_token(json.dumps(named).encode(), salt=SALT))
+    named = [store.alias, operation.key, operation.scope, operation.fingerprints, owners]
+    return status_url(Signer(salt=SALT).sign_object(named))
 
 
 def status_url(token: str) -> str:
@@ -106,12 +103,12 @@ def _operations_with(key: str, callers: set[str]) -> Iterator[dict[str, Any]]:
 
 def record_of(token: str, callers: set[str]) -> Record | None:
     """The record that a token names; ``None``: there is no record, or it is another caller's."""
-    named = decrypt_token(token, salt=SALT)
-    if named is None:
+    try:
+        alias, key, scope, fingerprints, owners = Signer(salt=SALT).unsign_object(token)
+    except BadSignature:
         return None
-    alias, key, scope, owner, fingerprints, *others = json.loads(named)
     # An anonymous caller's address is for everybody who has it, as an anonymous caller can be.
-    if {owner, *others}.isdisjoint(callers | {""}) or alias not in conf.stores:
+    if {*owners}.isdisjoint(callers | {""}) or alias not in conf.stores:
         return None
     record = stores[alias].get(key, scope)
     if record is None or record.expired or record.fingerprint not in ("", *fingerprints):

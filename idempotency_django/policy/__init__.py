@@ -5,7 +5,7 @@ Keys, scopes and fingerprints have a module each, whose functions a policy takes
 """
 
 from . import fingerprints, keys, scopes
-from .digests import canonical, content_digest, digest
+from .digests import canonical, digest
 from .identity import named_fingerprints
 from .invocation import Invocation
 from .policies import (
@@ -39,7 +39,6 @@ __all__ = [
     "Policy",
     "SlidingTTL",
     "canonical",
-    "content_digest",
     "digest",
     "fingerprints",
     "keys",

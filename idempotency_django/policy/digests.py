@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Iterator, Mapping
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Final
 from uuid import UUID
 
-LENGTH: Final = 12
-"""Bytes of a content digest: 96 bits are enough to distinguish all requests with one key."""
+from django.conf import settings
+from django.utils.crypto import salted_hmac
 
 _SHORT: Final = 64
 """The most bytes of a text that is written out."""
@@ -24,9 +26,24 @@ def digest(*parts: bytes | str) -> str:
     return hashlib.sha256(framed(*parts)).hexdigest()
 
 
-def content_digest(*parts: bytes | str) -> str:
-    """The digest of what a request asks for: 24 hexadecimal characters, without a secret."""
-    return hashlib.sha256(framed(*parts)).digest()[:LENGTH].hex()
+def keyed_digests(purpose: str, *parts: bytes | str) -> tuple[str, ...]:
+    """HMAC-SHA-256 hex of the parts, which nobody can test a guess against without the secret.
+
+    Args:
+        purpose: what the digest is for; digests for different purposes have nothing in common.
+        parts: as for :func:`digest`.
+
+    Returns:
+        The digest under ``SECRET_KEY``, and after it those under ``SECRET_KEY_FALLBACKS``.
+    """
+    data = framed(*parts)
+    secrets = (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
+    return tuple([hmac.digest(_key(purpose, secret), data, "sha256").hex() for secret in secrets])
+
+
+@lru_cache(maxsize=64)
+def _key(purpose: str, secret: str | bytes) -> bytes:
+    return salted_hmac(f"idempotency_django.{purpose}", "", secret, algorithm="sha256").digest()
 
 
 def framed(*parts: bytes | str) -> bytes:

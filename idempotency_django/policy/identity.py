@@ -6,18 +6,15 @@ from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Any, Final
 
-from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from django.utils.crypto import salted_hmac
 
 from ..conf import conf, until_settings_change
 from ..errors import KeyMalformed, KeyMissing
 from ..stores.records import Operation
 from . import keys, scopes
-from .digests import content_digest, framed
+from .digests import keyed_digests
 from .invocation import Invocation
 from .policies import Policy, SlidingTTL
-from .seals import sealed
 
 # The key.
 
@@ -86,9 +83,6 @@ def identified(policy: Policy, invocation: Invocation) -> Invocation:
     return invocation.changed(principal=_text("principal", principal), authorization="")
 
 
-_OWNER: Final = "idempotency_django.owner"
-
-
 def owners_of(authorization: str) -> list[str]:
     """The names that records have for an unknown caller with this ``Authorization`` header.
 
@@ -97,9 +91,7 @@ def owners_of(authorization: str) -> list[str]:
     """
     if not authorization:
         return []
-    keyed = partial(salted_hmac, _OWNER, authorization, algorithm="sha256")
-    secrets = (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
-    return [f"authorization:{keyed(secret=secret).hexdigest()}" for secret in secrets]
+    return [f"authorization:{digest}" for digest in keyed_digests("owner", authorization)]
 
 
 def operation(
@@ -125,17 +117,16 @@ def operation(
     asked_for = policy.fingerprint(invocation)
     if not isinstance(asked_for, bytes):
         asked_for = _text("fingerprint", asked_for)
-    digest = content_digest(asked_for)
     caller = () if policy.principal is False else (invocation.principal, invocation.authorization)
-    aliases = sealed(digest, framed(digest, scope, key, invocation.host, *caller))
-    fingerprint, content = next(iter(aliases.items()))
-    return _operations(policy)(
+    fingerprint, *former = keyed_digests(
+        "fingerprint", asked_for, scope, key, invocation.host, *caller
+    )
+    return _operation_template(policy)(
         key=key,
         scope=scope if scopes.FITS.fullmatch(scope) else scopes.fit(scope),
         name=invocation.name,
         fingerprint=fingerprint,
-        content=content,
-        aliases=aliases,
+        former_fingerprints=tuple(former),
         lease=lease,
         principal=invocation.principal or next(iter(owners_of(invocation.authorization)), ""),
         method=invocation.method,
@@ -156,9 +147,9 @@ def _scope(policy: Policy, invocation: Invocation, scope: str | None) -> str:
     return scope
 
 
-def named_fingerprints(key: str, scope: str, content: str) -> dict[str, str]:
-    """The fingerprints of a :func:`named_operation`; see :func:`~.seals.sealed`."""
-    return sealed(content, framed(content, scope, key))
+def named_fingerprints(key: str, scope: str, content_digest: str) -> tuple[str, ...]:
+    """The fingerprint of a :func:`named_operation`, and after it its former ones."""
+    return keyed_digests("fingerprint", content_digest, scope, key)
 
 
 def named_operation(
@@ -167,7 +158,7 @@ def named_operation(
     key: str,
     scope: str,
     name: str,
-    content: str,
+    content_digest: str,
     method: str,
     lease: timedelta | None = None,
 ) -> Operation:
@@ -178,19 +169,17 @@ def named_operation(
         key: its key.
         scope: the namespace that the key is unique in.
         name: its name.
-        content: the digest of what is asked for.
+        content_digest: the digest of what is asked for.
         method: what stands for the HTTP method in the audit.
         lease: how long a claim on it lives; ``None``: as long as its transaction.
     """
-    aliases = named_fingerprints(key, scope, content)
-    fingerprint, derivable = next(iter(aliases.items()))
-    return _operations(policy)(
+    fingerprint, *former = named_fingerprints(key, scope, content_digest)
+    return _operation_template(policy)(
         key=key,
         scope=scope if scopes.FITS.fullmatch(scope) else scopes.fit(scope),
         name=name,
         fingerprint=fingerprint,
-        content=derivable,
-        aliases=aliases,
+        former_fingerprints=tuple(former),
         lease=lease,
         method=method,
     )
@@ -198,8 +187,8 @@ def named_operation(
 
 @until_settings_change
 @lru_cache(maxsize=1024)
-def _operations(policy: Policy) -> partial[Operation]:
-    """Operations with what only their policy decides, worked out once for each policy."""
+def _operation_template(policy: Policy) -> partial[Operation]:
+    """What only its policy decides of an operation, worked out once for each policy."""
     return partial(
         Operation,
         ttl=policy.ttl,

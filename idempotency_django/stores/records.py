@@ -7,7 +7,7 @@ import re
 import secrets
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -30,12 +30,9 @@ class Operation:
         key: the string that names the operation; 1-255 visible ASCII characters.
         scope: the namespace the key is unique in; at most 255 printable ASCII characters.
         name: which operation this is, for people (``"POST /api/charges/"``).
-        fingerprint: of what the request asks for and who asks, 64 characters; see
-            :mod:`idempotency_django.policy.seals`.
-        content: keyed digest of what the request asks for, and of nothing else; keys are derived
-            from it. It is never stored as it is.
-        aliases: all fingerprints of the same request, each with its ``content``: also those under
-            ``SECRET_KEY_FALLBACKS``.
+        fingerprint: HMAC-SHA-256 of what the request asks for and who asks, 64 hexadecimal
+            characters. Keys are derived from it.
+        former_fingerprints: those of the same request under ``SECRET_KEY_FALLBACKS``.
         ttl: how long a completed record is replayed; ``None``: forever.
         retention: how long the expired record is kept for the audit before it may be purged.
         refuse_expired: do not execute it while there is a completed record of its key, expired or
@@ -62,8 +59,7 @@ class Operation:
     name: str
     fingerprint: str
     ttl: timedelta | None
-    content: str = ""
-    aliases: Mapping[str, str] = field(default_factory=dict, hash=False)
+    former_fingerprints: tuple[str, ...] = ()
     retention: timedelta = timedelta(0)
     refuse_expired: bool = False
     lease: timedelta | None = None
@@ -77,6 +73,11 @@ class Operation:
     path: str = ""
     caused_by: str = ""
     cause_reference: str = ""
+
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        """The fingerprints that a record of the same request may have."""
+        return (self.fingerprint, *self.former_fingerprints)
 
 
 def reference(key: str, scope: str) -> str:
@@ -155,7 +156,7 @@ NAMESPACE: Final = uuid.UUID("9f4c2c1e-7c8e-5d0b-9b57-3f1d3a2f8f6a")
 """The namespace of derived keys."""
 
 
-def derived_key(*, scope: str, key: str, content: str, name: str) -> str:
+def derived_key(*, scope: str, key: str, fingerprint: str, name: str) -> str:
     """A key for another service, the same on every attempt at an operation, and for no other.
 
     It is a UUID (RFC 9562, version 5).
@@ -163,10 +164,10 @@ def derived_key(*, scope: str, key: str, content: str, name: str) -> str:
     Args:
         scope: the operation's scope.
         key: the operation's key.
-        content: the keyed digest of what the operation asks for.
+        fingerprint: the operation's fingerprint.
         name: what the key is for, such as ``"charge"``.
     """
-    parts = (scope, key, content, name)
+    parts = (scope, key, fingerprint, name)
     return str(uuid.uuid5(NAMESPACE, "".join(f"{len(part)}:{part}" for part in parts)))
 
 

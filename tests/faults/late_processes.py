@@ -20,8 +20,7 @@ from redis import Redis
 
 from idempotency_django.contrib.redis import RedisStore
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy.seals import derived_keys
-from idempotency_django.stores import Store
+from idempotency_django.stores import Store, derived_key
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.testing import PATIENCE, eventually
 from tests.models import Effect
@@ -66,10 +65,8 @@ class Place:
             return self.effects(key)
         found = self.store.get(key, SCOPE)
         assert found is not None
-        derived = derived_keys(
-            scope=SCOPE, key=key, fingerprint=found.fingerprint, names=["charge"]
-        )
-        return self.effects(derived["charge"])
+        derived = derived_key(scope=SCOPE, key=key, fingerprint=found.fingerprint, name="charge")
+        return self.effects(derived)
 
     def effects(self, reference: str) -> int:
         """How often there is such an effect."""

@@ -35,7 +35,7 @@ from ...errors import (
     StoreUnavailable,
     UnknownEventType,
 )
-from ...policy import UNSET, Policy, canonical, content_digest, keys, named_fingerprints, scopes
+from ...policy import UNSET, Policy, canonical, digest, keys, named_fingerprints, scopes
 from ...stores import Store, is_open, reference, stores
 from .events import Event
 from .seen import SeenFilter
@@ -436,9 +436,10 @@ class RecordOf:
     fingerprints: Sequence[str]
 
     @classmethod
-    def named(cls, store: Store, key: str, scope: str, content: str) -> Self:
+    def named(cls, store: Store, key: str, scope: str, content_digest: str) -> Self:
         """The record of the operation that is planned with these arguments."""
-        return cls(store, key, scopes.fit(scope), [*named_fingerprints(key, scope, content)])
+        fingerprints = named_fingerprints(key, scope, content_digest)
+        return cls(store, key, scopes.fit(scope), fingerprints)
 
 
 class Consumer:
@@ -659,7 +660,7 @@ class Consumer:
         """The store, scope and key of the event's record; ``ValueError``: the sender is missing."""
         store = stores[self._policy.resolved().store]
         scope = self._scope(event.source, sender)
-        return RecordOf.named(store, keys.fit(event.id), scope, _content(event))
+        return RecordOf.named(store, keys.fit(event.id), scope, _content_digest(event))
 
     def _execution(
         self, event: Event, sender: str, *, asynchronous: bool = False
@@ -672,7 +673,7 @@ class Consumer:
             key=keys.fit(event.id),
             scope=self._scope(event.source, sender),
             name=f"{self.name} {event.type}",
-            content=_content(event),
+            content_digest=_content_digest(event),
             method=METHOD,
             asynchronous=asynchronous,
             max_attempts=self.max_attempts,
@@ -731,9 +732,9 @@ class Consumer:
         return handler
 
 
-def _content(event: Event) -> str:
+def _content_digest(event: Event) -> str:
     """The digest of what tells two events apart that have one source and id."""
-    return content_digest(canonical((event.type, event.subject, event.data)))
+    return digest(canonical((event.type, event.subject, event.data)))
 
 
 def consumers() -> dict[str, Consumer]:

@@ -10,8 +10,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from ...errors import StoreUnavailable
 from ...models import IdempotencyKey, IdempotencyStep
-from ...policy.seals import derived_keys
-from ...stores import Store, stores
+from ...stores import Store, derived_key, stores
 
 
 class Command(BaseCommand):
@@ -56,14 +55,9 @@ class Command(BaseCommand):
             raise CommandError(
                 "No step is stored for this key. Pass the names of the derived keys."
             )
-        try:
-            derived = derived_keys(
-                scope=scope, key=key, fingerprint=record.fingerprint, names=names
-            )
-        except ValueError as error:
-            raise CommandError(str(error)) from error
-        for name, value in derived.items():
-            self.stdout.write(f"{name}: {value}")
+        for name in names:
+            derived = derived_key(scope=scope, key=key, fingerprint=record.fingerprint, name=name)
+            self.stdout.write(f"{name}: {derived}")
 
     def _only_scope(self, store: Store, key: str) -> str:
         """The scope that the key is in, where there is no choice."""

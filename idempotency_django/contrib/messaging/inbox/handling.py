@@ -20,7 +20,7 @@ from django.utils.datastructures import CaseInsensitiveMapping
 from ....conf import conf
 from ....engine import Plan, plan_call
 from ....models import DatabaseNow
-from ....policy import content_digest
+from ....policy import digest
 from ....stores import (
     Claim,
     Operation,
@@ -115,7 +115,7 @@ def record_of(message: InboxMessage) -> RecordOf:
         return consumer.record_of(event, sender=sender)
     store = stores[policy_of(_receiver(message)).store]
     return RecordOf.named(
-        store, message.message_id, scope_of(message.source), content_digest(message.digest)
+        store, message.message_id, scope_of(message.source), digest(message.digest)
     )
 
 
@@ -130,7 +130,7 @@ def _plan(receiver: type[WebhookReceiver], message: InboxMessage, handler: Handl
         key=message.message_id,
         scope=scope_of(message.source),
         name=f"{message.source} {message.type}"[:255],
-        content=content_digest(message.digest),
+        content_digest=digest(message.digest),
         method=METHOD,
         max_attempts=receiver.max_attempts,
         caused_by=reference_of(message),

@@ -26,7 +26,7 @@ from django.views import View
 from ....errors import DeliveryMalformed, DeliveryTooLarge, IdempotencyError, StoreUnavailable
 from ....http import EXEMPT, INBOX, problem_response, take_over_transactions
 from ....models import DatabaseNow
-from ....policy import Policy, content_digest, keys, named_fingerprints, scopes
+from ....policy import Policy, digest, keys, named_fingerprints, scopes
 from ....stores import is_open
 from ..consumers import Handler, registering
 from ..databases import database
@@ -421,5 +421,5 @@ def scope_of(source: str) -> str:
 
 def _fingerprint(message: InboxMessage) -> str:
     """The fingerprint of the message's operation, under the ``SECRET_KEY`` of now."""
-    content = content_digest(message.digest)
-    return next(iter(named_fingerprints(message.message_id, scope_of(message.source), content)))
+    content_digest = digest(message.digest)
+    return named_fingerprints(message.message_id, scope_of(message.source), content_digest)[0]

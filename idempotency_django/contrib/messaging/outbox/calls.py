@@ -17,7 +17,7 @@ from django.core.signing import BadSignature, Signer
 from django.db import transaction
 
 from ....engine import ExecutionContext, plan_call, run_plan
-from ....policy import Policy, content_digest
+from ....policy import Policy, digest
 from ....stores import reference
 from ..brokers.base import Outgoing, Publisher, Refused, answer_of
 from ..consumers import without_exits
@@ -175,7 +175,7 @@ class Call:
             key=message_id,
             scope=SCOPE,
             name=self.path,
-            content=content_digest(self._text),
+            content_digest=digest(self._text),
             method=_METHOD,
             caused_by=caused_by,
         )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
-from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -20,8 +20,8 @@ from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.engine.functions import aidempotent_call, idempotent_call
 from idempotency_django.errors import FingerprintMismatch
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy, seals
-from idempotency_django.policy.digests import canonical, content_digest, digest, framed
+from idempotency_django.policy import Policy
+from idempotency_django.policy.digests import canonical, digest, framed, keyed_digests
 from idempotency_django.stores import stores
 from idempotency_django.stores.records import Claim, Status
 from idempotency_django.testing.contract import an_operation
@@ -57,11 +57,6 @@ def client() -> Client:
     return client
 
 
-def sealed(content: str, *bound: str) -> dict[str, str]:
-    """Its fingerprints, bound to these."""
-    return seals.sealed(content, framed(content, *bound))
-
-
 def rotate(settings: Any, *before: str) -> None:
     settings.SECRET_KEY_FALLBACKS = list(before)
     settings.SECRET_KEY = "the secret after the rotation"
@@ -77,26 +72,32 @@ class TestSecret:
         asked = json.dumps({"reference": "a"}).encode()
         guesses = [asked, canonical(json.loads(asked)), b"json" + asked]
         plain = {hashlib.sha256(guess).hexdigest() for guess in guesses} | set(map(digest, guesses))
-        assert not {stolen, stolen[:32], stolen[32:]} & plain
+        assert stolen not in plain
         # The same request under another secret has nothing in common with it.
         settings.SECRET_KEY = "somebody else's"
         other = new_key()
         assert post(client, path, other).status_code == 201
-        assert record(other).fingerprint[:32] != stolen[:32]
-        assert record(other).fingerprint[32:] != stolen[32:]
+        assert record(other).fingerprint != stolen
 
     def test_equal_for_equal(self) -> None:
-        """The same content for the same caller is the same fingerprint; anything else is not."""
-        content = content_digest("order", "17")
-        assert sealed(content, "user:1") == sealed(content, "user:1")
+        """The same parts for the same purpose have the same digest; anything else has not."""
+        [digest] = keyed_digests("fingerprint", "order", "17")
+        assert keyed_digests("fingerprint", "order", "17") == (digest,)
         others = [
-            *sealed(content),
-            *sealed(content, "user:2"),
-            *sealed(content, "user:1", ""),
-            *sealed(content_digest("order1", "7"), "user:1"),
+            *keyed_digests("fingerprint", "order"),
+            *keyed_digests("fingerprint", "order", "17", ""),
+            *keyed_digests("fingerprint", "order1", "7"),
+            *keyed_digests("owner", "order", "17"),
         ]
-        assert len({*others, *sealed(content, "user:1")}) == 5
-        assert {len(fingerprint) for fingerprint in others} == {64}
+        assert len({digest, *others}) == 5
+        assert {len(each) for each in (digest, *others)} == {64}
+
+    def test_hmac(self, settings: Any) -> None:
+        """It is HMAC-SHA-256 under a key that is derived from the secret, as Django derives it."""
+        [digest] = keyed_digests("fingerprint", "order", "17")
+        key = hashlib.sha256(b"idempotency_django.fingerprint" + settings.SECRET_KEY.encode())
+        inner = hmac.digest(key.digest(), b"", "sha256")
+        assert digest == hmac.digest(inner, framed("order", "17"), "sha256").hex()
 
     @both
     def test_derived_keys(self, client: Client, path: str, settings: Any) -> None:
@@ -116,27 +117,7 @@ class TestSecret:
         for key in keys:
             assert post(client, "/leased/", key).status_code == 201
         first, second = (record(key).fingerprint for key in keys)
-        assert first[:32] != second[:32]
-        assert first[32:] != second[32:]
-
-    def test_content(self, settings: Any) -> None:
-        """With the secret, now or as a fallback, what keys are derived from is recovered. It is of
-        the content alone.
-        """
-        digest_of_17 = content_digest("order 17")
-        [(fingerprint, content)] = sealed(digest_of_17, "user:1", "api.example").items()
-        assert [*sealed(digest_of_17, "user:2").values()] == [content]
-        assert content != digest_of_17
-        assert seals.content_of(fingerprint) == content
-        rotate(settings, "an older one", "tests")
-        assert seals.content_of(fingerprint) == content
-        settings.SECRET_KEY_FALLBACKS = []
-        assert seals.content_of(fingerprint) is None
-
-    @pytest.mark.parametrize("broken", ["", "f" * 64, "no hex", "ab"])
-    def test_no_content(self, broken: str) -> None:
-        """What nobody has sealed has no content."""
-        assert seals.content_of(broken) is None
+        assert first != second
 
 
 class TestRotation:
@@ -203,13 +184,13 @@ class TestCalls:
             idempotent_call(lambda _: 43, key=sync_key, **given | {"fingerprint": {"order": 18}})
 
 
-def test_derived_from_content() -> None:
+def test_derived_from_the_fingerprint() -> None:
     """Another request under the same key derives another key; a retry derives the same."""
 
-    def derived(content: str) -> str:
-        operation = replace(an_operation(key="one-key"), content=content)
+    def derived(fingerprint: str) -> str:
+        operation = an_operation(key="one-key", fingerprint=fingerprint)
         execution = ExecutionContext(stores["default"], Claim(operation, 1, "token"), None)
         return execution.derive_key("charge")
 
-    assert derived("a") == derived("a")
-    assert derived("a") != derived("b")
+    assert derived("a" * 64) == derived("a" * 64)
+    assert derived("a" * 64) != derived("b" * 64)
