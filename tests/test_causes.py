@@ -163,7 +163,13 @@ def test_resumed_by_another() -> None:
 def test_given_by_an_adapter() -> None:
     """An adapter may know the parent from a message; it takes precedence."""
     policy = LEASED.resolved()
-    asked: Any = {"key": "k", "scope": "s", "name": "n", "content": "0" * 64, "method": "CALL"}
+    asked: Any = {
+        "key": "k",
+        "scope": "s",
+        "name": "n",
+        "content_digest": "0" * 64,
+        "method": "CALL",
+    }
     assert plan_call(policy, **asked).operation.caused_by == ""
     assert plan_call(policy, **asked, caused_by="a b").operation.caused_by == "a b"
     given: list[str] = []

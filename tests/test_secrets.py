@@ -15,10 +15,12 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.urls import path
 
+from idempotency_django.contrib.messaging.consumers import Consumer, Duplicate, Handled
+from idempotency_django.contrib.messaging.events import Event
 from idempotency_django.decorators import idempotent
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.engine.functions import aidempotent_call, idempotent_call
-from idempotency_django.errors import FingerprintMismatch
+from idempotency_django.errors import FingerprintMismatch, OperationHeld
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.policy.digests import canonical, digest, framed, keyed_digests
@@ -182,6 +184,45 @@ class TestCalls:
         assert acall(fn, key=async_key, policy=LEASED, **given) == 42
         with pytest.raises(FingerprintMismatch):
             idempotent_call(lambda _: 43, key=sync_key, **given | {"fingerprint": {"order": 18}})
+
+    def test_held(self, settings: Any) -> None:
+        """A held operation stays held."""
+        policy, seen = LEASED.replace(on_interrupted="hold"), list[str]()
+        given: dict[str, Any] = {"key": "k", "scope": "s", "name": "pay", "policy": policy}
+        idempotent_call(lambda execution: seen.append(execution.key), **given)
+        IdempotencyKey.objects.update(
+            status=Status.IN_PROGRESS, completed_at=None, lease_expires_at=ago(minutes=1)
+        )
+        rotate(settings, "tests")
+        with pytest.raises(OperationHeld):
+            idempotent_call(lambda execution: seen.append(execution.key), **given)
+        assert seen == ["k"]
+
+    def test_batch(self, settings: Any) -> None:
+        """Events that were handled are duplicates, and one whose attempt was interrupted is handled
+        with the keys that it derived.
+        """
+        derived, consumer = dict[str, list[str]](), Consumer("billing")
+
+        @consumer.on("paid")
+        def book(event: Event, execution: ExecutionContext) -> None:
+            derived.setdefault(event.id, []).append(execution.derive_key("entry"))
+
+        events = [Event(id=name, source="/shop", type="paid") for name in ("done", "cut", "new")]
+        consumer.handle_many(events[:2])
+        IdempotencyKey.objects.filter(key="cut").update(
+            status=Status.IN_PROGRESS, completed_at=None, created_at=ago(hours=1)
+        )
+        rotate(settings, "tests")
+        outcomes = consumer.handle_many(events)
+        assert [type(outcome) for outcome in outcomes] == [Duplicate, Handled, Handled]
+        assert {name: len(keys) for name, keys in derived.items()} == {
+            "done": 1,
+            "cut": 2,
+            "new": 1,
+        }
+        assert len(set(derived["cut"])) == 1
+        assert consumer.handle_many(events)[1:] == [Duplicate(None), Duplicate(None)]
 
 
 def test_derived_from_the_fingerprint() -> None:
