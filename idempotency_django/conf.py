@@ -121,6 +121,18 @@ def _are_headers(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(map(_is_header, value))
 
 
+def _chooses_views(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return bool(value) and all(map(_is_prefix_or_namespace, value))
+    return value in (ALL_UNSAFE, WITH_POLICY)
+
+
+def _is_prefix_or_namespace(value: Any) -> bool:
+    if not _is_text(value) or value in (ALL_UNSAFE, WITH_POLICY):
+        return False
+    return value.startswith("/") or "/" not in value  # "api/" is a prefix without its first slash
+
+
 class Settings:
     """Reads ``settings.IDEMPOTENCY`` at the first access to each of its names.
 
@@ -219,19 +231,14 @@ class Settings:
     )
     """The URL that problem types link to; the slug of the problem is appended."""
 
-    middleware_exempt: cached_property[Sequence[str]] = _setting(
-        "MIDDLEWARE_EXEMPT", (), "a list of dotted paths, such as ['ninja']", _is_list_of_texts
-    )
-    """The modules whose views the middleware leaves alone, including their submodules."""
-
-    middleware_protects = _setting(
+    middleware_protects: cached_property[str | Sequence[str]] = _setting(
         "MIDDLEWARE_PROTECTS",
         ALL_UNSAFE,
-        f"{ALL_UNSAFE!r} (every view that is not exempt) or {WITH_POLICY!r} (views that have a "
-        "policy)",
-        lambda value: isinstance(value, str) and value in (ALL_UNSAFE, WITH_POLICY),
+        f"{ALL_UNSAFE!r} (every view), {WITH_POLICY!r} (views that declare a policy), or a list of "
+        "path prefixes and URL namespaces, such as ['/api/', 'shop']",
+        _chooses_views,
     )
-    """``"unsafe"``: every view called with an unsafe method; ``"with-policy"``: opt-in."""
+    """What the middleware protects beside views that declare a policy."""
 
     consumers: cached_property[Sequence[str]] = _setting(
         "CONSUMERS",

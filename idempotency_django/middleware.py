@@ -21,11 +21,12 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.module_loading import import_string
 
-from .conf import WITH_POLICY, conf
+from .conf import conf
 from .errors import KeyUnsupported
 from .http.atomic_requests import asks_for_transaction
 from .http.marking import FAILED, mark
 from .http.messages import PLANNED, key_header, mark_refusal, problem_response
+from .http.routes import is_covered
 from .http.serving import log_unread_field
 from .http.unwrapping import (
     ViewFunction,
@@ -34,7 +35,6 @@ from .http.unwrapping import (
     innermost,
     is_async,
     is_exempt,
-    is_exempt_by_module,
     name_of,
     operations_of,
     part_for,
@@ -57,12 +57,12 @@ GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseB
 
 
 class IdempotencyMiddleware:
-    """Middleware that protects every view with an unsafe method, or only views with a policy.
+    """Middleware that protects views that are called with an unsafe method.
 
-    ``IDEMPOTENCY["MIDDLEWARE_PROTECTS"]`` chooses between the two. A view's policy is its
-    ``idempotency_policy`` attribute (on the function or on the class), else the project's. The
-    middleware leaves alone views that are protected inside, below any decorator, and those that
-    are marked ``@idempotency_exempt``.
+    ``IDEMPOTENCY["MIDDLEWARE_PROTECTS"]`` chooses the views; those that declare a policy are always
+    among them. A view's policy is its ``idempotency_policy`` attribute (on the function or on the
+    class), else the project's. The middleware leaves alone views that are protected inside, below
+    any decorator, and those that are marked ``@idempotency_exempt``.
 
     It must come after every middleware that has a ``process_view``, so that their checks (CSRF, a
     required login) run first. It refuses to start in any other position.
@@ -148,7 +148,11 @@ class IdempotencyMiddleware:
         is_inside, declared = known.knows(method)
         if is_inside:
             request._idempotency_view = view  # type: ignore[attr-defined]
-        if declared is None or (declared is UNSET and conf.middleware_protects == WITH_POLICY):
+        match = request.resolver_match
+        namespaces = match.namespaces if match else []
+        if declared is None or (
+            declared is UNSET and not is_covered(request.path_info, namespaces)
+        ):
             return None
         policy = resolve(PROJECT_POLICY if declared is UNSET else declared)
         has_key = keys.reads_header(policy.key) and (
@@ -157,8 +161,6 @@ class IdempotencyMiddleware:
         )
         if not (has_key or policy.key or policy.requires_key(method)):
             log_unread_field(request)
-            return None
-        if conf.middleware_exempt and is_exempt_by_module(view):
             return None
         request._idempotency_view = view  # type: ignore[attr-defined]
         return known

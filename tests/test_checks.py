@@ -149,6 +149,7 @@ def test_setting_that_is_no_dict(value: object) -> None:
     ("name", "value", "said"),
     [
         ("MIDDLEWARE_PROTECTS", "all", "'all'"),
+        ("MIDDLEWARE_PROTECTS", ["api/"], "['api/']"),
         ("POLICY", {"ttl": 60}, "ttl=60"),
         ("POLICY", {"requierd": True}, "'requierd'"),
         ("POLICY", {1: 2, "x": 3}, "'x'"),

@@ -22,7 +22,6 @@ DEFAULTS = {
     "EXCLUDE_HEADERS": (),
     "HEADER": "Idempotency-Key",
     "MESSAGING_DATABASE": "default",
-    "MIDDLEWARE_EXEMPT": (),
     "MIDDLEWARE_PROTECTS": "unsafe",
     "OUTBOX": {},
     "POLICY": {},
@@ -41,8 +40,7 @@ OTHERS = {
     "EXCLUDE_HEADERS": ["X-Cost"],
     "HEADER": "X-Request-Key",
     "MESSAGING_DATABASE": "other",
-    "MIDDLEWARE_EXEMPT": ["ninja"],
-    "MIDDLEWARE_PROTECTS": "with-policy",
+    "MIDDLEWARE_PROTECTS": ["/api/", "shop:v1"],
     "OUTBOX": {"orders": "shop.publishers.Orders"},
     "POLICY": {"required": True},
     "RECORD_REPLAYS": False,
@@ -121,9 +119,25 @@ def test_wrong_value_is_refused(name: str, value: object) -> None:
         getattr(conf, name.lower())
 
 
-@pytest.mark.parametrize("value", ["all", "", None, True, ["unsafe"]])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "all",
+        "",
+        "/api/",
+        None,
+        True,
+        {"/api/"},
+        [],
+        [""],
+        [1],
+        ["api/"],
+        ["unsafe"],
+        ["with-policy"],
+    ],
+)
 def test_wrong_middleware_protects_is_refused(value: object) -> None:
-    """The error names the setting, its value and both values that it can have."""
+    """The error names the setting, its value and the values that it can have."""
     with (
         override_settings(IDEMPOTENCY={"MIDDLEWARE_PROTECTS": value}),
         pytest.raises(ImproperlyConfigured) as caught,
@@ -132,5 +146,6 @@ def test_wrong_middleware_protects_is_refused(value: object) -> None:
     text = str(caught.value)
     assert f"IDEMPOTENCY['MIDDLEWARE_PROTECTS'] is {value!r}" in text
     assert "'unsafe'" in text
+    assert "such as ['/api/', 'shop']" in text
     assert "'with-policy'" in text
     assert ALL_UNSAFE == "unsafe"

@@ -268,9 +268,10 @@ class TestProtection:
 
     def test_unknown_choice(self, client: Client, settings: Any) -> None:
         """Another value of the setting is refused with the values that there are."""
-        settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": "everything"}
-        with pytest.raises(ImproperlyConfigured, match="'unsafe'"):
-            post(client, "/plain/", new_key())
+        for value in ("everything", ["plain/"]):
+            settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": value}
+            with pytest.raises(ImproperlyConfigured, match="'unsafe'"):
+                post(client, "/plain/", new_key())
 
     def test_safe_method(self, client: Client) -> None:
         """A key on a GET breaks nothing."""

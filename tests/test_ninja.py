@@ -628,7 +628,7 @@ class TestMiddleware:
         assert not any(response.has_header("Idempotency-Status") for response in refused)
 
     def test_check(self, mixed: None, settings: Any) -> None:
-        """A check says so before any request, until the views of ninja are exempt."""
+        """A check says so before any request, until the middleware protects other paths."""
         [found] = [each for each in run_checks() if each.id == "idempotency_django.E023"]
         assert "tests.test_ninja.unprotected is a view of django-ninja" in found.msg
         assert found.hint == "It serves /v0/orders."
@@ -637,9 +637,9 @@ class TestMiddleware:
             "PUT": "exempt",
             "PATCH": "middleware",
         }
-        settings.IDEMPOTENCY = {"MIDDLEWARE_EXEMPT": ["ninja"]}
+        settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": ["/api/"]}
         assert not [each for each in run_checks() if each.id == "idempotency_django.E023"]
-        assert sorted(each.how for each in endpoints()) == ["decorator", "exempt", "exempt"]
+        assert sorted(each.how for each in endpoints()) == ["", "decorator", "exempt"]
 
 
 def create_again(request: HttpRequest, order: Order) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from django.test import override_settings
-from django.urls import path
+from django.urls import include, path
 from drf_spectacular.extensions import OpenApiViewExtension
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
@@ -260,6 +260,21 @@ def test_settings(schema: dict[str, Any]) -> None:
     assert "Idempotent-Replayed" in operation["responses"]["201"]["headers"]
     assert "422" not in operation["responses"]
     assert "different request" in operation["responses"]["400"]["description"]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_namespaces(settings: Any, whole: bool) -> None:
+    """One view in two namespaces: the schema says which of them the middleware protects."""
+    settings.MIDDLEWARE = MIDDLEWARE
+    settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": ["v2"]}
+    views = [path("plain/<int:pk>/", Plain.as_view())]
+    urls = [path(f"api/{name}/", include((views, name))) for name in ("v1", "v2")]
+    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": urls})
+    patterns = None if whole else [path("v1/", include(views)), path("v2/", include(views))]
+    generator = SchemaGenerator(patterns=patterns)  # type: ignore[no-untyped-call]
+    paths = generator.get_schema(request=None, public=True)["paths"]  # type: ignore[no-untyped-call]
+    promised = [name for name, each in paths.items() if "x-idempotency" in each["post"]]
+    assert promised == (["/api/v2/plain/{id}/"] if whole else ["/v2/plain/{id}/"])
 
 
 def test_policy_per_request(schema: dict[str, Any]) -> None:

@@ -19,7 +19,8 @@ from ..conf import MIDDLEWARE, did_you_mean
 from ..drf.adapter import checks_objects, overrides_replay_check
 from ..drf.views import IdempotentViewMixin
 from ..http.replays import lookup_of
-from ..http.unwrapping import PROTECTED, is_exempt, view_class_of
+from ..http.routes import is_covered
+from ..http.unwrapping import POLICIES, POLICY, PROTECTED, is_exempt, is_marked, view_class_of
 from ..http.wrapping import BY_DECORATOR, misplaced_mixin
 from ..policy import UNSAFE_METHODS, Policy
 from .configuration import check_policy
@@ -33,7 +34,7 @@ def check_drf_views() -> Iterator[CheckMessage]:
     for view in dict.fromkeys(_subclasses(IdempotentViewMixin)):
         if vars(view).get(PROTECTED) != BY_DECORATOR:  # which is among the endpoints
             yield from _check_view(view)
-    unseen = {each.view.cls for each in served if _takes_part(each.view) and not _is_seen(each)}
+    unseen = {each.view.cls for each in served if _takes_part(each) and not _is_seen(each)}
     for view_class in sorted(unseen, key=lambda view: (view.__module__, view.__qualname__)):
         if _is_unchecked(view_class):
             yield Warning(
@@ -62,12 +63,16 @@ def _is_seen(route: Route) -> bool:
     return lookup_of(view) is not None
 
 
-def _takes_part(view: Any) -> bool:
-    """Whether a view is one of REST framework's, and protected."""
-    view_class = view_class_of(view)
-    if view_class is None or not issubclass(view_class, APIView) or is_exempt(view):
+def _takes_part(route: Route) -> bool:
+    """Whether the view of a route is one of REST framework's, and protected."""
+    view_class = view_class_of(route.view)
+    if view_class is None or not issubclass(view_class, APIView) or is_exempt(route.view):
         return False
-    return issubclass(view_class, IdempotentViewMixin) or MIDDLEWARE in settings.MIDDLEWARE
+    if issubclass(view_class, IdempotentViewMixin):
+        return True
+    declares = any(is_marked(route.view, each) for each in (POLICY, POLICIES))
+    is_chosen = declares or is_covered(route.readable, route.namespaces)
+    return MIDDLEWARE in settings.MIDDLEWARE and is_chosen
 
 
 def _is_unchecked(view_class: Any) -> bool:

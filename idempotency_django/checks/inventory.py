@@ -12,14 +12,15 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from typing import Any, Final, Literal, NamedTuple
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import URLPattern, get_resolver
 
-from ..conf import MIDDLEWARE, WITH_POLICY, conf
-from ..http.routes import readable_route
+from ..conf import MIDDLEWARE
+from ..http.routes import is_covered, readable_route
 from ..http.unwrapping import (
     INBOX,
     POLICIES,
@@ -33,7 +34,6 @@ from ..http.unwrapping import (
     initkwargs_of,
     innermost,
     is_exempt,
-    is_exempt_by_module,
     is_from,
     operations_of,
     part_for,
@@ -118,7 +118,7 @@ def endpoints(urlconf: str | None = None) -> Iterator[Endpoint]:
     known: set[tuple[str, str]] = set()
     told: set[Endpoint] = set()
     for route in routes(urlconf):
-        path = readable_route(route.path)
+        path = route.readable
         name = _FORMAT_SUFFIX.sub("", path).rstrip("/")
         is_alias = _FORMAT_SUFFIX.search(path) is not None
         for method, handler in _handlers(route.view):
@@ -126,7 +126,7 @@ def endpoints(urlconf: str | None = None) -> Iterator[Endpoint]:
                 if (route.path, method) in known:
                     continue
                 known.add((route.path, method))
-            endpoint = _endpoint(path, method, route.view, handler)
+            endpoint = _endpoint(path, method, handler, route)
             view = id(view_class_of(route.view) or innermost(route.view))
             known_as = replace(endpoint, route=name, view=view)
             if is_alias and known_as in told:
@@ -141,11 +141,20 @@ def endpoint_of(view: Any, method: str, route: str) -> Endpoint | None:
     Args:
         view: what a URL leads to.
         method: of the request.
-        route: in readable form.
+        route: in readable form. The one in the project's URLconf may be longer, as in the schema of
+            a part of the URLs.
     """
     handlers = dict(_handlers(view))
     name = handlers.get(method, handlers.get("*"))
-    return None if name is None else _endpoint(route, method, view, name)
+    if name is None:
+        return None
+    known = [each for each in routes() if each.view is view]
+    most_alike = max(
+        known,
+        key=lambda each: SequenceMatcher(None, each.readable, route).ratio(),
+        default=Route(route, view, 0, frozenset()),
+    )
+    return _endpoint(route, method, name, most_alike)
 
 
 class Route(NamedTuple):
@@ -156,6 +165,7 @@ class Route(NamedTuple):
         view: what it leads to.
         args: how many positional arguments the view gets from it.
         names: the names of the keyword arguments.
+        namespaces: the URL namespaces that it is in, the outermost first.
         in_admin: whether it is one of an admin site.
     """
 
@@ -163,7 +173,13 @@ class Route(NamedTuple):
     view: Any
     args: int
     names: frozenset[str]
-    in_admin: bool
+    namespaces: tuple[str, ...] = ()
+    in_admin: bool = False
+
+    @property
+    def readable(self) -> str:
+        """The path as ``/api/charges/{id}/``."""
+        return readable_route(self.path)
 
 
 def routes(urlconf: str | None = None) -> Iterator[Route]:
@@ -176,7 +192,12 @@ def routes(urlconf: str | None = None) -> Iterator[Route]:
 
 
 def _routes(
-    patterns: Iterable[Any], before: str, args: int, names: frozenset[str], in_admin: bool = False
+    patterns: Iterable[Any],
+    before: str,
+    args: int,
+    names: frozenset[str],
+    namespaces: tuple[str, ...] = (),
+    in_admin: bool = False,
 ) -> Iterator[Route]:
     """The routes below a prefix, with the number and names of their arguments."""
     for each in patterns:
@@ -184,10 +205,12 @@ def _routes(
         named = names | frozenset(regex.groupindex)
         unnamed = args + regex.groups - len(regex.groupindex)
         if isinstance(each, URLPattern):  # names replace positions, as for Django's resolver
-            yield Route(path, each.callback, 0 if named else unnamed, named, in_admin)
+            number = 0 if named else unnamed
+            yield Route(path, each.callback, number, named, namespaces, in_admin)
         else:
+            within = (*namespaces, each.namespace) if each.namespace else namespaces
             of_admin = in_admin or each.app_name == "admin"
-            yield from _routes(each.url_patterns, path, unnamed, named, of_admin)
+            yield from _routes(each.url_patterns, path, unnamed, named, within, of_admin)
 
 
 def _handlers(view: Any) -> Iterator[tuple[str, str]]:
@@ -207,19 +230,24 @@ def _handlers(view: Any) -> Iterator[tuple[str, str]]:
         yield from handlers_of(view).items()
 
 
-def _endpoint(route: str, method: str, routed: Any, name: str) -> Endpoint:
-    """The endpoint of a route and a method, and what protects it."""
-    view = part_for(routed, method)
+def _endpoint(path: str, method: str, name: str, route: Route) -> Endpoint:
+    """The endpoint of a route and a method, and what protects it.
+
+    Args:
+        path: of the endpoint.
+        method: likewise.
+        name: of the view's handler of the method.
+        route: where the project's URLs have the view.
+    """
+    view = part_for(route.view, method)
     part = protected_part(view, method)
     try:
-        policy, how = _policy_and_how(view, method, name, part)
-        if part is None and is_exempt_by_module(routed):
-            policy, how = None, "exempt"
+        policy, how = _policy_and_how(view, method, name, part, route)
     except ImproperlyConfigured as error:  # its declaration is not a policy
-        return Endpoint(route, method, view, None, "middleware", str(error))
-    problem = _problem(routed if how == "middleware" else view, name, how)
-    framework = framework_of(routed) if problem else None
-    return Endpoint(route, method, view, policy, how, problem, framework, _varies(view, how))
+        return Endpoint(path, method, view, None, "middleware", str(error))
+    problem = _problem(route.view if how == "middleware" else view, name, how)
+    framework = framework_of(route.view) if problem else None
+    return Endpoint(path, method, view, policy, how, problem, framework, _varies(view, how))
 
 
 def _varies(view: Any, how: How) -> bool:
@@ -228,7 +256,9 @@ def _varies(view: Any, how: How) -> bool:
     return how == "mixin" and not getattr(method, "__module__", "").startswith(_BUILT_IN)
 
 
-def _policy_and_how(view: Any, method: str, name: str, part: Any) -> tuple[Policy | None, How]:
+def _policy_and_how(
+    view: Any, method: str, name: str, part: Any, route: Route
+) -> tuple[Policy | None, How]:
     """The policy that is enforced, and by what; ``None``: none is, on purpose unless the text is
     empty.
     """
@@ -244,13 +274,13 @@ def _policy_and_how(view: Any, method: str, name: str, part: Any) -> tuple[Polic
     if getattr(view, INBOX, False):
         return None, "inbox"
     declared = policy_of(view, method)
-    if is_exempt(view) or is_exempt_by_module(view):
+    if is_exempt(view):
         return None, "exempt"
     if declared is None:
         return None, _without(getattr(view_class_of(view), POLICIES, None), name)
     if MIDDLEWARE not in settings.MIDDLEWARE:
         return None, ""
-    if declared is UNSET and conf.middleware_protects == WITH_POLICY:
+    if declared is UNSET and not is_covered(route.readable, route.namespaces):
         return None, ""
     return (Policy() if declared is UNSET else declared), "middleware"
 

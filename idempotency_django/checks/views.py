@@ -64,6 +64,8 @@ def check_views(**_: Any) -> Sequence[CheckMessage]:
     project = list(promise(Policy(), PROJECT))
     # A view inherits the problems of the project's policy, which are reported only once.
     known = {message.msg for message in project}
+    if tried(lambda: conf.middleware_protects)[1]:
+        return project  # check_settings reports it
     messages = chain(*(check() for check in of_frameworks), _of_endpoints())
     views = [message for message in messages if message.msg not in known]
     return each_once([*project, *views])
@@ -72,8 +74,6 @@ def check_views(**_: Any) -> Sequence[CheckMessage]:
 def _of_endpoints() -> Iterator[CheckMessage]:
     if not getattr(settings, "ROOT_URLCONF", None):
         return
-    if tried(lambda: (conf.middleware_exempt, conf.middleware_protects))[1]:
-        return  # check_settings reports it
     everything = list(endpoints())
     yield from _frameworks(everything)
     yield from _locked_out(everything)
@@ -118,8 +118,8 @@ def _locked_out(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
             f"{PROJECT} requires a key from Django's own forms, which send none, so they are "
             f"refused: {_routes(locked)}.",
             hint=(
-                "Put 'django.contrib.admin' and 'django.contrib.auth' into "
-                "IDEMPOTENCY['MIDDLEWARE_EXEMPT']."
+                "List the paths that the middleware protects, such as "
+                "IDEMPOTENCY['MIDDLEWARE_PROTECTS'] = ['/api/']."
             ),
             id="idempotency_django.W031",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -13,6 +14,8 @@ from django.contrib.admindocs.utils import (
     replace_named_groups,
 )
 from django.urls.converters import get_converters
+
+from ..conf import ALL_UNSAFE, conf
 
 _REGULAR: Final = re.compile(r"[\\^$()\[\]?*+|]")
 _CHARACTER: Final = re.compile(r"\\.|.")
@@ -30,6 +33,22 @@ def readable_route(route: str) -> str:
         route = _without_groups(replace_named_groups(remove_non_capturing_groups(route)))
         route = replace_metacharacters(route).replace("\\", "")
     return "/" + _PARAMETER.sub(_parameter, route).removeprefix("/")
+
+
+def is_covered(path: str, namespaces: Sequence[str]) -> bool:
+    """Whether ``MIDDLEWARE_PROTECTS`` names a view that declares no policy.
+
+    Args:
+        path: the path of a request, or a readable route.
+        namespaces: the URL namespaces that the view is in, the outermost first.
+    """
+    chosen = conf.middleware_protects
+    if isinstance(chosen, str):
+        return chosen == ALL_UNSAFE
+    within = f":{':'.join(namespaces)}:"
+    return any(
+        path.startswith(each) if each.startswith("/") else f":{each}:" in within for each in chosen
+    )
 
 
 def _without_groups(route: str) -> str:

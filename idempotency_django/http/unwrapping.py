@@ -33,7 +33,6 @@ from django.utils.functional import Promise
 from django.utils.module_loading import import_string
 from django.views.decorators import cache, clickjacking, common, csrf, debug, http, vary
 
-from ..conf import conf
 from ..policy import UNSAFE_METHODS, UNSET, Policy
 from .atomic_requests import ExcludedDatabases
 
@@ -486,6 +485,11 @@ FRAMEWORKS: Final = {
 }
 """Frameworks with their own authentication and responses, by their package."""
 
+_UNPROTECTED: Final = (
+    "To leave the view unprotected, add @idempotency_exempt, or list the paths that the middleware "
+    "protects in IDEMPOTENCY['MIDDLEWARE_PROTECTS']."
+)
+
 
 def validate_framework(view: Any) -> None:
     """Refuse the views of a framework without an adapter here.
@@ -495,31 +499,22 @@ def validate_framework(view: Any) -> None:
     """
     framework = framework_of(view)
     if framework is not None:
-        package = next(name for name in _packages(view) if name in FRAMEWORKS)
         if operations_of(view):
             names = " and ".join(name_of(innermost(each.view_func)) for each in operations_of(view))
             raise ImproperlyConfigured(
                 f"{names} is a view of {framework}, which the middleware cannot protect. Put "
-                f"@idempotent on the function, below @api.post(…). Or put {package!r} into "
-                "IDEMPOTENCY['MIDDLEWARE_EXEMPT'] to leave such views unprotected."
+                f"@idempotent on the function, below @api.post(…). {_UNPROTECTED}"
             )
         raise ImproperlyConfigured(
             f"{name_of(innermost(view))} is a view of {framework}, for which idempotency_django "
-            f"has no adapter, so it cannot identify the caller. Put {package!r} into "
-            "IDEMPOTENCY['MIDDLEWARE_EXEMPT'] to leave its views unprotected, and protect the "
-            "work itself with idempotent_call()."
+            "has no adapter, so it cannot identify the caller. Protect the work itself with "
+            f"idempotent_call(). {_UNPROTECTED}"
         )
 
 
 def framework_of(view: Any) -> str | None:
     """The framework of the view, if there is no adapter for it here."""
     return next((FRAMEWORKS[name] for name in _packages(view) if name in FRAMEWORKS), None)
-
-
-def is_exempt_by_module(view: Any) -> bool:
-    """Whether ``MIDDLEWARE_EXEMPT`` names a module that the view or a base of it is from."""
-    exempt = conf.middleware_exempt
-    return bool(exempt) and is_from(view, exempt)
 
 
 def is_from(view: Any, modules: Collection[str]) -> bool:
