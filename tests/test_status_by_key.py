@@ -253,8 +253,15 @@ def test_failed(view: str) -> None:
 
 @pytest.mark.parametrize("query", ["", "?key=", "?key=%00", "?key=ü", "?key=" + "a" * 256])
 def test_no_key(view: str, query: str) -> None:
-    """What is no key finds nothing."""
-    assert logged_in("alice").get(f"/operations/{view}/{query}").status_code == 404
+    """Without a valid key, the view says so: an empty list would look like a key that is free."""
+    response = logged_in("alice").get(f"/operations/{view}/{query}")
+    assert (response.status_code, json.loads(response.content)["code"]) == (400, "key-malformed")
+
+
+def test_quoted(view: str) -> None:
+    """The key is found as the header has it, with its quotation marks, too."""
+    post(logged_in("alice"), "/charges/", "order-17")
+    assert len(look(logged_in("alice"), '"order-17"', view)) == 1
 
 
 def test_stores_without_a_database(view: str, settings: Any) -> None:

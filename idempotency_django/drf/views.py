@@ -15,7 +15,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from ..engine.context import ExecutionContext
-from ..errors import ResponseNotStored
+from ..errors import KeyMalformed, ResponseNotStored
 from ..http.atomic_requests import (
     ExcludedDatabases,
     RequestTransactions,
@@ -163,7 +163,10 @@ class IdempotencyStatusView(APIView):
     def get(self, request: Request, token: str = "", *args: Any, **kwargs: Any) -> Response:
         """The status of an operation, and its response if there is one."""
         callers = callers_of(request._request, request.user, request.auth)
-        shown = status_for(callers, token, request.query_params.get("key", ""))
+        try:
+            shown = status_for(callers, token, request.query_params.get("key", ""))
+        except KeyMalformed as error:
+            raise IdempotencyAPIException(error) from error
         if shown is None:
             raise Http404
         return Response(shown, headers={"Cache-Control": "no-store"})

@@ -76,12 +76,15 @@ def status_for(callers: set[str], token: str, key: str) -> dict[str, Any] | None
     Args:
         callers: who is asking; see :func:`idempotency_django.http.messages.callers_of`.
         token: from the address that :func:`location` made; empty: what counts is the key.
-        key: a key of the caller's own.
+        key: a key of the caller's own, as the header has it: quoted or bare.
+
+    Raises:
+        KeyMalformed: there is neither a token nor a valid key.
     """
     if token:
         record = record_of(token, callers)
         return None if record is None else describe_operation(record)
-    return {"operations": [*_operations_with(key, callers)]} if keys.VALID.fullmatch(key) else None
+    return {"operations": [*_operations_with(keys.parse_header(key), callers)]}
 
 
 def _operations_with(key: str, callers: set[str]) -> Iterator[dict[str, Any]]:

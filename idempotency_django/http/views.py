@@ -10,7 +10,8 @@ from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
 from django.views.generic import View
 
-from .messages import callers_of
+from ..errors import KeyMalformed
+from .messages import callers_of, problem_response
 from .status import status_for
 
 
@@ -27,7 +28,7 @@ class IdempotencyStatusView(View):
 
         path("operations/", IdempotencyStatusView.as_view())
 
-    Other callers get 404, or an empty list. See
+    Other callers get 404, or an empty list; a key that is missing or malformed gets 400. See
     :func:`idempotency_django.http.status.describe_operation`.
     """
 
@@ -37,7 +38,10 @@ class IdempotencyStatusView(View):
         self, request: HttpRequest, token: str = "", *args: Any, **kwargs: Any
     ) -> HttpResponseBase:
         callers = callers_of(request, getattr(request, "user", None))
-        shown = status_for(callers, token, request.GET.get("key", ""))
+        try:
+            shown = status_for(callers, token, request.GET.get("key", ""))
+        except KeyMalformed as error:
+            return problem_response(error)
         if shown is None:
             raise Http404
         return JsonResponse(shown)
