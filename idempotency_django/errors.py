@@ -16,7 +16,7 @@
     ├── DeliveryMalformed          400  a signed webhook does not say which message it is
     ├── DeliveryTooLarge           413  a webhook's body is larger than its receiver takes
     ├── FingerprintMismatch        422  the key was used before, for a different request
-    ├── ResponseNotStored          409  executed before, but its answer was not kept
+    ├── ResponseNotStored          409  executed before, but its response was not kept
     ├── KeyExpired                 409  executed before; its record has expired
     ├── PreconditionFailed         412  ``If-Match`` or ``If-None-Match`` does not hold
     ├── PreconditionRequired       428  a change must say which version it is meant for
@@ -197,7 +197,7 @@ class FingerprintMismatch(IdempotencyError):
 
 
 class ResponseNotStored(IdempotencyError):
-    """The operation was executed before, but its answer was not kept.
+    """The operation was executed before, but its response was not kept.
 
     It was streamed, too large, or a page of HTML.
     """
@@ -375,7 +375,7 @@ class UnknownEventType(IdempotencyError):
 class StreamFenced(Exception):
     """Another process has claimed the stream; nothing of this call is committed.
 
-    Like :exc:`AlreadyProcessed`, it is for the loop that reads a stream, and no answer to a
+    Like :exc:`AlreadyProcessed`, it is for the loop that reads a stream, and no response to a
     request, so it has no status and no slug.
     """
 

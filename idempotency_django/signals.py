@@ -10,15 +10,15 @@ signal             sent when                                   further arguments
 =================  ==========================================  ============================
 ``claimed``        the right to execute was won; in the        ``attempt``
                    transactional mode inside its transaction
-``completed``      the effect and its answer are committed     ``attempt``, ``payload``
-``replayed``       a stored answer was given                   ``record``
+``completed``      the effect and its response are committed   ``attempt``, ``payload``
+``replayed``       a stored response was given                 ``record``
 ``conflicted``     a request got "in progress", "held" or      (none)
                    "expired"
 ``mismatched``     a key came with a different request         ``record``
-``failed``         an attempt raised, or answered 5xx, and     ``attempt``, ``error``
+``failed``         an attempt raised, or returned 5xx, and     ``attempt``, ``error``
                    was rolled back; the key is free
 ``released``       an attempt was rolled back for another      ``attempt``, ``error``
-                   answer that is not kept; the key is free
+                   response that is not kept; the key is free
 ``lost``           an owner completed too late: its lease had  ``attempt``
                    expired and another attempt took over
 =================  ==========================================  ============================

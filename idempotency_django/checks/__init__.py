@@ -54,7 +54,7 @@ id                                     problem
 ``idempotency_django.E051``            two consumers in ``CONSUMERS`` have the same name
 ``idempotency_django.W053``            tables of messaging are missing (``check --database``)
 ``idempotency_django.W055``            no relay, processor or purge runs (``--deploy --database``)
-``idempotency_django.W056``            Django's ``@condition`` answers a retry before its record
+``idempotency_django.W056``            Django's ``@condition`` handles a retry before its record
 ``idempotency_django.W057``            middleware changes template responses without effect
 ``idempotency_django.W059``            a view publishes, but has no transaction without a key
 ``idempotency_django.E060``            a view has a policy, but no protection

@@ -166,7 +166,7 @@ def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
 
 
 def _conditional(endpoint: Endpoint) -> Iterator[CheckMessage]:
-    """Django's conditions around what is protected, which a retry meets before its answer."""
+    """Django's conditions around what is protected, which a retry meets before its response."""
     view = endpoint.view
     names = ("dispatch", handlers_of(view).get(endpoint.method, ""))
     bases = getattr(view_class_of(view), "__mro__", ())

@@ -94,7 +94,7 @@ class _Keyed(Base):  # type: ignore[misc]  # a client of httpx
                         raise
                 else:
                     try:
-                        wait = call.answered(response)
+                        wait = call.received(response)
                     except OutcomeUnknown:
                         await _result_of(close(response))  # despite stream=True
                         raise

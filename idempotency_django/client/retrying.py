@@ -356,7 +356,7 @@ class Call:
         self.attempts += 1
         self.is_sent = False
 
-    def answered(self, response: Any) -> float | None:
+    def received(self, response: Any) -> float | None:
         """The seconds until the next attempt; ``None``: return the response.
 
         Raises:

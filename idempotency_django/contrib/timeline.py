@@ -155,9 +155,9 @@ class Entry(Moment):
         what: what happened, for people.
         member: what it happened to.
         by: the user who did it; empty: no user of the admin.
-        result: what came of it, as JSON; only of steps, and for those who may see answers.
+        result: what came of it, as JSON; only of steps, and for those who may see responses.
         derived: the key that the step gave another service if it called ``derive_key()`` with its
-            own name; for those who may see answers.
+            own name; for those who may see responses.
         timed: whether its time is known; a store outside of a database tells none.
     """
 
@@ -181,7 +181,7 @@ class Entry(Moment):
 
 @dataclass(frozen=True, slots=True)
 class Confidential:
-    """The parts of a timeline that only those see who may see answers.
+    """The parts of a timeline that only those see who may see responses.
 
     Attributes:
         derived: whether the keys are shown that steps gave other services.
@@ -518,7 +518,7 @@ def trace(focus: Member, shown: Confidential = Confidential()) -> Timeline:  # f
 
 
 def _ask(source: Source, unreachable: set[str], question: str, *args: Any) -> list[Any]:
-    """The answer of a source; nothing if it cannot be reached, which is noted."""
+    """What a source returns; nothing if it cannot be reached, which is noted."""
     try:
         return list(getattr(source, question)(*args))
     except (StoreUnavailable, OperationalError, InterfaceError):

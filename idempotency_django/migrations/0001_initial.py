@@ -23,7 +23,7 @@ PARTIAL = [
 
 # On PostgreSQL, the planner prefers this index to the unique one where its statistics do not know a
 # scope yet: it takes the scope for rare, and then reads all its rows to find one key. An index in
-# another collation cannot answer the store's statements, only the admin's searches, which ask in
+# another collation cannot serve the store's statements, only the admin's searches, which ask in
 # that collation. "POSIX" sorts as "C" does.
 SCOPE = models.Index(fields=['scope'], name='idempotency_scope_idx')
 

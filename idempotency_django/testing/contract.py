@@ -540,7 +540,7 @@ class OwnersContract(ContractSetting):
             self.store.fail(second, "")
 
     def test_completed_record_is_returned(self) -> None:
-        """After completion, every request gets the record with exactly its answer."""
+        """After completion, every request gets the record with exactly its response."""
         operation = an_operation()
         self.completed(operation)
         found = as_record(self.acquire(operation))
@@ -549,19 +549,19 @@ class OwnersContract(ContractSetting):
         other = self.acquire(an_operation(key=operation.key, fingerprint="0" * 64))
         assert as_record(other).fingerprint == "f" * 64
 
-    def test_answers_survive_exactly(self) -> None:
+    def test_responses_survive_exactly(self) -> None:
         """Empty and binary bodies, repeated headers, and tombstones come back as they were."""
-        answers = [
+        payloads = [
             Payload(204, (), b""),
             Payload(
                 200, (("Link", "<a>"), ("Link", "<b>"), ("X-Text", 'é, "q"')), bytes(range(256))
             ),
             Payload(200, (("Content-Type", "text/csv"),), None),
         ]
-        for answer in answers:
+        for payload in payloads:
             operation = an_operation()
-            self.completed(operation, answer)
-            assert self.record(operation).payload == answer
+            self.completed(operation, payload)
+            assert self.record(operation).payload == payload
 
     def test_get_reads_only(self) -> None:
         """``get`` returns the record and claims nothing."""
@@ -848,22 +848,22 @@ class BatchesContract(StepsContract):
         assert [record and record.key for record in found] == [None, names[1][0], names[2][0]]
 
     def test_batch_is_claimed_and_completed(self) -> None:
-        """Each operation of a batch gets a claim of its own, and each claim its own answer."""
+        """Each operation of a batch gets a claim of its own, and each claim its own response."""
         for lease in (None, SECOND * 99):
             operations = self.several(20, lease=lease)
             bodies = [None, b"", bytes(range(256)), *(b"%d" % n for n in range(17))]
-            answers = [Payload(200 + n, (("X", f"{n}é"),), body) for n, body in enumerate(bodies)]
+            payloads = [Payload(200 + n, (("X", f"{n}é"),), body) for n, body in enumerate(bodies)]
             with self.around(operations):
                 claims = self.claims(operations)
                 assert len({claim.token for claim in claims}) == 20
                 assert {claim.attempt for claim in claims} == {1}
-                done = self.store.complete_many(list(zip(claims, answers, strict=True)))
+                done = self.store.complete_many(list(zip(claims, payloads, strict=True)))
                 assert list(done) == [True] * 20
             records = [self.record(operation) for operation in operations]
-            assert [record.payload for record in records] == answers
+            assert [record.payload for record in records] == payloads
             assert {record.fingerprint for record in records} == {"f" * 64}
             found = map(as_record, self.acquired_many(operations))
-            assert [record.payload for record in found] == answers
+            assert [record.payload for record in found] == payloads
 
     def acquired_many(self, operations: Sequence[Operation]) -> Sequence[Claim | Record]:
         """Acquire a batch and let go."""
@@ -898,7 +898,7 @@ class BatchesContract(StepsContract):
             assert [record.payload for record in replays] == [RESPONSE] * 4
 
     def test_late_owner_in_a_batch(self) -> None:
-        """Of several answers, those of late owners are not written; the others are."""
+        """Of several responses, those of late owners are not written; the others are."""
         mine, late = self.leased(), self.interrupted()
         successor = self.taken_over(late)
         other = Payload(500, (), b"late")

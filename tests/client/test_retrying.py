@@ -116,7 +116,7 @@ def test_waits(longest: None) -> None:
     waits = []
     for _ in range(5):
         one.begin()
-        waits.append(one.answered(httpx.Response(503)))
+        waits.append(one.received(httpx.Response(503)))
     assert waits == [1, 2, 4, 5, 5]
 
 
@@ -127,7 +127,7 @@ def test_full_jitter() -> None:
     for _ in range(100):
         one = call(backoff=backoff)
         one.begin()
-        waits.append(one.answered(httpx.Response(503)))
+        waits.append(one.received(httpx.Response(503)))
     assert min(waits) < 2 < 6 < max(waits) < 8
 
 
@@ -138,7 +138,7 @@ def test_retry_after(longest: None) -> None:
     for value, low, high in (("3", 4, 4), (soon, 18, 21), ("soon", 1, 1), ("-5", 1, 1)):
         one = call(backoff=at_once)
         one.begin()
-        wait = one.answered(httpx.Response(429, headers={"Retry-After": value}))
+        wait = one.received(httpx.Response(429, headers={"Retry-After": value}))
         assert wait is not None
         assert low <= wait <= high
 
@@ -154,10 +154,10 @@ def test_deadline(clock: dict[str, float], longest: None) -> None:
     backoff = Backoff(timedelta(seconds=30), timedelta(seconds=30))
     one = call(deadline=timedelta(minutes=1), backoff=backoff)
     one.begin()
-    assert one.answered(httpx.Response(503)) == 30
+    assert one.received(httpx.Response(503)) == 30
     clock["monotonic"] = 31
     with pytest.raises(OutcomeUnknown, match="the deadline is 60 seconds"):
-        one.answered(httpx.Response(503))
+        one.received(httpx.Response(503))
 
 
 @pytest.mark.parametrize("moving", ["monotonic", "time"])
@@ -201,7 +201,7 @@ def seconds_of(one: Call, clock: dict[str, float], response: httpx.Response) -> 
         one.begin()
         began = clock["monotonic"]
         try:
-            wait = one.answered(response)
+            wait = one.received(response)
         except OutcomeUnknown:
             return began
         assert wait is not None
@@ -225,16 +225,16 @@ def test_in_progress_uses_up_no_attempt(longest: None, clock: dict[str, float]) 
     one = call(attempts=2, deadline=timedelta(hours=1))
     for _ in range(20):
         one.begin()
-        assert one.answered(IN_PROGRESS) is not None
+        assert one.received(IN_PROGRESS) is not None
     one.begin()
-    assert one.answered(httpx.Response(503)) is not None
+    assert one.received(httpx.Response(503)) is not None
     one.begin()
     with pytest.raises(OutcomeUnknown, match="at most 2 attempts"):
-        one.answered(httpx.Response(503))
+        one.received(httpx.Response(503))
     single = call(attempts=1)
     single.begin()
     with pytest.raises(OutcomeUnknown, match="at most 1 attempt "):
-        single.answered(IN_PROGRESS)
+        single.received(IN_PROGRESS)
 
 
 def test_in_progress_is_bounded_by_the_budget(longest: None, clock: dict[str, float]) -> None:
@@ -243,7 +243,7 @@ def test_in_progress_is_bounded_by_the_budget(longest: None, clock: dict[str, fl
     seconds_of(one, clock, IN_PROGRESS)
     one.begin()
     with pytest.raises(OutcomeUnknown, match="the retry budget is used up") as caught:
-        one.answered(IN_PROGRESS)
+        one.received(IN_PROGRESS)
     assert caught.value.attempts == 50 // 5 + 2
 
 
@@ -275,7 +275,7 @@ def exhausted_by(budget: RetryBudget, response: httpx.Response) -> int:
         one = call(budget=budget)
         one.begin()
         try:
-            if one.answered(response) is None:
+            if one.received(response) is None:
                 return retries
         except OutcomeUnknown:
             return retries
@@ -293,13 +293,13 @@ def test_budget_is_refilled() -> None:
     budget = RetryBudget(28)
     one = call(budget=budget)
     one.begin()
-    one.answered(httpx.Response(503))
-    one.answered(httpx.Response(201))
+    one.received(httpx.Response(503))
+    one.received(httpx.Response(201))
     assert exhausted_by(budget, httpx.Response(503)) == 2
     for _ in range(13):
-        call(budget=budget).answered(httpx.Response(201))
+        call(budget=budget).received(httpx.Response(201))
     assert exhausted_by(budget, httpx.Response(503)) == 0
-    call(budget=budget).answered(httpx.Response(422))
+    call(budget=budget).received(httpx.Response(422))
     assert exhausted_by(budget, httpx.Response(503)) == 1
 
 
@@ -307,7 +307,7 @@ def test_budget_has_a_limit() -> None:
     """No number of successes makes room for more retries than at first."""
     budget = RetryBudget(14)
     for _ in range(100):
-        call(budget=budget).answered(httpx.Response(201))
+        call(budget=budget).received(httpx.Response(201))
     assert exhausted_by(budget, httpx.Response(503)) == 1
 
 

@@ -2,7 +2,7 @@
 
 ``If-Match`` is compared with the resource while its row is locked, and the view runs under that
 lock. The order is authentication, replay, precondition, view: a retry of a change that succeeded
-gets its answer, and not 412 for the version that the change itself has made.
+gets its response, and not 412 for the version that the change itself has made.
 
 ::
 
@@ -225,7 +225,7 @@ def _date(header: str | None) -> int | None:
 CHANGES: Final = frozenset({"PUT", "PATCH", "DELETE"})
 """The methods that change the resource at a URL."""
 
-_ERRORS: Final = 400  # and above: the status of an answer that tells of no success
+_ERRORS: Final = 400  # and above: the status of a response that tells of no success
 
 Run = Callable[[], HttpResponseBase]
 
@@ -242,7 +242,7 @@ class Resource:
             there is none.
         etag: the ETag of an object's state.
         modified: when an object was last changed; ``None``: unknown.
-        form: which representation the request is answered with; empty: the usual one.
+        form: which representation the response shows; empty: the usual one.
         required: whether the request must be conditional.
         creates: whether a PUT creates what is not there.
         model: the model of what is created; ``None``: unknown.
@@ -265,7 +265,7 @@ class Resource:
         self.creates = self.creates and self.method == "PUT"
 
     def shown_etag(self, obj: Any) -> str | None:
-        """The ETag of the object's representation that the request is answered with."""
+        """The ETag of the object's representation that the response shows."""
         return representation_etag(self.etag(obj), self.form)
 
     def holds(self, obj: Any) -> bool:
@@ -334,7 +334,7 @@ def run_conditionally(resource: Resource, run: Run) -> HttpResponseBase:
 
 
 def _committed(run: Run, using: str | None) -> HttpResponseBase:
-    """The view's answer; an error instead of a success whose changes would be rolled back."""
+    """The view's response; an error instead of a success whose changes would be rolled back."""
     response = run()
     if response.status_code < _ERRORS:
         refuse_marked(using, "The view")
@@ -413,7 +413,7 @@ def preconditions(
                 return run_conditionally(resource, run)
             except IdempotencyError as error:
                 if error.foreign or getattr(request, "idempotency", None):
-                    raise  # the claim's adapter rolls back and answers
+                    raise  # the claim's adapter rolls back and responds
                 return problem_response(error)
 
         return mark_part_of_view(conditional)
@@ -446,7 +446,7 @@ def _etag(make: Callable[[Any], str | None] | None, in_url: set[str], obj: Any) 
 
 
 def _tagged(resource: Resource, view: Run) -> HttpResponseBase:
-    """The view's answer with the ETag of the object as it is afterwards."""
+    """The view's response with the ETag of the object as it is afterwards."""
     response = view()
     if not 200 <= response.status_code < 300 or response.has_header("ETag"):
         return response

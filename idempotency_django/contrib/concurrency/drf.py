@@ -207,7 +207,7 @@ def _respond(view: Any, request: Request, run: Run) -> HttpResponseBase:
         return run_conditionally(resource, functools.partial(_changed, view, resource, run))
     except IdempotencyError as error:
         if error.foreign or getattr(request._request, "idempotency", None):
-            raise  # the claim's adapter rolls back and answers
+            raise  # the claim's adapter rolls back and responds
         return problem(view, error)
     finally:
         view._resource = None
@@ -244,7 +244,7 @@ def _changed(view: Any, resource: Resource, run: Run) -> HttpResponseBase:
     ):
         raise ImproperlyConfigured(
             f"{name_of(type(view))} compared the preconditions of {resource.method} with the "
-            f"{found._meta.verbose_name} {found.pk} of get_object(), but answered with the "
+            f"{found._meta.verbose_name} {found.pk} of get_object(), but responded with the "
             f"{shown._meta.verbose_name} {shown.pk}. The change was rolled back. Return the "
             "changed object from get_object(), or move it to its own view."
         )
@@ -270,7 +270,7 @@ def record_lookup(view: Any) -> None:
 
 
 def object_in_response(response: Any) -> models.Model | None:
-    """The object that an answer shows."""
+    """The object that a response shows."""
     serializer = getattr(getattr(response, "data", None), "serializer", None)
     obj = getattr(serializer, "instance", None)
     return obj if isinstance(obj, models.Model) and obj.pk else None

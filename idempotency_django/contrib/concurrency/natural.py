@@ -158,7 +158,7 @@ def once_per(
 
     The function makes a row of the model; a unique constraint over exactly the fields keeps a
     second one out. Its record never expires. When the record is gone, or the row was made in
-    another way, the row answers: the function is not called.
+    another way, the row is the result: the function is not called.
 
     A record outlives its row. If the row is deleted, the function is still not called again until
     the record is deleted as well: a late retry of a payment that was refunded must not pay.

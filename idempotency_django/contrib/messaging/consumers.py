@@ -233,7 +233,7 @@ def ending(error: BaseException) -> str:
 
 
 class _ClaimCommittedFirst(Atomic):
-    """For a claim that is committed first: the handler and its answer are one transaction still.
+    """For a claim that is committed first: the handler and its result are one transaction still.
 
     In the transactional mode, an attempt that ends with its process leaves nothing that could be
     counted. This one leaves its claim.
@@ -388,7 +388,7 @@ class EventExecution:
 
 
 def known_duplicates(executions: Sequence[EventExecution]) -> list[Duplicate | None]:
-    """The answer of the store for each event that a filter may have seen, if it was handled before.
+    """What the store has for each event that a filter may have seen, if it was handled before.
 
     It only reads, and claims nothing. ``None``: claim it, which is exact.
 

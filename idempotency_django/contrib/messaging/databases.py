@@ -42,7 +42,7 @@ def with_zone(moment: datetime, using: str) -> datetime:
 
 
 def unindexed(column: F | OuterRef) -> Concat:
-    """The text of a column, which no index answers.
+    """The text of a column, for which no index is used.
 
     PostgreSQL takes a value for rare that its statistics do not know yet. It then prefers the index
     of that column to a better one, and reads all the rows that have the value.

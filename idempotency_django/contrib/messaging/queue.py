@@ -52,7 +52,7 @@ class Unkeyed(Func):
     """The primary key as the expression of an index.
 
     PostgreSQL would read a table in the order of its primary key, if its statistics say that a
-    group is most of the table. It has an index on this expression instead, which only that answers.
+    group is most of the table. It has an index on this expression instead, which only that serves.
     """
 
     template = "%(expressions)s"

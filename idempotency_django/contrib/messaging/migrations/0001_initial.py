@@ -16,7 +16,7 @@ DEAD = {
 
 
 def add_order(apps: Any, schema_editor: Any) -> None:
-    """On PostgreSQL with an expression that the primary key cannot answer; see queue.Unkeyed."""
+    """On PostgreSQL with an expression that the primary key cannot serve; see queue.Unkeyed."""
     if schema_editor.connection.vendor == 'postgresql':
         schema_editor.execute(
             f'CREATE INDEX {ORDER.name} ON idempotency_messaging_inboxmessage '

@@ -195,7 +195,7 @@ class Batch:
 logger = logging.getLogger("idempotency_django")
 
 
-_Answered = tuple[OutboxMessage, Exception | None]
+_Published = tuple[OutboxMessage, Exception | None]
 
 
 @dataclass(slots=True)
@@ -209,33 +209,33 @@ class TopicSender:
     suspects: set[str] = field(default_factory=set)  # groups whose messages failed: others go first
     publisher: Publisher | None = None
 
-    def publish(self, messages: list[OutboxMessage], deadline: float) -> list[_Answered]:
+    def publish(self, messages: list[OutboxMessage], deadline: float) -> list[_Published]:
         """The messages, suspects last, each with the publisher's result."""
         self.turn = time.monotonic()
         messages.sort(key=lambda message: _unit_of(message) in self.suspects)
-        return list(zip(messages, self._answers(messages, deadline), strict=True))
+        return list(zip(messages, self._results(messages, deadline), strict=True))
 
-    def _answers(
+    def _results(
         self, messages: Sequence[OutboxMessage], deadline: float
     ) -> Sequence[Exception | None]:
         try:
             if self.publisher is None:
                 self.publisher = topic(self.name).publisher()
             self.publisher.deadline = deadline
-            answers = self.publisher.publish([outgoing(message) for message in messages])
+            results = self.publisher.publish([outgoing(message) for message in messages])
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001  # it says nothing of any message
             return [unavailable(error)] * len(messages)
         if (
-            isinstance(answers, Sequence)
-            and len(answers) == len(messages)
-            and all(answer is None or isinstance(answer, Exception) for answer in answers)
+            isinstance(results, Sequence)
+            and len(results) == len(messages)
+            and all(result is None or isinstance(result, Exception) for result in results)
         ):
-            return answers
+            return results
         # Another attempt would send them again, and end the same way.
         wrong = Refused(
-            f"{type(self.publisher).__name__}.publish() returned {answers!r}. It must return a "
+            f"{type(self.publisher).__name__}.publish() returned {results!r}. It must return a "
             "list with one result for each message: None if the broker has confirmed it, else an "
             "exception.",
             final=True,
@@ -294,9 +294,9 @@ def note_sent(batch: Batch, known: Topic, sent: Sequence[OutboxMessage]) -> None
     logger.info("Sent %s of the topic %r.", counted(len(sent)), known.name)
 
 
-def note_failures(batch: Batch, known: Topic, answers: Iterable[_Answered]) -> None:
+def note_failures(batch: Batch, known: Topic, results: Iterable[_Published]) -> None:
     """Note the first failure of each group; those after it were not even tried."""
-    for message, error in answers:
+    for message, error in results:
         if error is None or message.stream in batch.failed:
             continue
         if message.stream:
@@ -423,10 +423,10 @@ class Relay:
     ) -> int:
         if time.monotonic() >= deadline:
             return 0
-        answered = sender.publish(messages, deadline)
+        published = sender.publish(messages, deadline)
         tried = [
             each
-            for each in answered
+            for each in published
             if not isinstance(each[1], BrokerUnavailable | DeadlineReached)
         ]
         if tried:
@@ -436,7 +436,7 @@ class Relay:
             self.refused += len(tried) - len(sent)
             note_sent(batch, topic(sender.name), sent)
             note_failures(batch, topic(sender.name), tried)
-        for message, error in answered:
+        for message, error in published:
             if isinstance(error, BrokerUnavailable):
                 sender.pause(message, error)
                 batch.note_away(message, error)

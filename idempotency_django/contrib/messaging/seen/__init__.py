@@ -54,18 +54,18 @@ class SeenFilter(ABC):
         if time.monotonic() < self._resumes_at:
             return [True] * len(ids)
         try:
-            return self._answers(ids)
+            return self._checked(ids)
         except ImproperlyConfigured:
             raise
         except Exception:  # noqa: BLE001  # whatever it is, the event is handled
             self._rest()
             return [True] * len(ids)
 
-    def _answers(self, ids: Sequence[str]) -> Sequence[bool]:
-        answers = list(map(bool, self.contains(ids)))
-        if len(answers) != len(ids):
-            raise ValueError(f"It returned {len(answers)} results for {len(ids)} ids.")
-        return answers
+    def _checked(self, ids: Sequence[str]) -> Sequence[bool]:
+        found = list(map(bool, self.contains(ids)))
+        if len(found) != len(ids):
+            raise ValueError(f"It returned {len(found)} results for {len(ids)} ids.")
+        return found
 
     def remember(self, ids: Sequence[str]) -> None:
         """:meth:`add`, for events that are committed: a fault is logged and does no harm."""

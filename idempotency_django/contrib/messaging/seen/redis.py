@@ -135,8 +135,8 @@ class RedisBloom(SeenFilter):
             if "not found" in str(error):  # it was deleted or evicted, or never existed
                 return ids
             raise
-        answers = [isinstance(each, Exception) for each in taken]
-        return ids[answers.index(True) :] if True in answers else []  # it is full
+        is_refused = [isinstance(each, Exception) for each in taken]
+        return ids[is_refused.index(True) :] if True in is_refused else []  # it is full
 
     def _rotated(self, number: int) -> int:
         """The generation to use after a full one; it may be new."""
