@@ -37,7 +37,7 @@ PURGE: Final = """\
 default size: **{rate:,.0f} rows/s**."""
 
 SIZE: Final = """\
-A row that keeps the answer of this view (some 70 bytes of JSON) takes, freshly vacuumed:"""
+A row that keeps the response of this view (some 70 bytes of JSON) takes, freshly vacuumed:"""
 
 # Keys in random order and times in order, as clients and time make them. A fingerprint is good for
 # its own key only: so the records that are replayed are real ones, spread evenly.

@@ -29,14 +29,14 @@ SENT: Final = """\
 What one request takes and sends. CPU is the processor time of a local request: of all threads of
 the application's process and of the kernel's work for them, but not of the servers. Messages and
 bytes are the mean of {counted} requests, counted by the relay. A message is all that the
-application sends before it awaits an answer, so each costs one round trip. BEGIN and COMMIT are
+application sends before it awaits a result, so each costs one round trip. BEGIN and COMMIT are
 counted. Commits are PostgreSQL's `xact_commit`, including those that wrote nothing."""
 
 PARTS: Final = """\
 What the first request costs more than the bare view, {place}: {added:.2f} ms. BEGIN and COMMIT,
 which a view that writes in a transaction pays anyway, are {transaction:.2f} ms of it. This
 package's own Python, found by running it on `MemoryStore`, is {python:.2f} ms. The claim, the
-stored answer and the longer COMMIT are the remaining {statements:.2f} ms."""
+stored response and the longer COMMIT are the remaining {statements:.2f} ms."""
 
 
 def measure(site: Site, rounds: int, requests: int) -> Section:

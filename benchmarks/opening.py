@@ -17,7 +17,7 @@ What does it cost to make a view safe to retry? A Django REST framework view tha
 called without protection, within `transaction.atomic()`, and then protected with
 `IdempotentViewMixin`. Protected, its first request takes **{first[local]:.2f} ×** as long if
 PostgreSQL runs on the same machine, and **{first[far]:.2f} ×** as long if it is {away}, as from one
-machine to another. A retry, which gets the stored answer without running the view, takes
+machine to another. A retry, which gets the stored response without running the view, takes
 **{replay[local]:.2f} ×** and **{replay[far]:.2f} ×** as long as the unprotected view. The first
 request costs the application {cpu:.2f} × the processor time. In the chart, the unprotected view
 takes 1, with the servers on the same machine and with the servers {away}; all stores are compared

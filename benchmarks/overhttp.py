@@ -28,12 +28,12 @@ START_TIMEOUT = 60  # seconds
 ONE_BY_ONE = f"""\
 {WORKERS} worker processes with {THREADS} threads each, {CONNECTIONS} connections that are kept
 alive, {{rounds}} interleaved rounds of {{requests}} requests; the time is the client's. Refused are
-first requests, with a new key each, that were answered with a 4xx: django-idempotency-key has one
+first requests, with a new key each, that were refused with a 4xx: django-idempotency-key has one
 lock for all keys, and waits 0.1 s for it."""
 
 AT_ONCE = f"""\
 {DUPLICATES} connections sent one request at the same moment to a handler that sleeps for {SLEEP} s;
-races: {{races}}. The last refusal is the time at which the last refused duplicate had its answer,
+races: {{races}}. The last refusal is the time at which the last refused duplicate had its response,
 the median over these races."""
 
 
@@ -131,7 +131,7 @@ class _Source:
 
 
 def _duplicates(ports: dict[str, int], races: int) -> Table:
-    table = Table(["", "effects per key", "answers", "last refusal after"])
+    table = Table(["", "effects per key", "responses", "last refusal after"])
     for variant, port in ports.items():
         statuses: Counter[int] = Counter()
         effects, last_refusals = [], []
@@ -142,9 +142,9 @@ def _duplicates(ports: dict[str, int], races: int) -> Table:
             statuses.update(reply.status for reply in replies)
             effects.append(Order.objects.filter(reference=key).count())
             last_refusals += [max((r.seconds for r in replies if r.status != 201), default=0)]
-        answers = ", ".join(f"{number} × {status}" for status, number in sorted(statuses.items()))
+        responses = ", ".join(f"{number} × {status}" for status, number in sorted(statuses.items()))
         refused = f"{median(last_refusals):.2f} s" if any(last_refusals) else "–"
-        table.add(LABELS[variant], _span(effects), answers, refused)
+        table.add(LABELS[variant], _span(effects), responses, refused)
     return table
 
 

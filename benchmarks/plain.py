@@ -46,7 +46,7 @@ LATE_AFTER: Final = 2  # leases
 PATIENCE: Final = 30  # seconds
 
 COST: Final = """\
-What the view does (validation, one INSERT, the answer as a dict) as a plain function, without HTTP:
+What the view does (validation, one INSERT, the result as a dict) as a plain function, without HTTP:
 {rounds} interleaved rounds of {calls} calls. `idempotent_call` is given the order as its
 fingerprint. [Powertools for AWS Lambda](https://docs.aws.amazon.com/powertools/python/latest/) is
 set up as its documentation says: `@idempotent_function`, a `CachePersistenceLayer` with a client of
@@ -84,7 +84,7 @@ def _validated() -> str:
         again = function(key, ORDER)
     except IdempotencyValidationError as error:
         return f"is refused ({type(error).__name__})"
-    return "gets the first answer" if again == first else "gets another answer"
+    return "gets the first result" if again == first else "gets another result"
 
 
 def _promises(races: int, owners: int) -> Table:
@@ -95,8 +95,8 @@ def _promises(races: int, owners: int) -> Table:
             "refused",
             "slow owner: effects",
             "paused owner: effects",
-            "it returns the answer of",
-            "a retry gets the answer of",
+            "it returns the result of",
+            "a retry gets the result of",
         ]
     )
     for variant in (BARE, DATABASE, FENCED, REDIS, POWERTOOLS):
@@ -110,9 +110,9 @@ def _race(variant: str, races: int) -> list[str]:
     """The effects per key, and how many calls of each race were refused."""
 
     def slowly(order: Order) -> dict[str, Any]:
-        answer = create(order)
+        result = create(order)
         time.sleep(SLEEP)
-        return answer
+        return result
 
     function = protected(variant, slowly)
     effects, refused = [], []
@@ -121,7 +121,7 @@ def _race(variant: str, races: int) -> list[str]:
         outcomes = _at_once(lambda key=key: function(key, {**ORDER, "reference": key}))
         effects.append(_effects(key))
         refused.append(sum(outcome == "refused" for outcome in outcomes))
-        assert set(outcomes) <= {"answered", "refused"}, Counter(outcomes)
+        assert set(outcomes) <= {"returned", "refused"}, Counter(outcomes)
     return [_span(effects), _span(refused)]
 
 
@@ -138,7 +138,7 @@ def _at_once(call: Callable[[], object]) -> list[str]:
             return repr(error)
         finally:
             connections.close_all()
-        return "answered"
+        return "returned"
 
     with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(work, range(THREADS)))
@@ -171,7 +171,7 @@ def _owner(variant: str) -> Iterator[subprocess.Popen[str]]:
 def _meet(process: subprocess.Popen[str], variant: str, *, pause: bool) -> tuple[int, str, str]:
     """Call with the key of an owner that takes longer than its lease.
 
-    Returns how many effects there are at last, who made the answer that the owner returned, and
+    Returns how many effects there are at last, who made the result that the owner returned, and
     who made the one that a later call gets.
     """
     key = new_key()

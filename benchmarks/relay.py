@@ -96,7 +96,7 @@ class Relay:
         self._late.append((due, side.other, data))
 
     def _count(self, side: Side, size: int) -> None:
-        """What a client sends until the server answers is one message, in however many parts."""
+        """What a client sends until the server replies is one message, in however many parts."""
         if side.traffic is not None:
             side.traffic["bytes"] += size
             side.traffic["messages"] += not side.spoke_last

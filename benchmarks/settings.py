@@ -56,7 +56,7 @@ DJSTRIPE_FOREIGN_KEY_TO_FIELD = "id"
 DJANGO_OUTBOX_PATTERN = {"DEFAULT_PRODUCER_WAITING_TIME": 0}
 
 # django-idempotency-key, as its README sets it up for several processes; without its
-# CONFLICT_STATUS_CODE it would answer a retry with 409.
+# CONFLICT_STATUS_CODE it would refuse a retry with 409.
 IDEMPOTENCY_KEY = {
     "STORAGE": {"CLASS": "idempotency_key.storage.CacheKeyStorage", "CACHE_NAME": "default"},
     "LOCK": {

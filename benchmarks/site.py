@@ -25,7 +25,7 @@ COUNTED_OVER: Final = 25  # calls
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the application sent to a server: messages that it awaited answers to, and bytes."""
+    """What the application sent to a server: messages that it awaited replies to, and bytes."""
 
     messages: float
     bytes: float
@@ -48,7 +48,7 @@ class Counts:
 
 
 class Process:
-    """A process that answers each line of JSON with another one."""
+    """A process that replies to each line of JSON with another one."""
 
     def __init__(self, *command: str, urls: Mapping[str, str]) -> None:
         pipe = subprocess.PIPE
@@ -65,9 +65,9 @@ class Process:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()
-        return self.answer()
+        return self.reply()
 
-    def answer(self) -> Any:
+    def reply(self) -> Any:
         assert self._process.stdout is not None
         if line := self._process.stdout.readline():
             return json.loads(line)
@@ -127,7 +127,7 @@ def site() -> Iterator[Site]:
         near = {name: os.environ[name] for name in PORTS}
         servers = [_address(name, url) for name, url in near.items()]
         relay = start("benchmarks.relay", str(ROUND_TRIP / 2), *servers, urls={})
-        ports = relay.answer()
+        ports = relay.reply()
         far = {
             name: _moved(url, port) for (name, url), port in zip(near.items(), ports, strict=True)
         }

@@ -37,7 +37,7 @@ class Subject:
 
 
 def view(variant: str) -> Call:
-    """A POST to this variant of the view, which must answer 201."""
+    """A POST to this variant of the view, which must return 201."""
     app = application(variant)
 
     def post(key: str) -> Sample:
@@ -62,8 +62,8 @@ def function(variant: str) -> Call:
     fn = protected(variant)
 
     def call(key: str) -> Sample:
-        sample, answer = _timed(lambda: fn(key, ORDER))
-        assert answer["amount"] == ORDER["amount"], answer
+        sample, result = _timed(lambda: fn(key, ORDER))
+        assert result["amount"] == ORDER["amount"], result
         return sample
 
     return call

@@ -1,4 +1,4 @@
-"""Webhooks: how long a sender waits for the answer, whatever the handler does."""
+"""Webhooks: how long a sender waits for the response, whatever the handler does."""
 
 # the page says × and ≤
 from __future__ import annotations
@@ -37,9 +37,9 @@ PEER_SLOW: Final = "dj-stripe, a handler of 100 ms"
 TEXT: Final = """\
 A signed event of Stripe is delivered to the view, in the process of the benchmark. The handler
 creates one row. {rounds} interleaved rounds of {calls} deliveries each; the numbers are the medians
-of the rounds' 95th percentiles. dj-stripe calls its handlers before it answers, unless the project
+of the rounds' 95th percentiles. dj-stripe calls its handlers before it responds, unless the project
 has a callback that does something else. Each delivery of `WebhookReceiver` is handled after its
-answer was measured."""
+response was measured."""
 
 _numbers = count()
 _slowness = [0.0]
@@ -74,7 +74,7 @@ def measure(rounds: int, calls: int) -> Section:
     def peer(request: Any) -> Any:
         return theirs(request, uuid=endpoint.djstripe_uuid)
 
-    answered = interleave(
+    measured = interleave(
         {
             OURS: _block(ours, calls, 0),
             OURS_SLOW: _block(ours, calls, SLOW),
@@ -83,11 +83,11 @@ def measure(rounds: int, calls: int) -> Section:
         },
         rounds,
     )
-    same = _over(answered, OURS_SLOW, OURS)
-    share = _over(answered, OURS_SLOW, PEER_SLOW)
-    table = Table(["", "ms until the answer (p95)", "× `WebhookReceiver` without delay"])
-    for name, each in answered.items():
-        table.add(name, f"{each.wall.milliseconds:.2f}", each.wall.over(answered[OURS].wall))
+    same = _over(measured, OURS_SLOW, OURS)
+    share = _over(measured, OURS_SLOW, PEER_SLOW)
+    table = Table(["", "ms until the response (p95)", "× `WebhookReceiver` without delay"])
+    for name, each in measured.items():
+        table.add(name, f"{each.wall.milliseconds:.2f}", each.wall.over(measured[OURS].wall))
     return Section(
         "Webhooks",
         [TEXT.format(rounds=rounds, calls=calls), table],
@@ -123,8 +123,8 @@ def _endpoint() -> WebhookEndpoint:
     return endpoint
 
 
-def _over(answered: dict[str, Measured], one: str, other: str) -> float:
-    return answered[one].wall.over(answered[other].wall).value
+def _over(measured: dict[str, Measured], one: str, other: str) -> float:
+    return measured[one].wall.over(measured[other].wall).value
 
 
 def _block(view: Callable[[Any], Any], calls: int, slowness: float) -> Block:

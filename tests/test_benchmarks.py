@@ -27,7 +27,7 @@ FIRST, ATOMIC = f"{project.MIXIN} first", f"{project.ATOMIC} first"
 
 @pytest.fixture
 def echo() -> Iterator[int]:
-    """The port of a server that answers each line, of however many parts, with the same line."""
+    """The port of a server that replies to each line, of however many parts, with the same line."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -46,7 +46,7 @@ def echo() -> Iterator[int]:
 def relay(echo: int) -> Iterator[tuple[Process, int]]:
     """A relay to the server, and its port."""
     with closing(Process("benchmarks.relay", str(DELAY), f"127.0.0.1:{echo}", urls={})) as process:
-        (port,) = process.answer()
+        (port,) = process.reply()
         yield process, port
 
 
@@ -68,7 +68,7 @@ def sample_section(ratios: dict[str, float], far: dict[str, float] | None = None
 
 
 def test_relay_counts(relay: tuple[Process, int]) -> None:
-    """What a client sends until it is answered is one message; the bytes are those it sent."""
+    """What a client sends until it gets a reply is one message; the bytes are those it sent."""
     process, port = relay
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(b"one\n")
@@ -102,12 +102,12 @@ def test_relay_closes(relay: tuple[Process, int]) -> None:
 
 
 def test_worker_ends() -> None:
-    """A process that ends instead of answering is named."""
+    """A process that ends instead of replying is named."""
     with (
         closing(Process("benchmarks.no_such_module", urls={})) as process,
         pytest.raises(RuntimeError, match=r"`python -m benchmarks\.no_such_module` ended"),
     ):
-        process.answer()
+        process.reply()
 
 
 def test_interleaved() -> None:

@@ -3,8 +3,8 @@
 ==============================  ===============================================================
 ``actors: Client, Worker``      who takes part, from left to right; the first line
 ``Client -> Worker: POST``      a message
-``Worker --> Client: 201``      an answer
-``Worker --x Client: 201``      an answer that is lost on its way
+``Worker --> Client: 201``      a response
+``Worker --x Client: 201``      a response that is lost on its way
 ``Worker: runs the view``       what somebody does alone
 ``Worker dies``                 the end of somebody; what follows under that name is another one
 ``= a while later``             a line across
@@ -80,10 +80,10 @@ def _line(match: re.Match[str], where: dict[str, int], y: int) -> Iterator[str]:
 
 
 def _message(match: re.Match[str], start: int, end: int, y: int) -> Iterator[str]:
-    answer, lost = match["arrow"] != "->", match["arrow"] == "--x"
+    is_response, lost = match["arrow"] != "->", match["arrow"] == "--x"
     middle, forward = (start + end) // 2, 1 if end > start else -1
     tip = middle + 30 * forward if lost else end
-    yield f'<path class="{"answer" if answer else "message"}" d="M{start} {y}H{tip}"/>'
+    yield f'<path class="{"response" if is_response else "message"}" d="M{start} {y}H{tip}"/>'
     if lost:
         yield f'<path class="dies" d="M{tip - 7} {y - 7}l14 14m0-14l-14 14"/>'
     else:

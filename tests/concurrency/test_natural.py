@@ -178,7 +178,7 @@ class TestOncePer:
             IdempotencyKey.objects.all().delete()
         assert (Calls.count, Payment.objects.get().amount) == (1, 500)
 
-    def test_row_answers(self) -> None:
+    def test_row_is_the_result(self) -> None:
         """Where the record is gone, the row answers, and what is no field of it is not compared."""
         first = pay(17, 500)
         IdempotencyKey.objects.all().delete()

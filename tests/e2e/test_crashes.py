@@ -27,7 +27,7 @@ ATTEMPTS = 200
     ("moment", "committed"),
     [("before-effect", False), ("after-effect", False), ("after-commit", True)],
 )
-def test_the_first_retry_after_a_crash_is_answered(
+def test_the_first_retry_after_a_crash_gets_a_response(
     api: Api, database: Database, path: str, moment: str, *, committed: bool
 ) -> None:
     """What was committed is replayed, what was not is executed; no retry is told to wait."""

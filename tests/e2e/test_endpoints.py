@@ -29,7 +29,7 @@ def problem(answer: httpx.Response) -> str:
 
 
 @every_protected_endpoint
-def test_a_retry_receives_the_first_answer(api: Api, path: str) -> None:
+def test_a_retry_receives_the_first_response(api: Api, path: str) -> None:
     """The retry has the status, the bytes and the Location of the first; one effect is there."""
     order = Order()
     first, retry = api.send(path, order), api.send(path, order)
@@ -50,7 +50,7 @@ def test_a_retry_receives_the_first_answer(api: Api, path: str) -> None:
 
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
 @pytest.mark.parametrize("store", ["redis", "cached"])
-def test_a_retry_receives_the_first_answer_with_redis(
+def test_a_retry_receives_the_first_response_with_redis(
     database: Database, store: str, request: pytest.FixtureRequest
 ) -> None:
     """The same holds of every endpoint where Redis keeps the records, or answers the replays."""

@@ -18,7 +18,7 @@ def status(api: Api, accepted: httpx.Response, token: str = "alice-token") -> ht
     return api.get(accepted.headers["Location"], headers=headers)
 
 
-def test_a_duplicate_is_told_where_the_answer_will_be(api: Api) -> None:
+def test_a_duplicate_is_told_where_the_response_will_be(api: Api) -> None:
     """While the first works, a duplicate is answered 202; where that leads, its caller alone reads
     that it is in progress, and later the answer that the first received.
     """

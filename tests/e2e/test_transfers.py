@@ -88,7 +88,7 @@ def test_a_transfer_is_resumed_behind_its_last_step(
     )
 
 
-def test_the_ledger_is_called_again_only_where_its_answer_was_lost(
+def test_the_ledger_is_called_again_only_where_its_response_was_lost(
     api: Api, server: Server
 ) -> None:
     """A call whose answer was not stored is repeated under the same key, and booked once; one whose

@@ -284,7 +284,7 @@ def test_store_out_of_reach(using: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert effect_counts(using) == {"1": 1}
 
 
-def test_any_answers(using: str) -> None:
+def test_any_verdicts(using: str) -> None:
     """Whatever a filter answers to whatever is delivered, each event has one effect."""
     deliveries = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5), max_size=6)
 

@@ -16,7 +16,7 @@ from benchmarks.project import ORDER
 class Command(BaseCommand):
     help = (
         "Reads keys, one a line, and calls the protected function with each: says 'running' from "
-        "within, waits for one more line, creates its order, and says whose answer it was given."
+        "within, waits for one more line, creates its order, and says whose result it was given."
     )
     requires_system_checks = ()
 

@@ -22,8 +22,8 @@ PROBES: Final = 100  # round trips
 
 class Command(BaseCommand):
     help = (
-        "Reads requests, one line of JSON each, and answers each with a line: what each call of a "
-        "block took, what the least round trips take, or what the database has counted so far."
+        "Reads requests, one line of JSON each, and replies to each with a line: what each call of "
+        "a block took, what the least round trips take, or what the database has counted so far."
     )
     requires_system_checks = ()
 
