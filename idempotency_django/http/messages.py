@@ -83,7 +83,7 @@ def invocation_of(
         user: the caller, if that is not the request's user.
         auth: the authentication of the request, if the framework reports it.
         body: reads the body when it is asked for, if the framework does so in its own way.
-        authorization: who is calling if no principal is known; ``None``: whoever has the request's
+        authorization: who is calling if no principal is known; ``None``: the sender of the request's
             ``Authorization`` header.
 
     Raises:
@@ -129,7 +129,7 @@ _UNKNOWN: Final = "unknown"
 
 
 def callers_of(request: HttpRequest, user: Any, auth: Any = None) -> set[str]:
-    """The names that records have for whoever sends this request; see :func:`principal_of`."""
+    """The names that records have for the sender of this request; see :func:`principal_of`."""
     return {principal_of(user, auth), *identity.owners_of(authorization_of(request))} - {""}
 
 

@@ -27,7 +27,7 @@ def digest(*parts: bytes | str) -> str:
 
 
 def keyed_digests(purpose: str, *parts: bytes | str) -> tuple[str, ...]:
-    """HMAC-SHA-256 hex of the parts, which nobody can test a guess against without the secret.
+    """HMAC-SHA-256 hex of the parts, against which no guess can be tested without the secret.
 
     Args:
         purpose: what the digest is for; digests for different purposes have nothing in common.

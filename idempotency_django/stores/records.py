@@ -46,7 +46,7 @@ class Operation:
         count_replays: record its replays in the audit trail.
         extend_on_replay: count ``ttl`` and ``retention`` from the last use, not the first.
         principal: who is calling (``"user:42"``), or a name of an unknown caller's
-            ``Authorization`` header; empty: nobody says.
+            ``Authorization`` header; empty: unknown.
         method: the HTTP method, or what stands for it elsewhere; for the audit.
         path: the HTTP path, or what stands for it elsewhere; for the audit.
         caused_by: the :func:`reference` of the record whose handler asked for this operation; for

@@ -650,7 +650,7 @@ class OwnersContract(ContractSetting):
             assert as_record(found).expired
 
     def test_operation_decides_whether_an_expired_record_refuses(self) -> None:
-        """The key is free for an operation without it, whatever the record was stored with."""
+        """The key is free for an operation without it, even if the record was stored with it."""
         operation = self.an_expired()
         eventually(lambda: self.record(operation).expired)
         assert self.completed(replace(operation, refuse_expired=False)).attempt == 2
