@@ -83,8 +83,8 @@ def invocation_of(
         user: the caller, if that is not the request's user.
         auth: the authentication of the request, if the framework reports it.
         body: reads the body when it is asked for, if the framework does so in its own way.
-        authorization: who is calling if no principal is known; ``None``: the sender of the request's
-            ``Authorization`` header.
+        authorization: who is calling if no principal is known; ``None``: the sender of the
+            request's ``Authorization`` header.
 
     Raises:
         ImproperlyConfigured: a caller has authenticated, and nothing says which.
