@@ -441,7 +441,7 @@ def test_database_that_can_be_written_to(alias: str) -> None:
 @pytest.mark.django_db(databases="__all__")
 @pytest.mark.parametrize("alias", settings.DATABASES)
 def test_read_only_database(alias: str) -> None:
-    """E008: the database says that it is read-only; nobody asks it without --database."""
+    """E005: the database says that it is read-only; nobody asks it without --database."""
     connection = connections[alias]
     on, off = {
         # A function of the name that is found before PostgreSQL's own; rolled back with the test.
@@ -457,7 +457,7 @@ def test_read_only_database(alias: str) -> None:
     with connection.cursor() as cursor, a_store(BACKEND=DATABASE, OPTIONS={"using": alias}):
         cursor.execute(on)
         try:
-            assert "is read-only" in only("E008", alias).msg
+            assert "is read-only" in only("E005", alias).msg
             assert found() == []
         finally:
             if connection.vendor == "mysql":

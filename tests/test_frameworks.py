@@ -113,7 +113,7 @@ def test_refused_at_run_time(package: str, client: Client, caplog: Any) -> None:
 def test_refused_by_a_check(package: str) -> None:
     """A check says so, with the route."""
     [found] = [m for m in run_checks() if str(m.id).startswith("idempotency_django.")]
-    assert found.id == "idempotency_django.E023"
+    assert found.id == "idempotency_django.E022"
     assert VIEWS[package][0] in found.msg
     assert found.hint == "It serves /api/{version}/."
     assert next(endpoint.framework for endpoint in endpoints()) == VIEWS[package][0]

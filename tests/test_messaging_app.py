@@ -66,7 +66,7 @@ def test_migrate_forgotten(unmigrated: str, command: str) -> None:
 def test_check(unmigrated: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """``check --database`` warns of a missing table; ``migrate``, which makes it, does not."""
     [warning] = check_tables(databases=[unmigrated])
-    assert warning.id == "idempotency_django.W053"
+    assert warning.id == "idempotency_django.W028"
     assert f"migrate idempotency_messaging --database {unmigrated}" in str(warning.hint)
     assert check_tables() == []
     monkeypatch.setattr("sys.argv", ["manage.py", "migrate"])

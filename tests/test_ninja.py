@@ -629,7 +629,7 @@ class TestMiddleware:
 
     def test_check(self, mixed: None, settings: Any) -> None:
         """A check says so before any request, until the middleware protects other paths."""
-        [found] = [each for each in run_checks() if each.id == "idempotency_django.E023"]
+        [found] = [each for each in run_checks() if each.id == "idempotency_django.E022"]
         assert "tests.test_ninja.unprotected is a view of django-ninja" in found.msg
         assert found.hint == "It serves /v0/orders."
         assert {each.method: each.how for each in endpoints()} == {
@@ -638,7 +638,7 @@ class TestMiddleware:
             "PATCH": "middleware",
         }
         settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": ["/api/"]}
-        assert not [each for each in run_checks() if each.id == "idempotency_django.E023"]
+        assert not [each for each in run_checks() if each.id == "idempotency_django.E022"]
         assert sorted(each.how for each in endpoints()) == ["", "decorator", "exempt"]
 
 

@@ -7,10 +7,9 @@ id                                     problem
 ``idempotency_django.E002``            a setting has an invalid value
 ``idempotency_django.E003``            a store cannot be created, or a policy has an unknown store
 ``idempotency_django.E004``            a store uses a database that is not in ``DATABASES``
-``idempotency_django.E005``            a store uses a database that looks like a replica
+``idempotency_django.E005``            a store uses a database that is a replica, or read-only
 ``idempotency_django.W006``            SQLite without ``transaction_mode: IMMEDIATE``
-``idempotency_django.W007``            effects and results are in two databases
-``idempotency_django.E008``            a store's database is read-only (``check --database``)
+``idempotency_django.W007``            a store's database is not that of the effects or messages
 ``idempotency_django.E009``            middleware after ours, whose ``process_view`` is skipped
 ``idempotency_django.E010``            our middleware comes before the authentication middleware
 ``idempotency_django.E011``            ``IdempotentViewMixin`` after ``APIView``: no protection
@@ -24,39 +23,27 @@ id                                     problem
 ``idempotency_django.E020``            ``on_conflict="accepted"`` without a URL for the status view
 ``idempotency_django.W021``            PostgreSQL with an isolation level above READ COMMITTED
 ``idempotency_django.E022``            a view cannot be protected and refuses requests with a key
-``idempotency_django.E023``            the same for a view of a framework without an adapter
 ``idempotency_django.E024``            a view is both protected and exempt
 ``idempotency_django.W025``            object permissions that a replay cannot check
 ``idempotency_django.W026``            a store in the memory of one process, and ``DEBUG`` is off
 ``idempotency_django.E027``            a store's database has ``AUTOCOMMIT`` off
-``idempotency_django.W028``            a store's tables are missing (``check --database``)
-``idempotency_django.W029``            CORS stops scripts of other origins from sending a key
-``idempotency_django.W030``            CORS hides the headers of a replay from these scripts
+``idempotency_django.W028``            tables are missing (``check --database``)
+``idempotency_django.W029``            CORS keeps scripts of other origins from keys and replays
 ``idempotency_django.W031``            a key is required from the admin's or the login's own forms
-``idempotency_django.E032``            a ``VersionField`` in a model that is not ``Versioned``
-``idempotency_django.E033``            a ``Versioned`` model with no version field, or several
+``idempotency_django.E032``            a model without both ``Versioned`` and one ``VersionField``
 ``idempotency_django.E034``            a ``VersionedAdmin`` whose forms do not submit the version
 ``idempotency_django.W035``            Celery's broker delivers again before a task's lease ends
 ``idempotency_django.W036``            Celery's result backend may count the parts of a chord twice
 ``idempotency_django.W037``            an attribute of a view or receiver that has no effect
 ``idempotency_django.E038``            the settings of ``IDEMPOTENCY`` under another name
-``idempotency_django.E040``            two receivers of webhooks have the same source
-``idempotency_django.E041``            a receiver of webhooks has no verifier, or no usable secret
-``idempotency_django.E042``            the policy of a receiver of webhooks cannot be used
-``idempotency_django.E043``            the publisher of a topic of the outbox cannot be created
-``idempotency_django.E044``            the configuration of a topic of the outbox is invalid
+``idempotency_django.E041``            a receiver of webhooks cannot be used
+``idempotency_django.E043``            a topic of the outbox cannot be used
 ``idempotency_django.E045``            messaging's database is unknown, or has ``AUTOCOMMIT`` off
-``idempotency_django.W046``            messages and records are in two databases
 ``idempotency_django.W047``            a publisher's timeout is too long for a relay's lease
-``idempotency_django.E048``            the endpoint of a topic's webhooks cannot be imported
-``idempotency_django.E049``            the Celery app of a topic cannot be imported
-``idempotency_django.E050``            a path in ``CONSUMERS`` is not a consumer
-``idempotency_django.E051``            two consumers in ``CONSUMERS`` have the same name
-``idempotency_django.W053``            tables of messaging are missing (``check --database``)
+``idempotency_django.E050``            ``CONSUMERS`` has a path of no consumer, or one name twice
 ``idempotency_django.W055``            no relay, processor or purge runs (``--deploy --database``)
 ``idempotency_django.W056``            Django's ``@condition`` handles a retry before its record
 ``idempotency_django.W057``            middleware changes template responses without effect
-``idempotency_django.W059``            a view publishes, but has no transaction without a key
 ``idempotency_django.E060``            a view has a policy, but no protection
 ``idempotency_django.W061``            a Celery task has a policy or key, but not our base class
 ``idempotency_django.W070``            Celery deduplicates messages before its tasks see them

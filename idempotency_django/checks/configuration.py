@@ -147,7 +147,7 @@ def check_cors(**_: Any) -> Iterator[CheckMessage]:
             "CORS_EXPOSE_HEADERS. Scripts of other origins cannot see what became of a "
             "request, or when to retry.",
             hint=f"CORS_EXPOSE_HEADERS = {tuple(marks)!r}",
-            id="idempotency_django.W030",
+            id="idempotency_django.W029",
         )
 
 

@@ -32,7 +32,7 @@ def check_consumers(**_: Any) -> list[CheckMessage]:
                     f"IDEMPOTENCY['CONSUMERS'] lists two consumers called {consumer.name!r}; the "
                     f"second is at {path!r}. Each would treat the other's events as duplicates.",
                     hint="Rename one of them.",
-                    id="idempotency_django.E051",
+                    id="idempotency_django.E050",
                 )
             )
     return problems

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import dis
-import inspect
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from types import FunctionType, ModuleType
 from typing import Any, Final
 
 from django.conf import settings
@@ -17,10 +14,8 @@ from django.core.checks import (
     Error,
     Warning,  # noqa: A004  # Django's name
 )
-from django.db import transaction
 
 from ..conf import conf, did_you_mean
-from ..http.atomic_requests import asks_for_transaction
 from ..http.unwrapping import (
     EXEMPT,
     INBOX,
@@ -51,9 +46,6 @@ _READ: Final = {POLICY, POLICIES, *HOOKS}
 
 _SET: Final = {PROTECTED, EXEMPT, INBOX, PART, "idempotency_left_out"}
 """The names of attributes that this package sets."""
-
-_PUBLISHING: Final = {"publish", "publish_many", "after_commit"}
-"""The functions of the outbox, whose app may not be installed."""
 
 of_frameworks: Final[list[Callable[[], Iterator[CheckMessage]]]] = []
 """The checks of views by the adapters of other frameworks."""
@@ -93,7 +85,7 @@ def _frameworks(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
             found.setdefault(endpoint.framework, []).append(endpoint)
     for served in found.values():
         hint = f"It serves {_routes(served)}."
-        yield Error(served[0].problem, hint=hint, id="idempotency_django.E023")
+        yield Error(served[0].problem, hint=hint, id="idempotency_django.E022")
 
 
 def _routes(served: Iterable[Endpoint]) -> str:
@@ -153,7 +145,6 @@ def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
         )
     if endpoint.how not in NOT_ENFORCED:
         yield from _conditional(endpoint)
-        yield from _without_transaction(endpoint)
     if endpoint.how in ("decorator", "middleware"):
         where = f"The idempotency policy of {name_of(innermost(endpoint.view))}"
         yield from check_policy(endpoint.policy, where)
@@ -183,45 +174,6 @@ def _conditional(endpoint: Endpoint) -> Iterator[CheckMessage]:
             ),
             id="idempotency_django.W056",
         )
-
-
-def _without_transaction(endpoint: Endpoint) -> Iterator[CheckMessage]:
-    """A view that publishes in the transaction of its claim, and may be called without a key."""
-    view, method = endpoint.view, endpoint.method
-    policy, _ = tried((endpoint.policy or Policy()).resolved)
-    if policy is None or policy.key or policy.mode == "leased" or asks_for_transaction(view):
-        return
-    handler: Any = getattr(view_class_of(view), handlers_of(view).get(method, ""), view)
-    function = innermost(handler)
-    if policy.requires_key(_typical(method)) or not isinstance(function, FunctionType):
-        return
-    names = {*function.__code__.co_names}
-    if "atomic" in names or _is_atomic(inspect.unwrap(handler, stop=_is_atomic)):
-        return
-    loaded = {each.argval for each in dis.get_instructions(function) if "GLOBAL" in each.opname}
-    from_outbox = any(_is_outbox(function.__globals__.get(name)) for name in loaded)
-    if "enqueue_once" in names or (from_outbox and names & _PUBLISHING):
-        yield Warning(
-            f"{name_of(innermost(view))} publishes messages, but its key is optional. Without a "
-            "key it has no transaction, so its writes are committed and publish() raises an error.",
-            hint=(
-                f"It serves {endpoint.route}. Give its policy required=True, or put the change "
-                "and publish() into one transaction.atomic()."
-            ),
-            id="idempotency_django.W059",
-        )
-
-
-def _is_outbox(value: Any) -> bool:
-    """Whether it is the package of the outbox, or a function in it."""
-    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
-    return str(name).startswith("idempotency_django.contrib.messaging.outbox")
-
-
-def _is_atomic(function: Any) -> bool:
-    """Whether ``transaction.atomic`` decorates it."""
-    cells = getattr(function, "__closure__", None) or ()
-    return any(isinstance(cell.cell_contents, transaction.Atomic) for cell in cells)
 
 
 def _misspelled(view: Any) -> Iterator[CheckMessage]:

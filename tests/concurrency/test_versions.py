@@ -601,5 +601,5 @@ def test_check_of_model(isolated: None) -> None:
         two = VersionField()
 
     for model in (Without, Twice):
-        assert "idempotency_django.E033" in [error.id for error in model.check()]
+        assert "idempotency_django.E032" in [error.id for error in model.check()]
     assert Ticket.check() == []

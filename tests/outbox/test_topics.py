@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.test import override_settings
@@ -38,45 +39,60 @@ def test_unknown_option_of_the_local_publisher() -> None:
     assert "LocalPublisher has no option 'workers'. Its option is 'consumers'." in message.msg
 
 
+def messages(**idempotency: Any) -> list[CheckMessage]:
+    with override_settings(IDEMPOTENCY=idempotency):
+        return [*check_outbox()]
+
+
 def ids(**idempotency: Any) -> list[str]:
     """The ids of what the checks find."""
-    with override_settings(IDEMPOTENCY=idempotency):
-        return [str(message.id).removeprefix("idempotency_django.") for message in check_outbox()]
+    found = messages(**idempotency)
+    return [str(message.id).removeprefix("idempotency_django.") for message in found]
 
 
 @pytest.mark.parametrize(
-    ("entry", "found"),
+    ("entry", "said"),
     [
-        (BROKER, []),
-        ({"BACKEND": BROKER, "RETENTION": timedelta(days=1), "ON_POISON": "discard"}, []),
-        ("nowhere.Publisher", ["E043"]),
-        ("tests.models.Effect", ["E043"]),
-        ({"BACKEND": BROKER, "OPTIONS": {"unknown": 1}}, []),
-        ({"BACKEND": LOCAL}, ["E043"]),
-        ({"BACKEND": LOCAL, "OPTIONS": {"consumers": []}}, ["E043"]),
-        ({"BACKEND": LOCAL, "OPTIONS": {"consumers": [CONSUMER], "consumer": 1}}, ["E043"]),
-        ({"BACKEND": LOCAL, "OPTIONS": {"consumers": ["shop.nobody"]}}, ["E043"]),
-        ({"BACKEND": LOCAL, "OPTIONS": {"consumers": [CONSUMER]}}, []),
-        (17, ["E044"]),
-        ({}, ["E044"]),
-        ({"BACKEND": BROKER, "BACKENDS": 1}, ["E044"]),
-        ({"BACKEND": BROKER, "OPTIONS": []}, ["E044"]),
-        ({"BACKEND": BROKER, "SOURCE": 1}, ["E044"]),
-        ({"BACKEND": BROKER, "MAX_ATTEMPTS": 0}, ["E044"]),
-        ({"BACKEND": BROKER, "ON_POISON": "panic"}, ["E044"]),
-        ({"BACKEND": BROKER, "RETENTION": 7}, ["E044"]),
-        ({"BACKEND": BROKER, "NOTIFY": "yes"}, ["E044"]),
+        (BROKER, ""),
+        ({"BACKEND": BROKER, "RETENTION": timedelta(days=1), "ON_POISON": "discard"}, ""),
+        ("nowhere.Publisher", "cannot be imported: No module named 'nowhere'"),
+        ("tests.models.Effect", "creates a Effect, not a Publisher"),
+        ({"BACKEND": BROKER, "OPTIONS": {"unknown": 1}}, ""),
+        ({"BACKEND": LOCAL}, "cannot be created: "),
+        ({"BACKEND": LOCAL, "OPTIONS": {"consumers": []}}, "has no consumers: "),
+        (
+            {"BACKEND": LOCAL, "OPTIONS": {"consumers": [CONSUMER], "consumer": 1}},
+            "has no option 'consumer'",
+        ),
+        (
+            {"BACKEND": LOCAL, "OPTIONS": {"consumers": ["shop.nobody"]}},
+            "There is no consumer at 'shop.nobody'",
+        ),
+        ({"BACKEND": LOCAL, "OPTIONS": {"consumers": [CONSUMER]}}, ""),
+        (17, "is 17; it must be the path of a publisher, or a dict"),
+        ({}, "'BACKEND' must be set"),
+        ({"BACKEND": BROKER, "BACKENDS": 1}, "has the unknown entry 'BACKENDS'"),
+        ({"BACKEND": BROKER, "OPTIONS": []}, "'OPTIONS' must be a dict"),
+        ({"BACKEND": BROKER, "SOURCE": 1}, "'SOURCE' must be a URI reference"),
+        ({"BACKEND": BROKER, "MAX_ATTEMPTS": 0}, "'MAX_ATTEMPTS' must be 1 or more"),
+        ({"BACKEND": BROKER, "ON_POISON": "panic"}, "'ON_POISON' must be 'dead_letter'"),
+        ({"BACKEND": BROKER, "RETENTION": 7}, "'RETENTION' must be a timedelta"),
+        ({"BACKEND": BROKER, "NOTIFY": "yes"}, "'NOTIFY' must be True or False"),
     ],
 )
 @pytest.mark.parametrize("name", ["orders", "*"])
-def test_topics(name: str, entry: Any, found: list[str]) -> None:
+def test_topics(name: str, entry: Any, said: str) -> None:
     """What is wrong with a topic is said before the first message is written to it."""
-    assert ids(OUTBOX={name: entry}) == found
+    found = messages(OUTBOX={name: entry})
+    assert [message.id for message in found] == ["idempotency_django.E043"] * bool(said)
+    assert all(said in message.msg for message in found)
 
 
 def test_name() -> None:
     """A topic has a name that brokers and scopes can hold."""
-    assert ids(OUTBOX={"or/ders": BROKER}) == ["E044"]
+    [message] = messages(OUTBOX={"or/ders": BROKER})
+    assert message.id == "idempotency_django.E043"
+    assert "'or/ders' must be up to 100 letters" in message.msg
 
 
 def test_databases(settings: Any) -> None:
@@ -93,7 +109,7 @@ def test_two_databases(settings: Any) -> None:
     aliases = list(settings.DATABASES)
     if len(aliases) < 2:
         pytest.skip("two databases are needed")
-    assert ids(OUTBOX={"orders": BROKER}, MESSAGING_DATABASE=aliases[1]) == ["W046"]
+    assert ids(OUTBOX={"orders": BROKER}, MESSAGING_DATABASE=aliases[1]) == ["W007"]
     assert ids(MESSAGING_DATABASE=aliases[1]) == []
 
 

@@ -329,7 +329,7 @@ def test_no_arguments(data: Any) -> None:
 def test_wrong_app(path: str) -> None:
     """A path that leads to no Celery app is found by a check."""
     [message] = CeleryPublisher("celery", app=path).check()
-    assert message.id == "idempotency_django.E049"
+    assert message.id == "idempotency_django.E043"
     assert CeleryPublisher("celery", app=here).check() == []
     assert CeleryPublisher("celery").check() == []
 

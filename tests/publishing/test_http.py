@@ -379,7 +379,7 @@ def test_function_that_is_not_there() -> None:
     sender = HttpPublisher("orders", endpoint="tests.publishing.nowhere.endpoint_of")
     with pytest.raises(ImproperlyConfigured, match=r"nowhere\.endpoint_of"):
         sender.publish(grouped("a-1"))
-    assert [message.id for message in sender.check()] == ["idempotency_django.E048"]
+    assert [message.id for message in sender.check()] == ["idempotency_django.E043"]
     assert publisher_without_problems().check() == []
 
 

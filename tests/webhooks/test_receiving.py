@@ -552,27 +552,41 @@ class TestDeclaring:
             assert check_receivers() == []
         with override_settings(ROOT_URLCONF="tests.webhooks.receivers"):
             assert ids() == []
-            for attributes, expected in [
-                ({"source": "shop", "verifier": Hook.verifier}, ["E040"]),
-                ({"source": "other"}, ["E041"]),
-                ({"source": "other", "verifier": GitHub([])}, ["E041"]),
-                ({"source": "other", "verifier": Stripe(lambda: SECRETS[0])}, ["E041"]),
-                ({"source": "other", "verifier": Hook.verifier, "tll": None}, ["W037"]),
-                ({"source": "other", "verifier": Hook.verifier, "title": "x"}, []),
-                ({"source": "other", "verifier": Stripe(["sk_live_51H"])}, ["E041"]),
-                ({"source": "other", "verifier": StandardWebhooks(["", SECRETS[0]])}, ["E041"]),
+            for attributes, expected, said in [
+                ({"source": "shop", "verifier": Hook.verifier}, ["E041"], "same source, 'shop'"),
+                ({"source": "other"}, ["E041"], "The verifier of Other "),
+                ({"source": "other", "verifier": GitHub([])}, ["E041"], "The verifier of Other "),
+                (
+                    {"source": "other", "verifier": Stripe(lambda: SECRETS[0])},
+                    ["E041"],
+                    "The verifier of Other ",
+                ),
+                ({"source": "other", "verifier": Hook.verifier, "tll": None}, ["W037"], "'tll'"),
+                ({"source": "other", "verifier": Hook.verifier, "title": "x"}, [], ""),
+                (
+                    {"source": "other", "verifier": Stripe(["sk_live_51H"])},
+                    ["E041"],
+                    "The verifier of Other ",
+                ),
+                (
+                    {"source": "other", "verifier": StandardWebhooks(["", SECRETS[0]])},
+                    ["E041"],
+                    "The verifier of Other ",
+                ),
                 (
                     {
                         "source": "other",
                         "verifier": Hook.verifier,
                         "policy": Policy(store="nowhere"),
                     },
-                    ["E042"],
+                    ["E041"],
+                    "The policy of Other cannot be used: ",
                 ),
             ]:
                 before = {source: [*known] for source, known in _RECEIVERS.items()}
                 type("Other", (WebhookReceiver,), attributes)
                 assert ids() == expected
+                assert all(said in message.msg for message in check_receivers())
                 _RECEIVERS.clear()
                 _RECEIVERS.update(before)
 

@@ -178,7 +178,7 @@ class Versioned(models.Model):
         try:
             version_field(cls)
         except ImproperlyConfigured as error:
-            errors.append(Error(str(error), obj=cls, id="idempotency_django.E033"))
+            errors.append(Error(str(error), obj=cls, id="idempotency_django.E032"))
         return errors
 
 

@@ -30,7 +30,7 @@ def check_tables(databases: Collection[str] | None = None, **_: Any) -> list[Che
         return []
     missing = ", ".join(missing_tables(using, *MODELS))
     text, hint = _LACKS.format(using=using, missing=missing), _HINT.format(using=using)
-    return [Warning(text, hint=hint, id="idempotency_django.W053")] if missing else []
+    return [Warning(text, hint=hint, id="idempotency_django.W028")] if missing else []
 
 
 def refuse_unmigrated() -> None:

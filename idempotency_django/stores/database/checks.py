@@ -130,7 +130,7 @@ def check_writable(alias: str, using: str) -> Sequence[CheckMessage]:
         Error(
             f"The store {alias!r} uses the database {using!r}, which is read-only, like a replica.",
             hint="Set the store's using to the primary database.",
-            id="idempotency_django.E008",
+            id="idempotency_django.E005",
         )
     ]
 

@@ -67,7 +67,7 @@ class CeleryPublisher(Publisher):
         try:
             self._found()
         except ImproperlyConfigured as error:
-            return [Error(str(error), id="idempotency_django.E049")]
+            return [Error(str(error), id="idempotency_django.E043")]
         return []
 
     def _apply(self, message: Outgoing) -> None:

@@ -173,7 +173,7 @@ class HttpPublisher(Publisher):
         try:
             _ = self._endpoint and self._function
         except ImproperlyConfigured as error:
-            return [Error(str(error), id="idempotency_django.E048")]
+            return [Error(str(error), id="idempotency_django.E043")]
         return []
 
     async def _publish(

@@ -62,7 +62,7 @@ def _shared(source: str, known: list[type[WebhookReceiver]]) -> Iterator[CheckMe
         yield Error(
             f"{names} have the same source, {source!r}.",
             hint="Their messages cannot be distinguished. Give each receiver its own source.",
-            id="idempotency_django.E040",
+            id="idempotency_django.E041",
         )
 
 
@@ -99,5 +99,5 @@ def _policy(receiver: type[WebhookReceiver]) -> Iterator[CheckMessage]:
         yield Error(
             f"The policy of {receiver.__qualname__} cannot be used: {error}",
             hint="Change its policy, or the project's.",
-            id="idempotency_django.E042",
+            id="idempotency_django.E041",
         )

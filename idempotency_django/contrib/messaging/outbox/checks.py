@@ -32,10 +32,6 @@ def _topic(name: str) -> Iterator[CheckMessage]:
     name = "others" if name == ALL_OTHERS else name
     try:
         known = topic(name)
-    except ImproperlyConfigured as error:
-        yield Error(str(error), id="idempotency_django.E044")
-        return
-    try:
         yield from known.publisher().check() if known.relay else ()
         yield from _timeout(known)
     except ImproperlyConfigured as error:
@@ -81,7 +77,7 @@ def _database(using: str) -> Iterator[CheckMessage]:
                 "An effect, its record and its messages commit together only in one database. Use "
                 "the same alias for IDEMPOTENCY['MESSAGING_DATABASE'] and the store's using."
             ),
-            id="idempotency_django.W046",
+            id="idempotency_django.W007",
         )
 
 
