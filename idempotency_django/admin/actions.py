@@ -59,10 +59,10 @@ class Expire(KeyAction):
         gettext_lazy("Their responses are no longer replayed."),
         gettext_lazy(
             "The next request with such a key is executed, even if it is a retry of an executed "
-            "request."
+            "request, unless its policy has on_expired='refuse'."
         ),
     )
-    log = gettext_lazy("Expired; the next request with this key is executed.")
+    log = gettext_lazy("Expired; no request gets its response any more.")
     done = gettext_lazy("expired")
 
     def refusal(self, row: Any, given: Mapping[str, Any]) -> str:
