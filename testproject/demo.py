@@ -1,7 +1,7 @@
 """``make demo``: what retries, races and crashes do to an endpoint that is protected.
 
 Starts the reference app under gunicorn with an SQLite file of its own, sends it real requests and
-counts the effects. Ends with 0 only when every answer and every count is right. To see what goes
+counts the effects. Ends with 0 only when every response and every count is right. To see what goes
 wrong without protection: ``python -m testproject.demo /api/unprotected/``.
 """
 
@@ -42,8 +42,8 @@ WORK = "sleep-ms=3000"
 REDELIVERY = "1"  # seconds
 AT_ONCE = 20
 LEASE = "3"  # seconds
-PATIENCE = 10  # how often the client sends a request that is answered "in progress"
-NO_ANSWER = "no answer"
+PATIENCE = 10  # how often the client sends a request that is refused as "in progress"
+NO_RESPONSE = "no response"
 
 INTRODUCTION = (
     "Alice's program sends charges of 25.00 EUR to [bold]POST {path}[/], each with its own key in "
@@ -55,7 +55,7 @@ INTRODUCTION = (
 
 ON_SQLITE = (
     "On SQLite the duplicates of a charge wait for its write lock. On PostgreSQL, MariaDB and "
-    "MySQL they are answered 409 at once, and the client sends them again."
+    "MySQL they are refused with 409 at once, and the client sends them again."
 )
 
 
@@ -77,14 +77,14 @@ class Step:
     """The requests of a step, the expected result and the actual result."""
 
     sent: str
-    expected_answer: str
-    answer: str
+    expected_response: str
+    response: str
     expected_effects: int | str
     effects: int | str
 
     @property
     def right(self) -> bool:
-        return (self.expected_answer, self.expected_effects) == (self.answer, self.effects)
+        return (self.expected_response, self.expected_effects) == (self.response, self.effects)
 
 
 class Client:
@@ -98,7 +98,7 @@ class Client:
     def send(
         self, charge: Charge, fault: str = "", patience: int = PATIENCE
     ) -> httpx.Response | None:
-        """The answer; ``None`` when the connection ended without one."""
+        """The response; ``None`` when the connection ended without one."""
         body = {"reference": charge.reference, "amount": charge.amount, "currency": "EUR"}
         headers = {
             "Authorization": "Token alice-token",
@@ -107,16 +107,16 @@ class Client:
         }
         while True:
             try:
-                answer = self._http.post(self._path, json=body, headers=headers)
+                response = self._http.post(self._path, json=body, headers=headers)
             except httpx.TransportError:
                 return None
             patience -= 1
-            if answer.status_code != httpx.codes.CONFLICT or not patience:
-                return answer
-            time.sleep(int(answer.headers["Retry-After"]))
+            if response.status_code != httpx.codes.CONFLICT or not patience:
+                return response
+            time.sleep(int(response.headers["Retry-After"]))
 
     def send_at_once(self, charge: Charge) -> list[httpx.Response | None]:
-        """The answers to many duplicates, released together."""
+        """The responses to many duplicates, released together."""
         start = Barrier(AT_ONCE)
 
         def send() -> httpx.Response | None:
@@ -128,8 +128,8 @@ class Client:
 
     def effects(self, charge: Charge) -> int:
         """The number of times that the charge was made."""
-        answer = self._http.get("/effects/", params={"reference": charge.reference})
-        return int(answer.raise_for_status().json()["count"])
+        response = self._http.get("/effects/", params={"reference": charge.reference})
+        return int(response.raise_for_status().json()["count"])
 
     def parts(self, transfer: Charge) -> str:
         """The number of times that each part of the transfer was made: debit, booking, credit."""
@@ -145,7 +145,7 @@ class Client:
         signed = StandardWebhooks([settings.WEBHOOK_SECRET]).sign(body, message_id=asked.key)
         headers = {"Content-Type": "application/json", **signed}
         sent = [self._http.post(WEBHOOKS, content=body, headers=headers) for _ in range(3)]
-        return ", ".join(str(answer.status_code) for answer in sent)
+        return ", ".join(str(response.status_code) for response in sent)
 
     def when_done(self, asked: Charge) -> int:
         """The number of effects, after waiting for the first one."""
@@ -168,17 +168,17 @@ class Client:
         return seen
 
 
-def said(answer: httpx.Response | None) -> str:
-    """An answer in a few words."""
-    if answer is None:
-        return NO_ANSWER
-    replayed = " replayed" if "Idempotent-Replayed" in answer.headers else ""
-    return f"{answer.status_code}{replayed}"
+def said(response: httpx.Response | None) -> str:
+    """A response in a few words."""
+    if response is None:
+        return NO_RESPONSE
+    replayed = " replayed" if "Idempotent-Replayed" in response.headers else ""
+    return f"{response.status_code}{replayed}"
 
 
-def said_at_once(answers: list[httpx.Response | None]) -> str:
-    """Many answers in a few words."""
-    words = [said(answer) for answer in answers]
+def said_at_once(responses: list[httpx.Response | None]) -> str:
+    """Many responses in a few words."""
+    words = [said(response) for response in responses]
     executed, replayed = words.count("201"), words.count("201 replayed")
     failed = len(words) - executed - replayed
     return f"{executed} executed, {replayed} replayed" + (f", {failed} failed" if failed else "")
@@ -191,8 +191,8 @@ def retries(client: Client) -> Iterator[Step]:
 
     again = client.send(charge)
     same = "same bytes" if first and again and first.content == again.content else "other bytes"
-    answer, expected = f"{said(again)}, {same}", "201 replayed, same bytes"
-    yield Step("The same request again: a retry", expected, answer, 1, client.effects(charge))
+    response, expected = f"{said(again)}, {same}", "201 replayed, same bytes"
+    yield Step("The same request again: a retry", expected, response, 1, client.effects(charge))
 
     other = client.send(replace(charge, amount=9900))
     yield Step("Its key again, another amount", "422", said(other), 1, client.effects(charge))
@@ -200,16 +200,16 @@ def retries(client: Client) -> Iterator[Step]:
 
 def duplicates(client: Client) -> Iterator[Step]:
     charge = Charge()
-    answer = said_at_once(client.send_at_once(charge))
+    response = said_at_once(client.send_at_once(charge))
     expected = f"1 executed, {AT_ONCE - 1} replayed"
-    yield Step(f"{AT_ONCE} duplicates at once", expected, answer, 1, client.effects(charge))
+    yield Step(f"{AT_ONCE} duplicates at once", expected, response, 1, client.effects(charge))
 
 
 def crash_before_the_commit(client: Client) -> Iterator[Step]:
     charge = Charge()
     lost = client.send(charge, "kill=after-effect")
     sent = "SIGKILL to the process before its commit"
-    yield Step(sent, NO_ANSWER, said(lost), 0, client.effects(charge))
+    yield Step(sent, NO_RESPONSE, said(lost), 0, client.effects(charge))
     retry = client.send(charge)
     yield Step("The retry", "201", said(retry), 1, client.effects(charge))
 
@@ -218,7 +218,7 @@ def crash_after_the_commit(client: Client) -> Iterator[Step]:
     charge = Charge()
     lost = client.send(charge, "kill=after-commit")
     sent = "SIGKILL to the process after its commit"
-    yield Step(sent, NO_ANSWER, said(lost), 1, client.effects(charge))
+    yield Step(sent, NO_RESPONSE, said(lost), 1, client.effects(charge))
     retry = client.send(charge)
     yield Step("The retry", "201 replayed", said(retry), 1, client.effects(charge))
 
@@ -227,7 +227,7 @@ def crash_between_steps(client: Client) -> Iterator[Step]:
     transfer = Charge()
     lost = client.send(transfer, "kill=after-ledger")
     sent = "A transfer; SIGKILL after two of its three steps"
-    yield Step(sent, NO_ANSWER, said(lost), "1+1+0", client.parts(transfer))
+    yield Step(sent, NO_RESPONSE, said(lost), "1+1+0", client.parts(transfer))
     early = client.send(transfer, patience=1)
     sent = "A retry while the dead process has its lease"
     yield Step(sent, "409", said(early), "1+1+0", client.parts(transfer))
@@ -240,13 +240,13 @@ def messages(client: Client, payment: Charge) -> Iterator[Step]:
     uncommitted = Charge()
     lost = client.send(payment, "kill=after-commit")
     sent = "A payment with a message; SIGKILL after its commit"
-    yield Step(sent, NO_ANSWER, said(lost), "1+1", client.when_told(payment, "1+1"))
+    yield Step(sent, NO_RESPONSE, said(lost), "1+1", client.when_told(payment, "1+1"))
     retry = client.send(payment)
     sent = "The retry: its message is not published again"
     yield Step(sent, "201 replayed", said(retry), "1+1", client.when_told(payment, "1+1"))
     lost = client.send(uncommitted, "kill=after-effect")
     sent = "Another; SIGKILL before its commit"
-    yield Step(sent, NO_ANSWER, said(lost), "0+0", client.made_and_told(uncommitted))
+    yield Step(sent, NO_RESPONSE, said(lost), "0+0", client.made_and_told(uncommitted))
     retry = client.send(uncommitted)
     sent = "The retry: one payment, one message"
     yield Step(sent, "201", said(retry), "1+1", client.when_told(uncommitted, "1+1"))
@@ -254,33 +254,37 @@ def messages(client: Client, payment: Charge) -> Iterator[Step]:
 
 def webhooks(client: Client) -> Iterator[Step]:
     asked, later = Charge(), Charge()
-    answer = client.deliver(asked)
+    response = client.deliver(asked)
     client.deliver(later)
     client.when_done(later)  # by then, the first one had every chance of a second effect
     sent = "A webhook that its sender delivers three times"
-    yield Step(sent, "200, 200, 200", answer, 1, client.when_done(asked))
+    yield Step(sent, "200, 200, 200", response, 1, client.when_done(asked))
 
 
 def redeliveries(protected: Client, unprotected: Client, broker: Redis) -> Iterator[Step]:
     job, other = Charge(), Charge()
-    answers = [protected.send(job, WORK), protected.send(job, WORK), unprotected.send(other, WORK)]
+    responses = [
+        protected.send(job, WORK),
+        protected.send(job, WORK),
+        unprotected.send(other, WORK),
+    ]
     while broker.llen("celery") or broker.hlen("unacked"):
         time.sleep(0.1)
     sent = "A job of 3 s that Redis delivers each second: ours"
-    yield Step(sent, "202", said(answers[0]), 1, protected.effects(job))
+    yield Step(sent, "202", said(responses[0]), 1, protected.effects(job))
     sent = "The request for it again: a retry"
-    yield Step(sent, "202 replayed", said(answers[1]), 1, protected.effects(job))
+    yield Step(sent, "202 replayed", said(responses[1]), 1, protected.effects(job))
     sent = "To compare: with Celery's own deduplication"
     done = unprotected.effects(other)
-    yield Step(sent, "202", said(answers[2]), max(done, 2), done)
+    yield Step(sent, "202", said(responses[2]), max(done, 2), done)
 
 
 def comparison(client: Client) -> Iterator[Step]:
     charge = Charge()
-    answer = said_at_once(client.send_at_once(charge))
+    response = said_at_once(client.send_at_once(charge))
     sent = f"To compare: {AT_ONCE} duplicates without protection"
     expected = f"{AT_ONCE} executed, 0 replayed"
-    yield Step(sent, expected, answer, AT_ONCE, client.effects(charge))
+    yield Step(sent, expected, response, AT_ONCE, client.effects(charge))
 
 
 def chapters(url: str, ledger_url: str, broker: str, path: str) -> Iterator[list[Step]]:
@@ -330,7 +334,7 @@ def timeline_of(charge: Charge, environment: dict[str, str]) -> str:
 def table_of(told: list[list[Step]]) -> Table:
     """The steps in colours, each with what was expected and what was seen."""
     table = Table(box=box.ROUNDED)
-    for heading in ("Sent", "Answer\nexpected", "Answer\nseen"):
+    for heading in ("Sent", "Response\nexpected", "Response\nseen"):
         table.add_column(heading)
     for heading in ("Effects\nexpected", "Effects\nseen"):
         table.add_column(heading, justify="right")
@@ -340,8 +344,8 @@ def table_of(told: list[list[Step]]) -> Table:
             colour, verdict = ("green", "right") if step.right else ("bold red", "WRONG")
             table.add_row(
                 step.sent,
-                step.expected_answer,
-                f"[{colour}]{step.answer}[/]",
+                step.expected_response,
+                f"[{colour}]{step.response}[/]",
                 str(step.expected_effects),
                 f"[{colour}]{step.effects}[/]",
                 f"[{colour}]{verdict}[/]",

@@ -13,7 +13,7 @@ This is the reference app of idempotency_django. Send a charge; then send the sa
 
   {charge}
 
-The second answer is the first one, with "Idempotent-Replayed: true". It was charged once:
+The second response is the first one, with "Idempotent-Replayed: true". It was charged once:
 
   {count}
 
@@ -36,7 +36,7 @@ Each of these takes a POST like that one, as alice (alice-token) or bob (bob-tok
   /api/invoices/        versions: only who has read an invoice's last version can change it
   /api/payments/        one payment per order, whatever the key: {{"order": "…", "amount": 500}}
 
-A webhook is answered as soon as it is stored, and handled in the background. These secrets sign it:
+A webhook is stored, and handled in the background. These secrets sign it:
 
   WEBHOOK_SECRET={webhook_secret}
   STRIPE_WEBHOOK_SECRET={stripe_secret}
@@ -48,7 +48,7 @@ Its body names what is made. Without a reference, the handler fails, and the mes
                          "data": {{"object": {{"metadata": {{"reference": "w-1"}}}}}}}}
 
 An operation that takes long: start the server with SIMULATE=1, send this, and send it again from
-another terminal while it is running. The second answer is 202, with the address of the status:
+another terminal while it is running. The second response is 202, with the address of the status:
 
   {slow}
 

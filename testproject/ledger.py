@@ -5,7 +5,7 @@ starts one of its own where ``LEDGER_URL`` names none. It remembers nothing when
 
 =========================  =======================================================================
 ``POST /bookings``         book the JSON in the body; needs the header ``Idempotency-Key``. The key
-                           again, and the answer is the first one again
+                           again, and the response is the first one again
 ``GET /calls?key=…``       how often it was called with that key, and what it did:
                            ``{"calls": 2, "effects": 1}``
 ``GET /calls?reference=…`` the same for a reference
@@ -42,7 +42,7 @@ class Booking:
     """The booking of a key."""
 
     reference: str
-    answer: dict[str, Any]
+    response: dict[str, Any]
     calls: int = 0
 
 
@@ -56,13 +56,13 @@ class Ledger:
     def __call__(
         self, environ: dict[str, Any], start_response: Callable[..., Any]
     ) -> Iterable[bytes]:
-        status, told = self._answer(environ)
+        status, told = self._respond(environ)
         body = json.dumps(told).encode()
         headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
         start_response(f"{status.value} {status.phrase}", headers)
         return [body]
 
-    def _answer(self, environ: dict[str, Any]) -> Said:
+    def _respond(self, environ: dict[str, Any]) -> Said:
         match environ["REQUEST_METHOD"], environ["PATH_INFO"]:
             case "POST", "/bookings":
                 return self._book(environ)
@@ -78,10 +78,10 @@ class Ledger:
         with self._lock:
             booking = self._bookings.get(key)
             if booking is None:
-                answer = {"booking": len(self._bookings) + 1, **asked}
-                booking = self._bookings[key] = Booking(asked["reference"], answer)
+                response = {"booking": len(self._bookings) + 1, **asked}
+                booking = self._bookings[key] = Booking(asked["reference"], response)
             booking.calls += 1
-        return HTTPStatus.CREATED, booking.answer
+        return HTTPStatus.CREATED, booking.response
 
     def _counted(self, query: dict[str, list[str]]) -> dict[str, int]:
         keys, references = query.get("key", []), query.get("reference", [])

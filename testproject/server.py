@@ -60,7 +60,7 @@ def _outlived_by_none(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def running(log: Path, **environment: str) -> Iterator[str]:
-    """Serve on a free port for the length of the block; yields the URL when it answers.
+    """Serve on a free port for the length of the block; yields the URL when it responds.
 
     Args:
         log: the file for what the server says.
@@ -85,13 +85,13 @@ def running(log: Path, **environment: str) -> Iterator[str]:
         )
     # The server alone holds the socket now: if it dies, a client is refused and need not wait.
     try:
-        _wait_until_it_answers(url, log)
+        _wait_until_it_responds(url, log)
         yield url
     finally:
         ledger.end(process)
 
 
-def _wait_until_it_answers(url: str, log: Path) -> None:
+def _wait_until_it_responds(url: str, log: Path) -> None:
     try:
         httpx.get(f"{url}/healthz", timeout=START_TIMEOUT).raise_for_status()
     except httpx.HTTPError as error:

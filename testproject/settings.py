@@ -5,7 +5,7 @@
 ``REDIS_URL``
     A Redis or Valkey server to keep idempotency records in, instead of the database.
 ``CACHED``
-    ``1`` keeps the records in the database nevertheless, and answers replays from Redis.
+    ``1`` keeps the records in the database nevertheless, and replays from Redis.
 ``LEASE_SECONDS``
     How long a claim that no transaction holds outlives its process; 30 by default.
 ``LEDGER_URL``

@@ -44,7 +44,7 @@ def token_required(view: View) -> View:
 
 
 def _refusal(request: HttpRequest) -> HttpResponseBase | None:
-    """The answer to who is not known; who is becomes the request's user."""
+    """The response to a caller who is not known; one who is becomes the request's user."""
     try:
         caller = TokenAuthentication().authenticate(Request(request))
     except AuthenticationFailed:

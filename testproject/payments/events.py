@@ -45,7 +45,7 @@ def book(event: Event, execution: ExecutionContext) -> dict[str, Any]:
 @token_required
 @idempotency_exempt  # the event has an id of its own
 def receive(request: HttpRequest) -> JsonResponse:
-    """Hand over the event in the request, and answer when what it did is committed."""
+    """Hand over the event in the request, and respond when what it did is committed."""
     _request.set(request)
     try:
         event = Event.from_http(request.headers, request.body)

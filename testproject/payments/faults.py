@@ -5,18 +5,18 @@ The header lists faults, separated by semicolons: ``sleep-ms=300; kill=after-eff
 =======================  ========================================================
 ``sleep-ms=300``         work that long before the effect
 ``raise``                raise an exception after the effect
-``status=503``           answer with this status after the effect
+``status=503``           respond with this status after the effect
 ``kill=before-effect``   SIGKILL the process that serves the request …
 ``kill=after-effect``    … when the effect is made and not committed
-``kill=after-commit``    … when it is committed and not answered
+``kill=after-commit``    … when it is committed, before the response
 =======================  ========================================================
 
 The effect of a transfer is its third step, the credit. Before it comes:
 
 =======================  ========================================================
 ``kill=after-debit``     … when the debit is stored
-``kill=during-ledger``   … when the ledger has answered, and that is not stored
-``kill=after-ledger``    … when the ledger's answer is stored
+``kill=during-ledger``   … when the ledger has responded, and that is not stored
+``kill=after-ledger``    … when the ledger's response is stored
 =======================  ========================================================
 """
 

@@ -19,8 +19,8 @@ from .tasks import book, book_unprotected
 
 
 class JobView(IdempotentViewMixin, APIView):
-    """A retry enqueues no second task: its answer is replayed. If there is none because the server
-    died, it sends the task again with the same id, and the task is executed once.
+    """A retry enqueues no second task: its response is replayed. If there is none because the
+    server died, it sends the task again with the same id, and the task is executed once.
     """
 
     # Its effect, a message, is not in the database, so no transaction can hold it.

@@ -2,7 +2,7 @@
 
 No transaction spans all three. So each is a step, done once to a stored result: a retry after a
 crash continues after the last stored one. What no database can tell is whether a call was
-made whose answer was never stored; the ledger can, by the key that is the same on every attempt.
+made whose response was never stored; the ledger can, by the key that is the same on every attempt.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LEDGER_TIMEOUT = httpx.Timeout(10, connect=2)  # seconds
 
 
 class LedgerUnavailable(APIException):
-    """The ledger did not answer, or not as it should; a retry calls it again."""
+    """The ledger did not respond, or not as it should; a retry calls it again."""
 
     status_code = HTTPStatus.SERVICE_UNAVAILABLE
     default_detail = "The ledger cannot be reached. Retry with the same key."
@@ -61,8 +61,8 @@ def _post(request: Request, side: Side, asked: EffectSerializer) -> None:
 def _book(request: Request, asked: EffectSerializer, key: str) -> int:
     headers = {"Idempotency-Key": key}
     try:
-        answer = _ledger().post("/bookings", json=asked.validated_data, headers=headers)
-        booking: int = answer.raise_for_status().json()["booking"]
+        response = _ledger().post("/bookings", json=asked.validated_data, headers=headers)
+        booking: int = response.raise_for_status().json()["booking"]
     except httpx.HTTPError as error:
         raise LedgerUnavailable from error
     Faults(request).reached("during-ledger")

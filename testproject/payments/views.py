@@ -112,7 +112,7 @@ def _response(request: Request, receipt: Receipt) -> Response:
 @token_required
 def plain_order(request: HttpRequest) -> HttpResponseBase:
     """A function that knows nothing of idempotency: the middleware protects it."""
-    return _answer(request, Kind.PLAIN)
+    return _respond(request, Kind.PLAIN)
 
 
 @csrf_exempt
@@ -121,10 +121,10 @@ def plain_order(request: HttpRequest) -> HttpResponseBase:
 @idempotent
 def decorated_order(request: HttpRequest) -> HttpResponseBase:
     """A function with the decorator, below the check of who is calling."""
-    return _answer(request, Kind.DECORATED)
+    return _respond(request, Kind.DECORATED)
 
 
-def _answer(request: HttpRequest, kind: Kind) -> JsonResponse:
+def _respond(request: HttpRequest, kind: Kind) -> JsonResponse:
     try:
         receipt = perform(request, kind, json.loads(request.body))
     except (ValueError, ValidationError) as error:
