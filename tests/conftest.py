@@ -264,7 +264,7 @@ def sent() -> Iterator[list[str]]:
 
 
 class _Unprotected(logging.Handler):
-    """Keeps what is logged of protected views that answered without a claim."""
+    """Keeps what is logged of protected views that responded without a claim."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -278,7 +278,7 @@ class _Unprotected(logging.Handler):
 
 @pytest.fixture(autouse=True)
 def unprotected() -> Iterator[list[logging.LogRecord]]:
-    """No test may pass in which a protected view answered without a claim."""
+    """No test may pass in which a protected view responded without a claim."""
     handler = _Unprotected()
     logger = logging.getLogger("idempotency_django")
     logger.addHandler(handler)

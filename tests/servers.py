@@ -50,7 +50,7 @@ GUARD = "--guard"
 
 @dataclass(frozen=True)
 class Server:
-    """A server that answers. ``pid`` is ``None`` if an environment variable named the server."""
+    """A server that responds. ``pid`` is ``None`` if an environment variable named the server."""
 
     url: str
     version: str
@@ -128,7 +128,7 @@ def mariadb() -> Iterator[Server | None]:
 
 
 def _version(url: str) -> str:
-    """Return the version of the server at ``url``; raise its driver's error if none answers."""
+    """Return the version of the server at ``url``; raise its driver's error if none responds."""
     at = urlsplit(url)
     if at.scheme in {"redis", "rediss"}:
         import redis
@@ -271,7 +271,7 @@ def _guard(prefix: str) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
 
 
 def _start(folder: Path, guard: subprocess.Popen[str], order: _Order, url: str) -> Server:
-    """Give the guard its order, and return when the server answers."""
+    """Give the guard its order, and return when the server responds."""
     assert guard.stdin is not None
     assert guard.stdout is not None
     if order.account:

@@ -163,7 +163,7 @@ class TestReplay:
         assert not IdempotencyKey.objects.exists()
 
     def test_other_methods(self, adapter: Adapter, serve: Serve, settings: Any) -> None:
-        """PUT takes part; a method that is not served is answered as ever, middleware or not."""
+        """PUT takes part; a method that is not served is refused as ever, middleware or not."""
         send, key = serve(), new_key()
         assert_replays(send(key, method="put"), send(key, method="put"))
         assert effects() == 1
@@ -344,7 +344,7 @@ class TestRefusal:
         assert effects() == 1
 
     def test_shared_scope(self, adapter: Adapter, serve: Serve) -> None:
-        """In a scope that users share, a key answers only who used it first, in any session."""
+        """In a scope that users share, a key is only its first user's, in any session."""
         alice, again, bob = Client(), Client(), Client()
         user = User.objects.create_user("alice")
         alice.force_login(user)
@@ -406,7 +406,7 @@ class TestFailure:
         adapter.assert_replays(first, send(key))
 
     def test_unkept_statuses(self, adapter: Adapter, serve: Serve) -> None:
-        """A returned 5xx, and answers about the moment, roll back; a retry does the work."""
+        """A returned 5xx, and responses about the moment, roll back; a retry does the work."""
 
         def work(request: Any, reference: str) -> Answer:
             make(request, reference)

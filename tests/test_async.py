@@ -302,7 +302,7 @@ class TestProtected:
 
     @pytest.mark.parametrize("url", ["/function/", "/class/", "/unmarked/"])
     def test_mismatch(self, either: Any, url: str) -> None:
-        """The key with another request is refused, and the first answer stays."""
+        """The key with another request is refused, and the first response stays."""
         key = new_key()
         first = post(either, url, key)
         assert_problem(post(either, url, key, "b"), 422, "mismatch")
@@ -335,7 +335,7 @@ class TestProtected:
 
     @pytest.mark.parametrize(("reference", "status"), [("503", 503), ("404", 404), ("409", 409)])
     def test_answers_that_are_not_kept(self, either: Any, reference: str, status: int) -> None:
-        """A 5xx, a raised 404 and an answer about the moment leave the key free."""
+        """A 5xx, a raised 404 and a response about the moment leave the key free."""
         key = new_key()
         for attempt in (1, 2):
             assert post(either, "/function/", key, reference).status_code == status
@@ -353,7 +353,7 @@ class TestProtected:
 
     @pytest.mark.parametrize("url", ["/function/", "/class/", "/unmarked/"])
     def test_template(self, either: Any, url: str) -> None:
-        """A template is rendered before its answer is stored."""
+        """A template is rendered before its response is stored."""
         key = new_key()
         first = post(either, url, key, "template")
         assert (first.status_code, first.content) == (201, b"n=1")
@@ -363,7 +363,7 @@ class TestProtected:
     @pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume asynchronous")
     @pytest.mark.parametrize("url", ["/function/", "/unmarked/"])
     def test_stream(self, either: Any, url: str) -> None:
-        """A streamed answer leaves a tombstone: the retry is told so and nothing is executed."""
+        """A streamed response leaves a tombstone: the retry is told so and nothing is executed."""
         key = new_key()
         first = post(either, url, key, "stream")
         assert first.status_code == 201
@@ -396,7 +396,7 @@ class TestProtected:
 
 
 def test_streamed_chunks_arrive() -> None:
-    """The client gets all of a streamed answer, of which a tombstone is kept."""
+    """The client gets all of a streamed response, of which a tombstone is kept."""
 
     async def work() -> bytes:
         response = await post(AsyncClient(), "/function/", new_key(), "stream")
@@ -410,7 +410,7 @@ class TestSideBySide:
 
     @pytest.mark.parametrize("url", ["/function/", "/class/", "/unmarked/"])
     def test_reject(self, url: str) -> None:
-        """One runs, nine are told "in progress" meanwhile, and the next retry is answered."""
+        """One runs, nine are told "in progress" meanwhile, and the next retry gets a response."""
         key = new_key()
 
         async def work() -> tuple[HttpResponse, list[HttpResponse], HttpResponse]:
@@ -431,7 +431,7 @@ class TestSideBySide:
         assert effects() == 1
 
     def test_all_at_once(self) -> None:
-        """Of twenty that start together one runs; each is answered 201 or 409."""
+        """Of twenty that start together one runs; each gets 201 or 409."""
         key = new_key()
 
         async def work() -> list[HttpResponse]:
@@ -444,7 +444,7 @@ class TestSideBySide:
         assert effects() == 1
 
     def test_wait(self) -> None:
-        """With ``on_conflict="wait"`` the duplicates get the first answer when it is there."""
+        """With ``on_conflict="wait"`` the duplicates get the first response when it is there."""
         key = new_key()
 
         async def work() -> list[HttpResponse]:
@@ -453,7 +453,7 @@ class TestSideBySide:
             first = asyncio.ensure_future(post(client, "/waiting/", key))
             await asyncio.wait_for(gate.reached.wait(), PATIENCE)
             others = [asyncio.ensure_future(post(client, "/waiting/", key)) for _ in range(5)]
-            # The loop is free while they wait: this one is answered.
+            # The loop is free while they wait: this one gets a response.
             assert (await post(client, "/waiting/", new_key(), "b")).status_code == 201
             assert not any(other.done() for other in others)
             gate.opened.set()
@@ -654,7 +654,7 @@ class TestDisconnect:
         assert (record(key).status, record(key).attempt) == ("completed", 2)
 
     def test_sync_view(self, settings: Any) -> None:
-        """A sync view cannot be cancelled: it completes, and the retry gets its answer."""
+        """A sync view cannot be cancelled: it completes, and the retry gets its response."""
         settings.MIDDLEWARE = [MIDDLEWARE]
         key = new_key()
 
@@ -688,7 +688,7 @@ class TestDisconnect:
         assert effects() == 1
 
     def test_after_the_answer_began(self, settings: Any) -> None:
-        """Who leaves in the middle of a streamed answer leaves the key completed."""
+        """Who leaves in the middle of a streamed response leaves the key completed."""
         settings.MIDDLEWARE = [MIDDLEWARE]
         key = new_key()
 
@@ -771,7 +771,7 @@ async def failing_once(request: HttpRequest) -> HttpResponseBase:
 
 
 async def unavailable_once(request: HttpRequest) -> HttpResponseBase:
-    """A view that answers 503 at its first attempt."""
+    """A view that returns 503 at its first attempt."""
     await Effect.objects.acreate(reference="a")
     return HttpResponse(status=503 if request.idempotency.attempt == 1 else 201)
 

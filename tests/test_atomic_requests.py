@@ -77,7 +77,7 @@ class Unrenderable(KeepsErrors):
 
 
 class _FailsBehind:
-    """What a base of the view does with the answer, behind the operation."""
+    """What a base of the view does with the response, behind the operation."""
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         response = super().dispatch(request, *args, **kwargs)  # type: ignore[misc]
@@ -232,7 +232,7 @@ class TestBothWays:
 
     @pytest.mark.parametrize("url", VIEWS)
     def test_replay(self, client: Client, url: str, atomic: bool) -> None:
-        """One effect, one claim, the same answer again."""
+        """One effect, one claim, the same response again."""
         key = new_key()
         first = post(client, url, key)
         assert first.status_code == 201
@@ -259,7 +259,7 @@ class TestBothWays:
         assert effects("error") == 0
 
     def test_handled_error(self, client: Client, atomic: bool) -> None:
-        """An error that DRF answers rolls back; the attempt is recorded."""
+        """An error that DRF handles rolls back; the attempt is recorded."""
         key = new_key()
         assert post(client, "/drf/", key, "invalid").status_code == 400
         assert record(key).status == "failed"
@@ -267,14 +267,14 @@ class TestBothWays:
 
     @pytest.mark.parametrize("url", ["/rendered/", "/rendered-and-kept/"])
     def test_renderer_asks_the_database(self, client: Client, url: str, atomic: bool) -> None:
-        """The answer to an error is rendered where the database can be asked again."""
+        """The response to an error is rendered where the database can be asked again."""
         key = new_key()
         assert post(client, url, key, "invalid").status_code == 400
         assert post(client, url, key, "invalid").status_code == 400
         assert effects("invalid") == 0
 
     def test_stored_error(self, client: Client, atomic: bool) -> None:
-        """With ``store_errors`` its answer is stored, after the rollback."""
+        """With ``store_errors`` its response is stored, after the rollback."""
         key = new_key()
         first = post(client, "/keeps-errors/", key, "invalid")
         assert first.status_code == 400
@@ -284,7 +284,7 @@ class TestBothWays:
     def test_error_that_cannot_be_rendered(
         self, client: Client, atomic: bool, sent: list[str]
     ) -> None:
-        """Where its answer cannot even be made, that is how the attempt has failed."""
+        """Where its response cannot even be made, that is how the attempt has failed."""
         key = new_key()
         with pytest.raises(TypeError):
             post(client, "/unrenderable/", key)
@@ -293,7 +293,7 @@ class TestBothWays:
         assert effects() == 0
 
     def test_marked_for_rollback(self, client: Client, atomic: bool, sent: list[str]) -> None:
-        """A view that refuses and has its transaction rolled back has its answer given."""
+        """A view that refuses and has its transaction rolled back has its response given."""
         key = new_key()
         for attempt in (1, 2):
             assert post(client, "/marks/", key).status_code == 400
@@ -329,7 +329,7 @@ class TestBothWays:
         assert effects("invalid") == done
 
     def test_page_for_errors_asks_the_database(self, client: Client, atomic: bool) -> None:
-        """So may Django's ``handler404``, where what it answers is stored."""
+        """So may Django's ``handler404``, where what it returns is stored."""
         Effect.objects.create(reference="before")
         key = new_key()
         first = post(client, "/missing/", key)
@@ -339,7 +339,7 @@ class TestBothWays:
 
     @pytest.mark.parametrize("url", VIEWS)
     def test_on_commit(self, client: Client, url: str, atomic: bool) -> None:
-        """Hooks run once, after the commit that stores the answer, and not for a replay."""
+        """Hooks run once, after the commit that stores the response, and not for a replay."""
         seen: list[str] = []
 
         def claimed(operation: Any, **_: Any) -> None:
@@ -524,7 +524,7 @@ class TestLeasedInsideATestCase:
     """A leased view with ``ATOMIC_REQUESTS``, in a test that is one transaction."""
 
     def test_replay(self, client: Client, always_atomic: None) -> None:
-        """It answers and replays."""
+        """It responds and replays."""
         key = new_key()
         first = post(client, "/leased/", key)
         assert first.status_code == 201
@@ -532,7 +532,7 @@ class TestLeasedInsideATestCase:
         assert effects() == 1
 
     def test_handled_error(self, client: Client, always_atomic: None) -> None:
-        """An error that DRF answers rolls back the view, and not the test."""
+        """An error that DRF handles rolls back the view, and not the test."""
         key = new_key()
         for attempt in (1, 2):
             assert post(client, "/leased/", key, "invalid").status_code == 400

@@ -75,7 +75,7 @@ class TestSetting:
     def test_refused(
         self, client: Client, url: str, atomic_requests: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A request with a key is refused, where it would be answered and nothing committed."""
+        """A request with a key is refused where nothing would be committed."""
         monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", atomic_requests)
         with pytest.raises(ImproperlyConfigured, match="AUTOCOMMIT"):
             post(client, url, new_key())

@@ -86,7 +86,7 @@ def test_place_of_a_batch(store: DatabaseStore) -> None:
 
 
 def test_slow_batch_lives_on(store: DatabaseStore) -> None:
-    """The time to live of an answer that took long counts from its completion."""
+    """The time to live of a response that took long counts from its completion."""
     quick, slow = several(2, lease=SECOND * 99, ttl=timedelta(hours=1))
     found = claims(store.acquire_many([quick, slow]))
     ends = dict(IdempotencyKey.objects.using(store.using).values_list("key", "expires_at"))

@@ -181,7 +181,7 @@ class TestCors:
     """What scripts of other origins may send and read."""
 
     def test_defaults(self) -> None:
-        """Without configuration a browser refuses to send the key, and hides the answer's."""
+        """Without configuration a browser refuses to send the key, and hides the response's."""
         allowed, exposed = cors()
         assert allowed.id == "idempotency_django.W029"
         assert "'Idempotency-Key' is not in CORS_ALLOW_HEADERS" in allowed.msg

@@ -82,7 +82,7 @@ def store() -> CachedStore:
 
 
 def test_batch(store: CachedStore) -> None:
-    """The answers of a batch are cached after its commit, and only if it commits."""
+    """The responses of a batch are cached after its commit, and only if it commits."""
     operations = [an_operation() for _ in range(3)]
 
     def complete(batch: list[Operation]) -> None:
@@ -101,7 +101,7 @@ def test_batch(store: CachedStore) -> None:
 
 
 def test_two_schemas(store: CachedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenant with a schema of its own, as django-tenants has them, has answers of its own."""
+    """A tenant with a schema of its own, as django-tenants has them, has responses of its own."""
     wrapper = connections["default"]
     monkeypatch.setattr(wrapper, "schema_name", "acme", raising=False)
     operation = completed(store)
@@ -120,7 +120,7 @@ def test_two_databases(store: CachedStore, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("url", ["/order/", "/leased/"])
 def test_a_replay_costs_no_statement(client: Client, url: str) -> None:
-    """Every replay, the first one too, comes from the cache alone; it is the first answer."""
+    """Every replay, the first one too, comes from the cache alone; it is the first response."""
     key = new_key()
     first = post(client, url, key)
     with CaptureQueriesContext(connection) as queries:
@@ -204,7 +204,7 @@ def test_permanent_records(store: CachedStore, cache: Any) -> None:
 
 @pytest.mark.parametrize("ttl", [None, timedelta(days=30)])
 def test_max_age(cache: Any, ttl: timedelta | None) -> None:
-    """However long a record lives, its answer leaves the cache ``max_age`` after it was stored.
+    """However long a record lives, its response leaves the cache ``max_age`` after it was stored.
 
     So what a fail-over of the database has lost is not replayed for longer.
     """
@@ -232,7 +232,7 @@ def test_forgotten_stays_so(store: CachedStore) -> None:
 
 
 def test_cached_too_late(store: CachedStore, cache: Any) -> None:
-    """Who read an answer longer ago than the forgotten stays forgotten does not cache it."""
+    """Who read a response longer ago than the forgotten stays forgotten does not cache it."""
     operation = completed(store)
     under_way = store.acquire(replace(operation, lease=timedelta(seconds=30)))
     assert isinstance(under_way, Record)
@@ -261,7 +261,7 @@ def test_somebody_elses_answer(store: CachedStore, cache: Any) -> None:
 
 @pytest.mark.parametrize("rubbish", [b"[]", b"no\nbody", "text", 17, b'["k"]\nbody', {"a": 1}])
 def test_rubbish_in_the_cache(store: CachedStore, cache: Any, rubbish: object) -> None:
-    """What is no answer is logged and not given; the database answers."""
+    """What is no response is logged and not given; the database is read."""
     operation = completed(store)
     cache.set(store._name(operation.key, operation.scope), rubbish)
     assert store.recall(operation) is None
@@ -272,7 +272,7 @@ def test_rubbish_in_the_cache(store: CachedStore, cache: Any, rubbish: object) -
 
 
 def test_faults_are_logged_and_not_shown(client: Client, caplog: pytest.LogCaptureFixture) -> None:
-    """While the cache cannot be reached, the database answers."""
+    """While the cache cannot be reached, the database is read."""
     broken = {"default": {**STORES["default"], "OPTIONS": {"cache": "broken"}}}
     with override_settings(IDEMPOTENCY={"STORES": broken}), caplog.at_level(logging.WARNING):
         key = new_key()

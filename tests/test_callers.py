@@ -147,7 +147,7 @@ def send(path: str, key: str, token: str | None, client: Client | None = None) -
 @pytest.mark.parametrize("path", SELF_AUTHENTICATING)
 class TestCredentials:
     def test_same(self, path: str) -> None:
-        """Whoever presents the same credentials again receives the answer."""
+        """Whoever presents the same credentials again receives the response."""
         key = new_key()
         first = send(path, key, "token-1")
         assert (first.status_code, is_replay(first)) == (201, False)
@@ -206,7 +206,7 @@ def test_authorization_that_comes_later() -> None:
 
 
 def test_known_principal() -> None:
-    """Where the user is known, a new token or session of theirs receives the answer."""
+    """Where the user is known, a new token or session of theirs receives the response."""
     user, key = User.objects.create_user("alice"), new_key()
     for token, replayed in (("token-1", False), ("token-1-refreshed", True)):
         client = Client()
@@ -221,7 +221,7 @@ class TestPrincipal:
     """A view that authenticates itself tells its policy who is calling."""
 
     def test_refreshed(self, path: str) -> None:
-        """Then a refreshed token receives the answer."""
+        """Then a refreshed token receives the response."""
         key = new_key()
         assert send(path, key, "token-1").status_code == 201
         assert is_replay(send(path, key, "token-1-refreshed"))
@@ -249,7 +249,7 @@ def test_principal_of_wrong_type() -> None:
 
 
 def test_unbound() -> None:
-    """``principal=False`` gives the answer to whoever knows the key, as it says."""
+    """``principal=False`` gives the response to whoever knows the key, as it says."""
     key = new_key()
     assert send("/unbound/", key, "token-1").status_code == 201
     assert is_replay(send("/unbound/", key, "token-2"))

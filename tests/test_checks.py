@@ -423,7 +423,7 @@ def test_isolation_of_another_database(databases: Any) -> None:
 
 
 def test_effects_in_another_database(databases: Any) -> None:
-    """W007: with ATOMIC_REQUESTS, effects and answers must be in the same database."""
+    """W007: with ATOMIC_REQUESTS, effects and responses must be in the same database."""
     databases("effects", ATOMIC_REQUESTS=True)
     assert "on for 'effects'" in only("W007").msg
     with a_store(BACKEND=DATABASE, OPTIONS={"using": "effects"}):
@@ -708,7 +708,7 @@ def test_promises_that_nobody_can_keep(policy: dict[str, Any], store: str, said:
 
 
 def test_accepted_without_a_status_view() -> None:
-    """Who answers 202 must have a place to point at."""
+    """A view that returns 202 must have a place to point at."""
     policy = {"mode": "leased", "on_conflict": "accepted"}
     with configured(POLICY=policy):
         assert "no URL is named 'idempotency-status'" in only("E020").msg

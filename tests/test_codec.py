@@ -53,7 +53,7 @@ OUTBOX = "/admin/idempotency_messaging/outboxmessage/"
     ],
 )
 def test_answer(payload: Payload) -> None:
-    """An answer is read as it was written, to the byte; a body that was not kept stays none."""
+    """A response is read as it was written, to the byte; a body that was not kept stays none."""
     stored = encode(payload)
     assert decode(*astuple(stored)) == payload
     assert decode(stored.status, stored.headers.encode(), stored.body) == payload
@@ -125,7 +125,7 @@ def rows(using: str) -> Iterator[object]:
 
 
 def executed(store: Store) -> tuple[Claim, list[Claim]]:
-    """Claims of which the answers are stored: one alone, and those of a batch."""
+    """Claims of which the responses are stored: one alone, and those of a batch."""
     claim = store.acquire(an_operation(lease=timedelta(seconds=99), path="/charges/"))
     assert isinstance(claim, Claim)
     if store.supports_steps:
@@ -145,7 +145,7 @@ def executed(store: Store) -> tuple[Claim, list[Claim]]:
 
 
 def assert_replays(store: Store, claim: Claim, claims: list[Claim]) -> None:
-    """All ways to read a record give its answer."""
+    """All ways to read a record give its response."""
     with store.transaction():
         found = [store.acquire(each.operation) for each in claims]
         found += store.acquire_many([each.operation for each in claims])
@@ -201,7 +201,7 @@ class TestStores:
         cache.clear()
 
     def test_pages(self, using: str) -> None:
-        """The admin shows an answer, and the timeline the results of its steps."""
+        """The admin shows a response, and the timeline the results of its steps."""
         claim, _ = executed(stores["default"])
         row = IdempotencyKey.objects.using(using).get(pk=claim.record_id)
         shown = page(member("view_idempotencykey", "view_response"), detail(row))

@@ -104,7 +104,7 @@ class TestDjangoIdempotencyKey:
         assert len({answer.content for answer in answers if answer.status_code == 201}) == 1
 
     def test_concurrent_duplicates_that_wait(self) -> None:
-        """With ``on_conflict="wait"`` each of them gets the answer."""
+        """With ``on_conflict="wait"`` each of them gets the response."""
         answers = duplicates("/waits/")
         assert effects() == 1
         assert [answer.status_code for answer in answers] == [201] * 10
@@ -119,7 +119,7 @@ class TestDjangoIdempotencyKey:
             assert [answer.status_code for answer in answers] == [201] * 8
 
     def test_pickle(self) -> None:
-        """Answers as pickles; here nothing imports pickle, and the bytes are the bytes."""
+        """Responses as pickles; here nothing imports pickle, and the bytes are the bytes."""
         folder = Path(idempotency_django.__file__).parent
         imported = {
             alias.name
@@ -194,7 +194,7 @@ class TestASGIIdempotencyHeader:
     """asgi-idempotency-header 0.2.0."""
 
     def test_conflict_for_ever(self, client: Client) -> None:
-        """409 for ever after the answer expired; here an expired key is free."""
+        """409 for ever after the response expired; here an expired key is free."""
         from idempotency_django.models import DatabaseNow
 
         key = new_key()
@@ -205,7 +205,7 @@ class TestASGIIdempotencyHeader:
         assert record(key).attempt == 2
 
     def test_location_is_lost(self, client: Client) -> None:
-        """``Location`` was lost; here all headers of the answer stay."""
+        """``Location`` was lost; here all headers of the response stay."""
         key = new_key()
         first = post(client, "/v/", key, "redirect")
         again = post(client, "/v/", key, "redirect")

@@ -239,7 +239,7 @@ class TestIdentity:
         ],
     )
     def test_same_id_with_another_body(self, other: dict[str, Any]) -> None:
-        """Another event under the same id is neither handled nor answered."""
+        """Another event under the same id is neither handled nor replayed."""
         billing = consumer()
         billing.on("order.refunded")(book)
         billing.handle(paid())

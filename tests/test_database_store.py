@@ -152,7 +152,7 @@ class TestBudget:
 
 
 class TestReplayAudit:
-    """The count of replays never spoils an answer."""
+    """The count of replays never spoils a response."""
 
     def test_not_counted(self, client: Client, settings: Any) -> None:
         """It can be switched off."""
@@ -189,7 +189,7 @@ class TestReplayAudit:
     def test_error_is_logged(
         self, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """When counting fails, the client gets its answer and the log says so."""
+        """When counting fails, the client gets its response and the log says so."""
 
         def fail(*_: Any, **__: Any) -> None:
             raise DatabaseError("disk full")
@@ -244,7 +244,7 @@ class TestFaults:
 
     @pytest.fixture
     def unreachable(self, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The store's own database, ``gone``, answers no connection."""
+        """The store's own database, ``gone``, accepts no connection."""
         handler = ConnectionHandler(
             {
                 "default": {},
@@ -475,7 +475,7 @@ class TestLock:
     def test_contender_between_look_and_lock(
         self, first: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What another request made of the key before it was locked is not taken for an answer."""
+        """What another request made of the key before it was locked is not taken for a response."""
         lease = timedelta(seconds=30)
         store, operation = DatabaseStore("default"), an_operation(lease=lease)
         other = an_operation(key=operation.key, lease=lease, fingerprint="0" * 64)

@@ -144,7 +144,7 @@ class TestKinds:
         "/as-view-below/ /outer/ /partial/".split(),
     )
     def test_replay(self, alice: Client, url: str) -> None:
-        """One effect; each retry is the first answer again; one record, whatever is nested."""
+        """One effect; each retry is the first response again; one record, whatever is nested."""
         key = new_key()
         first = post(alice, url, key)
         assert first.status_code == 201
@@ -160,14 +160,14 @@ class TestKinds:
         assert effects("") == 2
 
     def test_template_is_rendered_inside(self, client: Client) -> None:
-        """A template's answer is rendered before it is stored."""
+        """A template's response is rendered before it is stored."""
         key = new_key()
         first = post(client, "/template/", key)
         assert first.content == b"n=1"
         assert_replays(first, post(client, "/template/", key))
 
     def test_method_that_a_class_has_not(self, alice: Client) -> None:
-        """A class-based view answers a method that it does not have as ever."""
+        """A class-based view refuses a method that it does not have as ever."""
         assert post(alice, "/class/", new_key(), method="put").status_code == 405
 
     def test_required(self, client: Client) -> None:
@@ -196,7 +196,7 @@ class TestPermissions:
 
     @pytest.mark.parametrize("url", ["/permitted/", "/class/"])
     def test_withdrawn(self, alice: Client, url: str) -> None:
-        """Alice gets 403 instead of her stored answer."""
+        """Alice gets 403 instead of her stored response."""
         key = new_key()
         post(alice, url, key)
         User.objects.get().user_permissions.clear()
@@ -217,7 +217,7 @@ class TestFailure:
 
     @pytest.mark.parametrize("status", [404])
     def test_raised_4xx(self, client: Client, status: int) -> None:
-        """A raised 404 rolls back and is answered by Django; a retry executes."""
+        """A raised 404 rolls back and is handled by Django; a retry executes."""
         key = new_key()
         for _ in range(2):
             response = post(client, "/plain/", key, str(status))

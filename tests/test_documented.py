@@ -52,7 +52,7 @@ def answered() -> Operation:
 def test_record_that_a_snapshot_does_not_show(counted: bool) -> None:
     """A transaction that has read before the first request committed does not see its record.
 
-    It claims nothing and is told "in progress"; the next transaction finds the answer.
+    It claims nothing and is told "in progress"; the next transaction finds the response.
     """
     store = DatabaseStore("default")
     with pytest.raises(OperationInProgress), transaction.atomic():

@@ -238,7 +238,7 @@ def _reset() -> None:
 
 
 class TestReplay:
-    """A retry receives the first answer."""
+    """A retry receives the first response."""
 
     @pytest.mark.parametrize(
         "url", ["/plain/", "/effects/", "/above/", "/below/", "/method/", "/both/", "/class/"]
@@ -277,7 +277,7 @@ class TestReplay:
         assert not IdempotencyKey.objects.exists()
 
     def test_method_not_allowed(self, client: Client) -> None:
-        """A method that the view does not have is answered as ever."""
+        """A method that the view does not have is refused as ever."""
         assert post(client, "/above/", new_key(), method="put").status_code == 405
 
     def test_finalized_once(self, client: Client) -> None:
@@ -314,7 +314,7 @@ class TestRefusal:
         assert_problem(response, 400, "key-malformed")
 
     def test_status_codes_are_settings(self, client: Client, settings: Any) -> None:
-        """A project may answer a mismatch as Stripe does."""
+        """A project may refuse a mismatch as Stripe does."""
         settings.IDEMPOTENCY = {"STATUS_CODES": {"mismatch": 400}}
         key = new_key()
         post(client, "/plain/", key)
@@ -334,7 +334,7 @@ class TestRefusal:
         assert post(client, "/owned/", "bad key").status_code == 401
 
     def test_parse_error(self, client: Client) -> None:
-        """A body that does not parse is answered as DRF answers it, and nothing is stored."""
+        """A body that does not parse is refused as DRF refuses it, and nothing is stored."""
         key = new_key()
         response = client.post(
             "/plain/", "{", content_type="application/json", headers={"Idempotency-Key": key}
@@ -371,7 +371,7 @@ class TestFailure:
         assert post(client, "/plain/", key, "a").status_code == 201
 
     def test_raised_4xx_is_stored_on_demand(self, client: Client) -> None:
-        """With ``should_store=store_errors`` its answer is stored, after the rollback."""
+        """With ``should_store=store_errors`` its response is stored, after the rollback."""
         key = new_key()
         first = post(client, "/keeps-errors/", key, "raise:400")
         assert first.status_code == 400
@@ -391,7 +391,7 @@ class TestFailure:
 
 
 class TestIdentity:
-    """Whose answer it is."""
+    """Whose response it is."""
 
     @pytest.fixture
     def clients(self) -> dict[str, Client]:
@@ -418,7 +418,7 @@ class TestIdentity:
 
     @pytest.mark.parametrize("url", ["/owned/", "/as-view/"])
     def test_withdrawn_permission(self, clients: dict[str, Client], url: str) -> None:
-        """Alice does not see her answer once her permission is withdrawn."""
+        """Alice does not see her response once her permission is withdrawn."""
         key = new_key()
         first = post(clients["alice"], url, key)
         alice = User.objects.get(username="alice")
@@ -444,7 +444,7 @@ class TestIdentity:
         assert_replays(first, post(client, "/extra/", key))
 
     def test_tenant_scope_on_demand(self, clients: dict[str, Client], settings: Any) -> None:
-        """With ``principal=False`` colleagues of a tenant receive one another's answers."""
+        """With ``principal=False`` colleagues of a tenant receive one another's responses."""
         tenant = scopes.per_tenant(lambda request: request.headers["X-Tenant"])
         settings.IDEMPOTENCY = {"POLICY": {"scope": tenant, "principal": False}}
         key = new_key()
@@ -503,7 +503,7 @@ class TestConfiguration:
         assert effects() == 2
 
     def test_rebuilt_answer(self, client: Client) -> None:
-        """A view may rebuild the answer from the record instead of storing it."""
+        """A view may rebuild the response from the record instead of storing it."""
         key = new_key()
         post(client, "/rebuilt/", key)
         again = post(client, "/rebuilt/", key)

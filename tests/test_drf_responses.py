@@ -1,4 +1,4 @@
-"""What REST framework's views answer: of its own class, as the project's handler of errors says."""
+"""What REST framework's views return: of its own class, as the project's handler of errors says."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_replay_has_data(url: str) -> None:
     ("form", "data"), [("bytes", None), ("nothing", None), ("vendor", {"n": 1.5})]
 )
 def test_replay_of_bytes(form: str, data: Any) -> None:
-    """The bytes are those of the first answer, whatever they are; only JSON has data."""
+    """The bytes are those of the first response, whatever they are; only JSON has data."""
     key = new_key()
     first, second = send("/create/", key, **{"as": form}), send("/create/", key, **{"as": form})
     assert_replays(first, second)
@@ -125,7 +125,7 @@ def test_refusal_has_data(url: str) -> None:
 
 
 def test_accepted_has_data(monkeypatch: Any) -> None:
-    """So is the answer to a duplicate of an operation in progress."""
+    """So is the response to a duplicate of an operation in progress."""
     monkeypatch.setattr("idempotency_django.http.serving.run", lambda *_, **__: InProgress())
     accepted = send("/accepting/", new_key())
     assert accepted.status_code == 202
@@ -173,7 +173,7 @@ def test_retry_after_of_exception_handler(settings: Any, monkeypatch: Any) -> No
 
 
 def test_answer_of_exception_handler(settings: Any) -> None:
-    """A handler that makes an answer of its own has the last word."""
+    """A handler that makes a response of its own has the last word."""
     settings.REST_FRAMEWORK = {"EXCEPTION_HANDLER": f"{__name__}.says_it_otherwise"}
     refused = send("/create/")
     assert (refused.status_code, refused["X-Request-Cost"]) == (499, "0")

@@ -61,7 +61,7 @@ def skip_where_duplicates_queue(store: Store) -> None:
 
 
 def effect(claim: Claim) -> Result:
-    """Do it and answer."""
+    """Do it and return a response."""
     Effect.objects.create(reference="a")
     return Result("response", STORED)
 
@@ -162,10 +162,10 @@ class TestDecide:
 
 
 class TestRun:
-    """One operation from claim to answer."""
+    """One operation from claim to response."""
 
     def test_executes_once(self, store: Store, sent: list[str]) -> None:
-        """The first call executes, the second is a replay of its answer."""
+        """The first call executes, the second is a replay of its response."""
         operation = an_operation()
         assert run(store, operation) == Executed("response")
         replay = run(store, operation)
@@ -198,7 +198,7 @@ class TestRun:
         assert (claims[0].key, claims[0].scope) == (operation.key, operation.scope)
 
     def test_returned_failure(self, store: Store, sent: list[str]) -> None:
-        """An answer without payload is given, but nothing of it stays; a retry executes."""
+        """A response without payload is given, but nothing of it stays; a retry executes."""
 
         def refuse(claim: Claim) -> Result:
             effect(claim)
@@ -214,7 +214,7 @@ class TestRun:
         assert sent == ["claimed", "failed", "claimed", "completed"]
 
     def test_released(self, store: Store, sent: list[str]) -> None:
-        """An answer that is not kept and is no failure releases the key."""
+        """A response that is not kept and is no failure releases the key."""
         operation = an_operation()
         run(
             store,
@@ -243,7 +243,7 @@ class TestRun:
         assert sent == ["claimed", "failed", "claimed", "completed"]
 
     def test_recovered_error(self, store: Store, sent: list[str]) -> None:
-        """The answer that an adapter makes of an error is given, and kept if it has a payload."""
+        """The response that an adapter makes of an error is given, and kept if it has a payload."""
 
         def explode(claim: Claim) -> Result:
             effect(claim)
@@ -304,7 +304,7 @@ class TestConflict:
         assert sent == ["claimed", "conflicted", "conflicted", "completed"]
 
     def test_wait(self, store: Store, sent: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        """If it may wait, it waits for the first to finish and replays its answer."""
+        """If it may wait, it waits for the first to finish and replays its response."""
         skip_where_duplicates_queue(store)
         operation = an_operation()
         with held(store, operation) as ended:
@@ -361,7 +361,7 @@ class TestConflict:
 
 
 class TestTransaction:
-    """The effect and its answer commit together."""
+    """The effect and its response commit together."""
 
     def test_lost_claim_rolls_back(self) -> None:
         """When the claim's record vanishes during execution, the effect is rolled back."""
@@ -393,7 +393,7 @@ class TestTransaction:
             assert effects() == 1
 
     def test_on_commit_hooks_run_after_the_answer_is_stored(self) -> None:
-        """The handler's ``on_commit`` hooks run once, when its answer can be replayed already."""
+        """The handler's ``on_commit`` hooks run once, when its response can be replayed already."""
         store, operation = DatabaseStore("default"), an_operation()
         seen: list[Status] = []
 
@@ -509,7 +509,7 @@ class TestTransaction:
         assert sent == ["claimed", "failed", "claimed", "completed"]
 
     def test_recovery_from_what_is_refused_at_commit(self) -> None:
-        """The adapter makes an answer of it, as of what the handler raises."""
+        """The adapter makes a response of it, as of what the handler raises."""
         store, operation = DatabaseStore("default"), an_operation()
         seen: list[Exception] = []
 
@@ -566,7 +566,7 @@ class TestTransaction:
         assert (effects("before"), effects()) == (1, 0)
 
     def test_within_a_transaction_of_the_caller(self) -> None:
-        """Inside somebody's transaction the answer lives and dies with that transaction."""
+        """Inside somebody's transaction the response lives and dies with that transaction."""
         store, operation = DatabaseStore("default"), an_operation()
         with pytest.raises(InterruptedError), transaction.atomic():
             assert run(store, operation) == Executed("response")
@@ -610,7 +610,7 @@ class TestTransaction:
 
     @pytest.mark.parametrize("marked", [False, True])
     def test_joined_and_recovered(self, marked: bool) -> None:
-        """The answer to an error is made while the caller's transaction takes queries, if it did
+        """The response to an error is made while the caller's transaction takes queries, if it did
         when the error was raised; then it rolls back.
         """
 
@@ -661,7 +661,7 @@ class TestAudit:
         assert row.completed_at is not None
 
     def test_successor_is_not_overwritten(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """When another attempt completes between rollback and audit, its answer stays."""
+        """When another attempt completes between rollback and audit, its response stays."""
         store, operation = DatabaseStore("default"), an_operation()
 
         def recover(error: Exception) -> Result:
@@ -678,7 +678,7 @@ class TestAudit:
         assert effects() == 1
 
     def test_answer_that_cannot_be_made(self, sent: list[str]) -> None:
-        """Where the answer to an error cannot be made, that is why the attempt has failed."""
+        """Where the response to an error cannot be made, that is why the attempt has failed."""
 
         def explode(claim: Claim) -> Result:
             raise LookupError
@@ -699,7 +699,7 @@ class TestAudit:
     def test_unreachable_store_does_not_hide_the_error(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sent: list[str]
     ) -> None:
-        """When the failure cannot be recorded, it is logged and the client gets its answer."""
+        """When the failure cannot be recorded, it is logged and the client gets its response."""
         store = DatabaseStore("default")
 
         def unreachable(claim: Claim, error: str, **_: object) -> bool:

@@ -851,7 +851,7 @@ class TestLateOwner:
         assert attempt(store, operation, handler) == Executed(1)
 
     def test_its_steps_are_its_successors(self, store: Store) -> None:
-        """What it stored before it was late is resumed; its answer is the successor's."""
+        """What it stored before it was late is resumed; its response is the successor's."""
         operation, calls = leased(), []
 
         def late(execution: ExecutionContext) -> None:
@@ -918,7 +918,7 @@ class TestAtomic:
     """``atomic()``, where all is well."""
 
     def test_commits(self, database: DatabaseStore, elsewhere: ThreadPoolExecutor) -> None:
-        """What is written in it is committed when it ends, before the answer is."""
+        """What is written in it is committed when it ends, before the response is."""
         using, seen = database.using, []
 
         def handler(execution: ExecutionContext) -> None:

@@ -1,4 +1,4 @@
-"""A failed attempt is no answer, whatever a store says of it."""
+"""A failed attempt is no response, whatever a store says of it."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_other_paths(package: str, client: Client, settings: Any) -> None:
 
 
 def test_without_a_key(client: Client, settings: Any) -> None:
-    """Without a key its views answer as ever."""
+    """Without a key its views respond as ever."""
     settings.MIDDLEWARE = ways.MIDDLEWARE
     route = path("api/", VIEWS["ninja"][1])
     settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [route]})

@@ -1,4 +1,4 @@
-"""One user, one key, two hosts: never the answer of the other host."""
+"""One user, one key, two hosts: never the response of the other host."""
 
 from __future__ import annotations
 

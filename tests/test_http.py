@@ -1,4 +1,4 @@
-"""The HTTP codec: requests to calls, answers to payloads and back, errors to problems."""
+"""The HTTP codec: requests to calls, responses to payloads and back, errors to problems."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ def test_anything_else_byte_for_byte(kind: str) -> None:
     assert body_of(a_post(b"\x00a=1", kind)) == b"\x00a=1"
 
 
-# From an answer to a payload and back.
+# From a response to a payload and back.
 
 
 @given(
@@ -322,7 +322,7 @@ def test_anything_else_byte_for_byte(kind: str) -> None:
 def test_answer_survives(
     status: int, body: bytes, headers: list[tuple[str, str]], content_type: str
 ) -> None:
-    """A replay has the status, the bytes and the headers of the first answer, and its mark."""
+    """A replay has the status, the bytes and the headers of the first response, and its mark."""
     first = HttpResponse(body, status=status, content_type=content_type or None)
     for name, value in headers:
         first[name] = value
@@ -334,7 +334,7 @@ def test_answer_survives(
 
 
 def test_no_content_type_stays_none() -> None:
-    """An answer that had no Content-Type gets none in its replay."""
+    """A response that had no Content-Type gets none in its replay."""
     first = HttpResponse(b"", status=204)
     del first["Content-Type"]
     assert "Content-Type" not in replay(first)
@@ -383,7 +383,7 @@ def test_view_cannot_fake_the_mark() -> None:
     ],
 )
 def test_streamed_answer_leaves_a_tombstone(streamed: StreamingHttpResponse) -> None:
-    """A streamed answer is not kept, and not read either: the client still gets it."""
+    """A streamed response is not kept, and not read either: the client still gets it."""
     assert payload_of(streamed, DEFAULTS).body is None
     assert streamed.getvalue() == b"a"
 
@@ -393,7 +393,7 @@ def test_streamed_answer_leaves_a_tombstone(streamed: StreamingHttpResponse) -> 
     [(10, 10, True), (11, 10, False), (0, 0, True), (1, 0, False)],
 )
 def test_oversized_answer_leaves_a_tombstone(size: int, limit: int, kept: bool) -> None:
-    """An answer of up to max_response_bytes is kept; of a larger one, that there was one."""
+    """A response of up to max_response_bytes is kept; of a larger one, that there was one."""
     body = b"a" * size
     payload = payload_of(
         HttpResponse(body, "text/plain", status=201), policy(max_response_bytes=limit)
@@ -403,7 +403,7 @@ def test_oversized_answer_leaves_a_tombstone(size: int, limit: int, kept: bool) 
 
 
 def test_empty_body_is_no_tombstone() -> None:
-    """No bytes are an answer."""
+    """No bytes are a response."""
     assert payload_of(HttpResponse(b"", status=204), DEFAULTS).body == b""
 
 
@@ -471,7 +471,7 @@ def test_status_codes_and_docs_are_settings() -> None:
 
 
 class OnlyOnce(Adapter):
-    """A view that answers 201."""
+    """A view that returns 201."""
 
     def __init__(self, request: HttpRequest) -> None:
         self.http_request = self.request = request
@@ -488,7 +488,7 @@ class OnlyOnce(Adapter):
 @example('a"b')
 @example("a\\b")
 def test_answer_names_a_derived_key(key: str) -> None:
-    """The answer tells the client a key that, sent as it is, names the same operation.
+    """The response tells the client a key that, sent as it is, names the same operation.
 
     But for a comma, which no key in a header holds: two header lines could have been joined by it.
     """

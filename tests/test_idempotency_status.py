@@ -354,7 +354,7 @@ def test_cannot_tell() -> None:
 
 
 def broken(*_: object) -> NoReturn:
-    """Stands for each statement that a server does not answer."""
+    """Stands for each statement that a server does not reply to."""
     raise OperationalError("no such table")
 
 

@@ -1,4 +1,4 @@
-"""A statement that ends the transaction in which a claim, its effects and its answer belong."""
+"""A statement that ends the transaction in which a claim, its effects and its response belong."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class TestBehindOurBack:
     """What the driver is given directly, or a script."""
 
     def test_at_the_end(self, client: Client, atomic: bool) -> None:
-        """The completing attempt stores its answer, although its transaction is gone."""
+        """The completing attempt stores its response, although its transaction is gone."""
         key = new_key()
         first = post(client, "/at-the-end/", key)
         assert first.status_code == 201
@@ -112,7 +112,7 @@ class TestBehindOurBack:
         assert effects() == 1
 
     def test_completed(self, client: Client, atomic: bool) -> None:
-        """All was committed, so its answer is stored."""
+        """All was committed, so its response is stored."""
         key = new_key()
         first = post(client, "/driver/", key)
         assert first.status_code == 201

@@ -162,7 +162,7 @@ def store(request: pytest.FixtureRequest) -> Watched:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pause between the tries to store an answer."""
+    """No pause between the tries to store a response."""
     monkeypatch.setattr(engine.leased, "PERSISTENCE", (0.0,) * 5)
 
 
@@ -199,7 +199,7 @@ def attempt(
     recover: Callable[[Exception], Result] = reraise,
     **changes: Any,
 ) -> Outcome:
-    """One attempt, whose response is the handler's result, or what it returns as its answer."""
+    """One attempt, whose response is the handler's result, or what it returns as its response."""
     around = [changes.pop(name, None) for name in ("outer", "inner")]
 
     def execute(execution: ExecutionContext | None) -> Result:
@@ -597,10 +597,10 @@ def _fork() -> int:
 
 @pytest.mark.driver
 class TestLateOwner:
-    """An owner that was taken over gives its successor's answer, never its own."""
+    """An owner that was taken over gives its successor's response, never its own."""
 
     def test_successor_completed(self, store: Watched, sent: list[str]) -> None:
-        """The answer that is stored is the one that is given."""
+        """The response that is stored is the one that is given."""
         operation = leased()
 
         def late(execution: ExecutionContext | None) -> None:
@@ -621,7 +621,7 @@ class TestLateOwner:
         assert found(store, operation).status is Status.IN_PROGRESS
 
     def test_successor_waited_for(self, store: Watched, elsewhere: ThreadPoolExecutor) -> None:
-        """If it may wait, it waits for the successor's answer."""
+        """If it may wait, it waits for the successor's response."""
         operation = leased()
 
         def late(execution: ExecutionContext | None) -> None:
@@ -707,7 +707,7 @@ class TestLateOwner:
         assert store.complete(claims[0], OTHER)
 
     def test_late_stored_error(self, store: Watched, sent: list[str]) -> None:
-        """Nor is the answer to its error stored."""
+        """Nor is the response to its error stored."""
         operation = leased()
 
         def late(execution: ExecutionContext | None) -> object:
@@ -793,14 +793,14 @@ class TestSignals:
     """Each attempt ends in one signal."""
 
     def test_completed(self, store: Watched, sent: list[str]) -> None:
-        """An answer, and its replay."""
+        """A response, and its replay."""
         operation = leased()
         attempt(store, operation)
         attempt(store, operation)
         assert sent == ["claimed", "completed", "replayed"]
 
     def test_failed_and_released(self, store: Watched, sent: list[str]) -> None:
-        """An error, a 5xx, and an answer that is not kept; each is another attempt."""
+        """An error, a 5xx, and a response that is not kept; each is another attempt."""
         operation = leased()
         with pytest.raises(LookupError):
             attempt(store, operation, _raises_after(effect))
@@ -810,7 +810,7 @@ class TestSignals:
         assert found(store, operation).attempt == 3
 
     def test_stored_error(self, store: Watched, sent: list[str]) -> None:
-        """An error whose answer is stored is completed."""
+        """An error whose response is stored is completed."""
         operation = leased()
         attempt(
             store, operation, _raises_after(effect), recover=lambda e: Result("x", lambda: STORED)
@@ -819,7 +819,7 @@ class TestSignals:
         assert found(store, operation).payload == STORED
 
     def test_answer_that_cannot_be_made(self, store: Watched, sent: list[str]) -> None:
-        """An error whose answer cannot be rendered leaves the key free, and says why."""
+        """An error whose response cannot be rendered leaves the key free, and says why."""
         operation = leased()
 
         def unmade() -> Payload:
@@ -914,7 +914,7 @@ class TestUnreachableStore:
     def test_complete_comes_through(
         self, store: Watched, faults: list[str], sent: list[str], caplog: pytest.LogCaptureFixture
     ) -> None:
-        """What was done is stored when the store is back, once, whether an answer was lost or not.
+        """What was done is stored when the store is back, once, whether a response was lost or not.
 
         After ``"after"`` it was stored, and nobody was told.
         """
@@ -930,7 +930,7 @@ class TestUnreachableStore:
         assert "could not be stored" not in caplog.text
 
     def test_get_fails_too(self, store: Watched) -> None:
-        """The same where the question whether it was stored goes unanswered."""
+        """The same where the question whether it was stored gets no reply."""
         operation = leased()
         store.faults = {"complete": ["after"], "get": ["before"]}
         assert isinstance(attempt(store, operation), Executed)
@@ -939,7 +939,7 @@ class TestUnreachableStore:
     def test_complete_is_never_possible(
         self, store: Watched, sent: list[str], caplog: pytest.LogCaptureFixture
     ) -> None:
-        """The client gets its answer all the same, and the log tells what a retry will do."""
+        """The client gets its response all the same, and the log tells what a retry will do."""
         operation = leased()
         store.faults["complete"] = ["before"] * 6
         assert attempt(store, operation, lambda e: "the answer") == Executed("the answer")
@@ -1105,7 +1105,7 @@ class TestUnconfirmedCommit:
         assert sent == ["claimed", "conflicted", "conflicted"]
 
     def test_answered(self, store: Watched, done: bool) -> None:
-        """An adapter may make an answer of it; that settles nothing."""
+        """An adapter may make a response of it; that settles nothing."""
         operation = leased(hold=True)
 
         def handler(execution: ExecutionContext | None) -> None:
@@ -1386,7 +1386,7 @@ class TestRequests:
 
     @pytest.mark.parametrize("url", BOTH)
     def test_late(self, client: Client, url: str) -> None:
-        """A late owner's client gets the answer of its successor."""
+        """A late owner's client gets the response of its successor."""
         key, answers = new_key(), []
 
         def succeed() -> None:
@@ -1425,7 +1425,7 @@ class TestRequests:
 
     @pytest.mark.usefixtures("at_once")
     def test_answer_not_stored(self, client: Client, watched: Watched) -> None:
-        """The client of an operation whose answer cannot be stored gets it all the same."""
+        """The client of an operation whose response cannot be stored gets it all the same."""
         watched.faults["complete"] = ["before"] * 6
         assert post(client, "/leased/", new_key()).status_code == 201
 
@@ -1439,7 +1439,7 @@ class TestRequests:
 @pytest.mark.usefixtures("always_atomic")
 @pytest.mark.driver
 class TestAtomicRequests:
-    """With ``ATOMIC_REQUESTS`` the claim is committed first; view and answer commit together."""
+    """With ``ATOMIC_REQUESTS`` the claim is committed first; view and response commit together."""
 
     @pytest.mark.parametrize("url", BOTH)
     def test_visible(self, client: Client, url: str, elsewhere: ThreadPoolExecutor) -> None:
@@ -1527,7 +1527,7 @@ class TestAtomicRequests:
 
     @pytest.mark.parametrize("url", BOTH)
     def test_store_fails_at_the_end(self, client: Client, url: str, watched: Watched) -> None:
-        """When the answer cannot be stored all of it rolls back: 503, and a retry runs."""
+        """When the response cannot be stored all of it rolls back: 503, and a retry runs."""
         key = new_key()
         watched.faults["complete"] = ["before"]
         assert_problem(post(client, url, key), 503, "store-unavailable")
@@ -1578,7 +1578,7 @@ class TestAtomicRequests:
             assert post(client, "/held/", key).status_code >= 500
         operation = leased(key=key, scope=store.scopes[key])
         again = post(client, "/held/", key)
-        if done and backend == "WatchedDatabase":  # the answer was committed with it
+        if done and backend == "WatchedDatabase":  # the response was committed with it
             assert is_replay(again)
             assert sent == ["claimed", "completed", "replayed"]
         else:
@@ -1589,7 +1589,7 @@ class TestAtomicRequests:
         assert effects() == done
 
     def test_on_commit(self, client: Client) -> None:
-        """Hooks of the view run once, when its answer is stored."""
+        """Hooks of the view run once, when its response is stored."""
         key, seen = new_key(), []
 
         def hook() -> None:

@@ -29,7 +29,7 @@ ESCAPED = r"/x/a\nERROR root: forged\r\x1b[2K\u2028\u202e/"
 
 
 class Unseen(View):
-    """Answers in its ``dispatch()``, so that its handler, which is protected, does not run."""
+    """Responds in its ``dispatch()``, so that its handler, which is protected, does not run."""
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         return HttpResponse("done", "text/plain")

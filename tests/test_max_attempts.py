@@ -103,7 +103,7 @@ def test_no_limit(way: Any) -> None:
 
 
 def test_answers_that_are_not_kept(way: Any) -> None:
-    """An answer that is not kept is no failure, and does not hold the key."""
+    """A response that is not kept is no failure, and does not hold the key."""
     store, operation = way
     for _ in range(4):
         assert run(store, operation, decline) == Executed("later")

@@ -84,7 +84,7 @@ def conflict(code: str) -> Callable[[], None]:
 
 
 def refuse_answer(code: str) -> Callable[[], None]:
-    """Has the server refuse the answer, before any COMMIT."""
+    """Has the server refuse the response, before any COMMIT."""
 
     def refuse() -> None:
         with connection.cursor() as cursor:
@@ -310,7 +310,7 @@ class TestPlainWay:
             self.assert_one_by_one(client)
 
     def test_audited(self, client: Client) -> None:
-        """A wrapper's own statement before the answer commits nothing, and fails with it."""
+        """A wrapper's own statement before the response commits nothing, and fails with it."""
 
         def audit(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
             if "response_status" in sql:
@@ -480,7 +480,7 @@ class TestEitherWay:
             post(client, "/acts/", new_key(), "dangle")
 
     def test_record_is_gone(self, client: Client) -> None:
-        """Effects are not committed without their answer."""
+        """Effects are not committed without their response."""
         assert_problem(post(client, "/acts/", new_key(), "forget"), 500, "claim-lost")
         assert effects() == 0
 
@@ -497,7 +497,7 @@ class TestEitherWay:
 
     @pytest.mark.parametrize("act", ["close", "mark"])
     def test_nothing_is_committed(self, client: Client, act: str) -> None:
-        """A transaction that cannot be committed is not, and its answer is none."""
+        """A transaction that cannot be committed is not, and its response is none."""
         client.raise_request_exception = False
         assert post(client, "/acts/", new_key(), act).status_code == 500
         assert effects() == 0

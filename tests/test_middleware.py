@@ -225,7 +225,7 @@ class TestProtection:
         "/mixed/ /decorated/ /with-policy/ /class-with-policy/ /method/ /decorated-method/".split(),
     )
     def test_replay(self, alice: Client, url: str) -> None:
-        """Every kind of view: one effect, one claim, and the first answer again."""
+        """Every kind of view: one effect, one claim, and the first response again."""
         key = new_key()
         first = post(alice, url, key)
         assert first.status_code == 201
@@ -291,7 +291,7 @@ class TestChecksComeFirst:
         "url", ["/permitted/", "/handled/", "/api/", "/api-decorated/", "/decorated-method/"]
     )
     def test_withdrawn_permission(self, alice: Client, url: str) -> None:
-        """Alice gets 403 instead of her stored answer, wherever the view checks it."""
+        """Alice gets 403 instead of her stored response, wherever the view checks it."""
         key = new_key()
         post(alice, url, key)
         User.objects.get().user_permissions.clear()
@@ -321,7 +321,7 @@ class TestChecksComeFirst:
 
 
 class HandlesErrors:
-    """A middleware that turns an exception of the domain into an answer."""
+    """A middleware that turns an exception of the domain into a response."""
 
     def __init__(self, get_response: Any) -> None:
         self.get_response = get_response

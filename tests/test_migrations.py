@@ -109,7 +109,7 @@ def test_partial_indexes(alias: str, index: str, condition: str) -> None:
 @pytest.mark.parametrize("name", ["key", "scope"])
 @pytest.mark.parametrize(("one", "other"), [("bob", "Bob"), ("a_", "ab"), ("a%", "ab")])
 def test_text_equals_itself_only(alias: str, name: str, one: str, other: str) -> None:
-    """Case counts and nothing is a pattern: ``user:Bob`` never gets the answer of ``user:bob``."""
+    """Case counts and nothing is a pattern: ``user:Bob`` gets no response of ``user:bob``."""
     records = IdempotencyKey.objects.using(alias)
     create(alias, **{name: one})
     assert not records.filter(**{name: other}).exists()

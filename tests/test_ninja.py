@@ -320,7 +320,7 @@ def test_partners_of_a_session(serve: Serve) -> None:
 
 
 def test_a_raised_error_is_rolled_back(serve: Serve, client: Client) -> None:
-    """A raised HttpError takes back the effect and frees the key, though ninja answers it."""
+    """A raised HttpError takes back the effect and frees the key, though ninja handles it."""
 
     def fails(request: HttpRequest, order: Order) -> Any:
         made = create(request, order)

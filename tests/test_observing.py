@@ -182,7 +182,7 @@ class TestRequests:
     @pytest.mark.parametrize("url", ["/view/", "/leased/", "/middleware/"])
     @pytest.mark.usefixtures("atomic")
     def test_answers_that_are_not_kept(self, client: Client, url: str) -> None:
-        """An answer of 503 is a failure without an error; one that is not kept frees the key."""
+        """A response of 503 is a failure without an error; one that is not kept frees the key."""
         for reference in ("503", "409"):
             post(client, url, new_key(), reference)
         assert seen == [("failed", None), ("released", None)]
@@ -190,12 +190,12 @@ class TestRequests:
     @pytest.mark.parametrize("url", ["/drf/", "/leased-drf/"])
     @pytest.mark.usefixtures("atomic")
     def test_error_that_becomes_an_answer(self, client: Client, url: str) -> None:
-        """A refusal that a view raises, and of which an answer is made, frees the key."""
+        """A refusal that a view raises, and of which a response is made, frees the key."""
         assert post(client, url, new_key(), "forbidden").status_code == 403
         assert seen == [("released", None)]
 
     def test_stored_error(self, client: Client) -> None:
-        """An error whose answer is stored after the rollback is an execution."""
+        """An error whose response is stored after the rollback is an execution."""
         with override_settings(
             IDEMPOTENCY={"AROUND_EXECUTION": [recorder], "POLICY": {"should_store": store_errors}}
         ):

@@ -1,4 +1,4 @@
-"""Errors that are odd themselves: with a key, they are answered as without one."""
+"""Errors that are odd themselves: with a key, they are handled as without one."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ VIEWS = ["view", "leased", "async", *DRF_VIEWS]
 
 @pytest.mark.parametrize("how", DRF_VIEWS)
 def test_answer_of_an_error_without_a_text(client: Client, how: str) -> None:
-    """The answer that REST framework makes of it is the same with a key, and frees the key."""
+    """The response that REST framework makes of it is the same with a key, and frees the key."""
     without, first, second = (
         post(client, f"/{how}/refused/", key) for key in [None, *[new_key()] * 2]
     )

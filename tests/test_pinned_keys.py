@@ -83,7 +83,7 @@ class TestRequests:
     """An order of 500 fails after its charge; then another order comes under its key."""
 
     def test_another_order(self, client: Client, url: str) -> None:
-        """It is refused, and never answered with the first one's charge; the first goes on."""
+        """It is refused, and never given the first one's charge; the first goes on."""
         key = new_key()
         down.append(True)
         assert pay(client, url, key, 500).status_code == 500

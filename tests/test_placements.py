@@ -1,4 +1,4 @@
-"""``ATOMIC_REQUESTS`` wherever ``@idempotent`` is put: an answer never outlives its effects."""
+"""``ATOMIC_REQUESTS`` wherever ``@idempotent`` is put: a response never outlives its effects."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class TestOnTheView:
     """The view's transaction is ours."""
 
     def test_replay(self, client: Client, kind: str, name: str) -> None:
-        """One effect, and its answer again."""
+        """One effect, and its response again."""
         key = new_key()
         first = send(client, f"/{kind}/{name}/", key, "a")
         assert_replays(first, send(client, f"/{kind}/{name}/", key, "a"))
@@ -184,7 +184,7 @@ class TestOnAPart:
     """The view's transaction is Django's."""
 
     def test_replay(self, client: Client, name: str) -> None:
-        """One effect, and its answer again."""
+        """One effect, and its response again."""
         key = new_key()
         first = send(client, f"/auto/{name}/", key, "a")
         assert_replays(first, send(client, f"/auto/{name}/", key, "a"))

@@ -465,7 +465,7 @@ def test_scope_of_a_callable_is_fitted(scope: str) -> None:
 
 
 def test_bind_principal() -> None:
-    """In a shared scope a key answers its first principal only, unless the policy says so."""
+    """In a shared scope a key replays to its first principal only, unless the policy says so."""
     alice, bob = a_call(principal="user:1"), a_call(principal="user:2")
 
     def same(policy: Policy) -> bool:

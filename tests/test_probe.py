@@ -66,7 +66,7 @@ def assert_nothing_given_away(response: HttpResponse) -> None:
 
 @every_way
 def test_sessions(way: Way, users: dict[str, User]) -> None:
-    """Another user, and nobody at all, are not given the answer of the first."""
+    """Another user, and nobody at all, are not given the response of the first."""
     key = new_key()
     first = by_session(way, key, users["alice"])
     assert (first.status_code, first.json()["by"]) == (201, "alice")
@@ -91,7 +91,7 @@ def test_tokens(way: Way, users: dict[str, User]) -> None:
 
 @every_way
 def test_credentials_that_nobody_knows(way: Way, users: dict[str, User]) -> None:
-    """Where no user is known, whatever credentials were presented are whose answer it is."""
+    """Where no user is known, whatever credentials were presented are whose response it is."""
     key = new_key()
     first = by_header(way, key, "Bearer opaque-1")
     if first.status_code != 201:  # the view asks for a user

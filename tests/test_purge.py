@@ -220,13 +220,13 @@ def test_purges_at_once(alias: str) -> None:
 
 
 class Traffic:
-    """Requests that come in one after the other, each until it has been answered."""
+    """Requests that come in one after the other, each until it has got its response."""
 
     def __init__(self, alias: str) -> None:
         self.store = DatabaseStore("default", using=alias)
 
     def request(self, operation: Operation) -> engine.Outcome:
-        """Execute the operation, or get its answer."""
+        """Execute the operation, or get its response."""
 
         def execute(claim: Claim) -> engine.Result:
             Effect.objects.using(self.store.using).create(reference=operation.key)

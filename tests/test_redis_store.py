@@ -82,7 +82,7 @@ def store(port: int, settings: Any) -> Iterator[RedisStore]:
 
 
 class Probe(Connection):
-    """A connection that counts what it sends, and may break after the server has answered."""
+    """A connection that counts what it sends, and may break after the server has replied."""
 
     sent: ClassVar[int] = 0
     breaks: ClassVar[int] = 0
@@ -379,7 +379,7 @@ class TestLifetimes:
 
 
 class TestPayloads:
-    """Answers come back as they were, or are said not to be kept."""
+    """Responses come back as they were, or are said not to be kept."""
 
     def test_every_byte(self, store: RedisStore) -> None:
         """Any bytes and any text survive."""
@@ -420,7 +420,7 @@ FIELDS = (
 
 
 class TestBrokenRecords:
-    """What is no whole record is neither answered nor executed."""
+    """What is no whole record is neither replayed nor executed."""
 
     @pytest.fixture(params=["in_progress", "completed", "failed"])
     def claimed(self, request: pytest.FixtureRequest, store: RedisStore) -> Claim:
@@ -477,7 +477,7 @@ class TestBrokenRecords:
     def test_wrong_answer(
         self, store: RedisStore, redis: Redis, field: str, value: str | bytes
     ) -> None:
-        """An answer that was cut short or changed."""
+        """A response that was cut short or changed."""
         owner = claim(store, leased(count_replays=False))
         store.complete(owner, RESPONSE)
         redis.hset(store.redis_key(owner.key, owner.scope), field, value)
@@ -562,7 +562,7 @@ class TestScripts:
 
 
 class TestBrokenConnections:
-    """A client that sends a call again, because its connection broke, gets the answer to it."""
+    """A client that sends a call again, because its connection broke, gets the response to it."""
 
     def test_claim_is_the_same(self, port: int) -> None:
         """The claim of the first try is not in the way of the second."""
@@ -639,7 +639,7 @@ class TestFaults:
             assert "read only replica" in str(caught.value.__cause__)
 
     def test_memory_is_full(self) -> None:
-        """A full server takes no claim and no answer, and still replays what it has."""
+        """A full server takes no claim and no response, and still replays what it has."""
         with valkey_at(port := free_port()), client(port) as redis:
             store, operation = at(port), leased(extend_on_replay=True)
             store.complete(claim(store, operation), RESPONSE)
@@ -660,7 +660,7 @@ class TestFaults:
             assert store.complete(owner, RESPONSE)
 
     def test_server_hangs(self) -> None:
-        """A server that does not answer in time may have claimed; the lease ends that."""
+        """A server that does not reply in time may have claimed; the lease ends that."""
         with valkey_at(port := free_port()) as server:
             made = Redis(port=port, socket_timeout=0.2, retry=Retry(NoBackoff(), 0))
             store = RedisStore("redis", connection_factory=lambda: made)
@@ -747,7 +747,7 @@ class TestChecks:
         assert self.ids(at(free_port())) == ["W016"]
 
     def test_hanging(self) -> None:
-        """So is a server that does not answer, for which the check does not wait long."""
+        """So is a server that does not reply, for which the check does not wait long."""
         with valkey_at(port := free_port()) as server:
             assert server.pid is not None
             os.kill(server.pid, signal.SIGSTOP)

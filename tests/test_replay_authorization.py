@@ -562,7 +562,7 @@ def test_name_of_another(at: str, alice: Caller, thing: Effect) -> None:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("way", ["mixin", "leased"])
 def test_recalled(way: str, settings: Any, alice: Caller, thing: Effect, sent: list[str]) -> None:
-    """An answer that a cache remembers is refused likewise."""
+    """A response that a cache remembers is refused likewise."""
     settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
     settings.IDEMPOTENCY = {
         "STORES": {"default": {"BACKEND": "idempotency_django.contrib.cached.CachedStore"}}

@@ -53,7 +53,7 @@ FORM = "application/x-www-form-urlencoded"
 
 @idempotent
 def page(request: HttpRequest) -> HttpResponse:
-    """Answers with a page that has a form on it."""
+    """Responds with a page that has a form on it."""
     Effect.objects.create(reference="a")
     template = Template("<p>Thank you, Alice</p><form>{% csrf_token %}</form>")
     return HttpResponse(template.render(Context({"csrf_token": get_token(request)})))
@@ -74,7 +74,7 @@ def error_page(request: HttpRequest) -> HttpResponse:
 
 @idempotent
 def login_as_json(request: HttpRequest) -> HttpResponse:
-    """Logs the caller in, which changes the token, and answers without it."""
+    """Logs the caller in, which changes the token, and responds without it."""
     user = User.objects.create(username="ann")
     login(request, user)
     return JsonResponse({"id": user.pk}, status=201)
@@ -95,14 +95,14 @@ def rebuilt(request: HttpRequest) -> HttpResponse:
 
 @idempotent
 def thanks(request: HttpRequest) -> HttpResponse:
-    """Answers with a page without a form."""
+    """Responds with a page without a form."""
     Effect.objects.create(reference="a")
     return HttpResponse("<p>Thank you</p>")
 
 
 @idempotent
 def greeting(request: HttpRequest) -> HttpResponse:
-    """Answers in the language of the request."""
+    """Responds in the language of the request."""
     Effect.objects.create(reference="a")
     return HttpResponse(gettext("Yes"), content_type="text/plain")
 
@@ -125,12 +125,12 @@ def in_french(request: HttpRequest) -> HttpResponse:
 
 @idempotent
 def unusual(request: HttpRequest) -> HttpResponse:
-    """Answers with a status that Python does not know, and gives it a reason."""
+    """Responds with a status that Python does not know, and gives it a reason."""
     return HttpResponse("", status=298, reason="Nearly There")
 
 
 class Redirecting(IdempotentViewMixin, APIView):
-    """Answers with a redirect."""
+    """Responds with a redirect."""
 
     authentication_classes: ClassVar[list[Any]] = []
 
@@ -148,7 +148,7 @@ def redirecting(request: HttpRequest) -> HttpResponse:
 
 @idempotent
 def negotiating(request: HttpRequest) -> HttpResponse:
-    """Answers in the form that the request prefers."""
+    """Responds in the form that the request prefers."""
     Effect.objects.create(reference="a")
     if request.accepts("application/json"):
         return JsonResponse({"made": 1})
@@ -157,7 +157,7 @@ def negotiating(request: HttpRequest) -> HttpResponse:
 
 @idempotent
 def nothing(request: HttpRequest) -> HttpResponse:
-    """Answers with nothing, in HTML."""
+    """Responds with nothing, in HTML."""
     return HttpResponse(b"", status=201)
 
 
@@ -264,7 +264,7 @@ def own_language() -> Iterator[None]:
 @pytest.mark.usefixtures("own_language")
 @pytest.mark.parametrize("url", ["/greeting/", "/greeting-drf/"])
 def test_language(url: str, settings: Any, client: Client) -> None:
-    """An answer keeps the label of its own language, whichever one the retry asks for."""
+    """A response keeps the label of its own language, whichever one the retry asks for."""
     locale = "django.middleware.locale.LocaleMiddleware"
     settings.USE_I18N = True
     settings.MIDDLEWARE = [*settings.MIDDLEWARE, locale]
@@ -355,7 +355,7 @@ def test_nothing(client: Client) -> None:
 
 
 def test_status_view_shows_no_notes() -> None:
-    """What is noted with a stored answer is not shown with its headers."""
+    """What is noted with a stored response is not shown with its headers."""
     payload = Payload(200, (("Content-Type", "text/csv"), (":reason", "Fine")), b"a")
     shown = describe_operation(Record(key="k", scope="s", status=Status.COMPLETED, payload=payload))
     assert shown["response"]["headers"] == [["Content-Type", "text/csv"]]

@@ -145,7 +145,7 @@ def test_second_run_has_a_claim_of_its_own(client: Client, url: str) -> None:
 
 
 def test_second_run_after_a_success_is_a_replay(client: Client) -> None:
-    """A loop that runs the view again after a success gets the stored answer."""
+    """A loop that runs the view again after a success gets the stored response."""
     attempts.append("no deadlock")
     key = new_key()
     answer = post(client, "/twice/", key)

@@ -43,7 +43,7 @@ def test_broken_transaction(using: str) -> None:
 
 
 def test_unreachable(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A database that does not answer knows of nothing that runs."""
+    """A database that does not reply knows of nothing that runs."""
     store = DatabaseStore("default", using=using)
 
     def away(*_: object) -> None:

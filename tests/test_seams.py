@@ -220,7 +220,7 @@ class TestBrokenBodies:
 
     @pytest.mark.parametrize("kind", BROKEN)
     def test_not_looked_at(self, client: Client, url: str, kind: str) -> None:
-        """A view that does not look at its body answers as it does without a key."""
+        """A view that does not look at its body responds as it does without a key."""
         body, media_type = BROKEN[kind]
         key = new_key()
 

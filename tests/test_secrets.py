@@ -125,7 +125,7 @@ class TestSecret:
 class TestRotation:
     @both
     def test_replay(self, client: Client, path: str, settings: Any) -> None:
-        """A retry that crosses a rotation receives the answer, and a different request is 422."""
+        """A retry that crosses a rotation receives the response, and a different request is 422."""
         key = new_key()
         first = post(client, path, key)
         rotate(settings, "tests")

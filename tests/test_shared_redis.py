@@ -103,7 +103,7 @@ def test_version_of_the_cache_object(shop: Any) -> None:
 def test_recalls_nothing_of_the_other_shop(
     shop: Any, options: dict[str, Any], transactional_db: None
 ) -> None:
-    """A cached answer of another shop, which has a database of its own, is not recalled."""
+    """A cached response of another shop, which has a database of its own, is not recalled."""
     operation = an_operation()
     assert complete(CachedStore("default"), operation, OTHERS_RESPONSE)
     assert CachedStore("default").recall(operation) is not None

@@ -84,7 +84,7 @@ class TestReceiver:
     """One that fails, in whichever way."""
 
     def test_executed_and_replayed(self, client: Client, url: str) -> None:
-        """``claimed``, ``completed`` and ``replayed``: one effect, and its answer again."""
+        """``claimed``, ``completed`` and ``replayed``: one effect, and its response again."""
         key = new_key()
         first = post(client, url, key)
         assert first.status_code == 201
@@ -98,7 +98,7 @@ class TestReceiver:
         assert_problem(post(client, url, key, "b"), 422, "mismatch")
 
     def test_failed(self, client: Client, url: str) -> None:
-        """``failed``: the answer is given and the key is free."""
+        """``failed``: the response is given and the key is free."""
         key = new_key()
         for _ in range(2):
             assert post(client, url, key, "503").status_code == 503

@@ -275,7 +275,7 @@ def token_of(location: str) -> str:
 
 
 class TestAccepted:
-    """The answer to a duplicate of an operation in progress."""
+    """The response to a duplicate of an operation in progress."""
 
     @pytest.mark.parametrize("url", ["/accepting/", "/drf/", "/middleware/"])
     def test_duplicate(self, url: str) -> None:
@@ -394,7 +394,7 @@ class TestStatus:
         assert seen == [{"status": "in_progress", "attempt": 1}]
 
     def test_completed(self, view: str) -> None:
-        """Completed, with the answer: its status, headers and text."""
+        """Completed, with the response: its status, headers and text."""
         client = logged_in("alice")
         seen = told(client, accepted(client, "/accepting/", new_key()))
         assert (seen["status"], seen["attempt"]) == ("completed", 1)
@@ -418,7 +418,7 @@ class TestStatus:
         assert (answer["status"], answer["body"]) == (204, "")
 
     def test_tombstone(self, view: str) -> None:
-        """Of an answer that was not kept there is a status, and no body."""
+        """Of a response that was not kept there is a status, and no body."""
         client = logged_in("alice")
         answer = told(client, accepted(client, "/accepting/", new_key(), "stream"))["response"]
         assert (answer["status"], answer["body"]) == (200, None)
@@ -448,7 +448,7 @@ class TestStatus:
         assert seen == [{"status": named, "attempt": 1}]
 
     def test_drf_answer(self, view: str) -> None:
-        """The answer of a DRF view is there as it was rendered."""
+        """The response of a DRF view is there as it was rendered."""
         client = logged_in("alice")
         answer = told(client, accepted(client, "/drf/", new_key()))["response"]
         assert json.loads(answer["body"]) == {"made": "a"}
@@ -527,7 +527,7 @@ class TestPrivacy:
         assert told(client, location)["status"] == "completed"
 
     def test_principal_of_the_policy(self, view: str) -> None:
-        """Where the policy says who is calling, the address answers the credentials of then."""
+        """Where the policy says who is calling, the address accepts the credentials of then."""
         mine, other = ({"Authorization": f"Api-Key {name}"} for name in ("mine", "other"))
         client, key = Client(headers=mine), new_key()
         location = accepted(client, "/identified/", key)
@@ -538,7 +538,7 @@ class TestPrivacy:
 
     @pytest.mark.parametrize("url", ["/accepting/", "/partner/", "/ninja/true", "/ninja/text"])
     def test_credentials(self, view: str, url: str) -> None:
-        """Without a user, the address answers the credentials that the caller had."""
+        """Without a user, the address accepts the credentials that the caller had."""
         mine, other = ({"Authorization": f"Bearer {name}"} for name in ("mine", "other"))
         client = Client(headers=mine)
         location = accepted(client, url, new_key())
@@ -676,7 +676,7 @@ class TestPrivacy:
         assert bob.get(location).status_code == 404
 
     def test_secrets(self, view: str) -> None:
-        """Neither the owner's token nor the fingerprint is told, nor a cookie of the answer."""
+        """Neither the owner's token nor the fingerprint is told, nor a cookie of the response."""
         alice, key, answers = logged_in("alice"), new_key(), []
 
         def look() -> None:

@@ -45,7 +45,7 @@ FIREFOX = "17463529834658723465"
 
 
 def answer(request: HttpRequest) -> HttpResponse:
-    """Answer with the status that the query asks for, or raise."""
+    """Respond with the status that the query asks for, or raise."""
     Effect.objects.create(reference="a")
     status = int(request.GET.get("status", 201))
     if status == 0:
@@ -341,7 +341,7 @@ class ClosedByMiddleware(APIView):
 
 
 def cached(view: Any) -> Any:
-    """A decorator that answers without the view."""
+    """A decorator that responds without the view."""
 
     @functools.wraps(view)
     def cached(request: HttpRequest) -> HttpResponse:
@@ -368,7 +368,7 @@ urlpatterns += [
 def test_raised_in_a_django_view(
     client: Client, settings: Any, middleware: list[str], expected: str | None
 ) -> None:
-    """Django answers it, so only the middleware can say that the request has failed."""
+    """Django handles it, so only the middleware can say that the request has failed."""
     settings.MIDDLEWARE = middleware
     response = post(client, "/not-found/", new_key())
     assert (response.status_code, response.get("Idempotency-Status")) == (404, expected)

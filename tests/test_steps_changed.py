@@ -1,4 +1,4 @@
-"""What the answer says when an attempt finds other steps than are stored."""
+"""What the response says when an attempt finds other steps than are stored."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ urlpatterns = [path("transfers/", transfer)]
 
 @pytest.mark.parametrize("now", ["withdraw", "credit", ""])
 def test_says_what_was_executed(client: Client, now: str) -> None:
-    """The attempt ran until then, and its answer never says that nothing was executed."""
+    """The attempt ran until then, and its response never says that nothing was executed."""
     client.raise_request_exception = False
     key = new_key()
     Deployed.steps = ["debit", "credit"]

@@ -1,4 +1,4 @@
-"""Which answers are stored: none of the moment, no form with errors, what a policy says."""
+"""Which responses are stored: none of the moment, no form with errors, what a policy says."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def send(url: str, key: str, amount: str) -> HttpResponse:
     "/class/ /function/ /unprocessable/ /async/ /formset/ /rendered/ /arendered/ /api/".split(),
 )
 def test_corrected_form(url: str) -> None:
-    """A form with errors is not the answer of its key: the corrected form runs under it, once."""
+    """A form with errors is not the response of its key: the corrected form runs under it, once."""
     key = new_key()
     refused = send(url, key, "many")
     assert b"amount" in refused.content or b"errors" in refused.content

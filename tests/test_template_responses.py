@@ -128,7 +128,7 @@ class TestExceptions:
     def test_error_is_not_a_page(
         self, settings: Any, *, neighbour: type, error: str, kind: str, under_asgi: bool
     ) -> None:
-        """It becomes Django's answer; no template response of ours is shown to a middleware."""
+        """It becomes Django's response; no template response of ours is shown to a middleware."""
         use(settings, HandlesLookups, neighbour)
         key, url = new_key(), f"/{kind}/{error}/"
         for _ in range(2):

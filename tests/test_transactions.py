@@ -46,7 +46,7 @@ def a_view(request: HttpRequest) -> list[str]:
 
 
 def as_django_runs_it(view: Any) -> list[str]:
-    """What the view answers below Django's handler."""
+    """What the view returns below Django's handler."""
     return BaseHandler().make_view_atomic(view)(HttpRequest())
 
 
@@ -100,7 +100,7 @@ def test_excluded_databases(excluded: set[str]) -> None:
     with request_transactions(excluded) as transactions:
         assert open_aliases() == ALIASES[1:]
         after = transactions.around_claim(DatabaseStore("default"))
-        # An answer is not committed before the others are, so that its transaction is one of them.
+        # A response is not committed before the others are, so that its transaction is one of them.
         assert open_aliases() == (ALIASES if after else [])
         assert (after is None) == (len(ALIASES) == 1)
     assert open_aliases() == []
@@ -215,7 +215,7 @@ class TestEnd:
 
     @pytest.mark.parametrize("alias", ALIASES)
     def test_store_commits_last(self, alias: str) -> None:
-        """Whichever database the store is in: an answer is only stored when all else is."""
+        """Whichever database the store is in: a response is only stored when all else is."""
         committed: list[str] = []
 
         def request() -> None:

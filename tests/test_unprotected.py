@@ -47,7 +47,7 @@ class TestWays:
             settings.MIDDLEWARE = ways.MIDDLEWARE
 
     def test_two_sends_are_one_effect(self, alice: Client, way: Way) -> None:
-        """One effect, one answer, and no answer for a caller whose permission is withdrawn."""
+        """One effect, one response, and no response for a caller whose permission is withdrawn."""
         key = new_key()
         first = post(alice, way.path, key)
         assert first.status_code == 201, first.content
@@ -195,7 +195,7 @@ class TestHiddenInside:
     def test_another_view_beside_it(
         self, alice: Client, served: Any, unprotected: list[Any], asynchronous: bool
     ) -> None:
-        """A wrapper that answers with another view than the protected one is logged as an error."""
+        """A wrapper that calls another view than the protected one is logged as an error."""
         views = [ways.plain, idempotent(ways.plain)]
 
         def either(request: HttpRequest) -> HttpResponse:
@@ -220,7 +220,7 @@ class TestHiddenInside:
 
     @pytest.mark.parametrize("decorator", [ways.unknown, ways.of_anything])
     def test_one_handler_for_two_methods(self, alice: Client, served: Any, decorator: Any) -> None:
-        """A function that answers two methods is protected for both."""
+        """A function that handles two methods is protected for both."""
         view = api_view(["POST", "PUT"])(idempotent(ways.drf_plain))
         served(decorator(view))
         assert {endpoint.problem for endpoint in endpoints()} == {""}

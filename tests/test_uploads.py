@@ -428,7 +428,7 @@ class TestPlainViews:
     )
     @pytest.mark.parametrize("how", [*WAYS_TO_PROTECT, "async"])
     def test_refused_after_a_file(self, client: Client, how: str, refused: Any, way: str) -> None:
-        """With a key, a form that Django refuses is answered as without one, read or not."""
+        """With a key, a form that Django refuses gets the response it gets without."""
         assert_answered_alike(client, f"/{how}/{way}/", refused)
 
     def test_body_that_is_too_large_for_memory(self, client: Client) -> None:
@@ -549,7 +549,7 @@ class TestRestFramework:
     )
     @pytest.mark.parametrize("how", ["drf", "own-parser"])
     def test_refused_after_a_file(self, client: Client, how: str, refused: Any, way: str) -> None:
-        """With a key, a form that a parser refuses is answered as without one, read or not."""
+        """With a key, a form that a parser refuses gets the response it gets without."""
         assert_answered_alike(client, f"/{how}/{way}/", refused)
 
     @pytest.mark.parametrize("size", [10, 400])

@@ -66,7 +66,7 @@ def isolation_level(name: str) -> object:
     ("level", "before"), [("read committed", "writes"), ("repeatable read", "reads")]
 )
 def test_waiter_holds_nothing(level: str, before: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first can write what the waiter wrote before it waited; the waiter gets its answer.
+    """The first can write what the waiter wrote before it waited; the waiter gets its response.
 
     Under REPEATABLE READ too, where a transaction of the waiter's would go on seeing the past.
     """

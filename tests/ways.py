@@ -1,7 +1,7 @@
 """Every way to protect a view, as a table: what the tests that must hold for all of them run over.
 
 ``WAYS`` are the ways that work. Each is served at ``/ways/<name>/`` by the ``urlpatterns`` here. A
-POST of ``{"reference": …}`` makes one :class:`~tests.models.Effect` and answers 201 with the
+POST of ``{"reference": …}`` makes one :class:`~tests.models.Effect` and returns 201 with the
 reference and the caller's name. ``REFUSED`` are the views that cannot be protected. Each is refused
 by name, when it is decorated or when the first request with a key comes.
 
@@ -61,7 +61,7 @@ MIDDLEWARE = [
 
 
 PERMISSION = "tests.add_effect"
-"""What a caller of a guarded way must be allowed; DRF's answer 403, and so do Django's."""
+"""What a caller of a guarded way must be allowed; DRF's return 403, and so do Django's."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def book(event: Event, execution: ExecutionContext) -> None:
 
 
 class Broker(LocalPublisher):
-    """Sends over a network whose answers can be lost, to consumers who are there at once."""
+    """Sends over a network whose responses can be lost, to consumers who are there at once."""
 
     def send(self, message: Outgoing) -> Exception | None:
         try:

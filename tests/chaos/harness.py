@@ -85,7 +85,7 @@ class Boundaries:
         self._connecting = threading.local()
 
     def before(self, what: str) -> bool:
-        """Pass the boundary before something; whether its answer gets lost."""
+        """Pass the boundary before something; whether its response gets lost."""
         quiet = getattr(self._connecting, "now", False)
         if quiet or threading.current_thread().name.startswith(HEARTBEAT):
             return False
@@ -161,7 +161,7 @@ _observed: Boundaries | None = None
 
 
 def _before(what: str) -> bool:
-    """Pass a boundary, where they are observed; whether the answer gets lost."""
+    """Pass a boundary, where they are observed; whether the response gets lost."""
     return _observed is not None and _observed.before(what)
 
 
@@ -181,7 +181,7 @@ class Service:
 
     It does something once per key, as such services promise; without a key, at each call. What it
     has done outlives the process that called it. Before a call, :func:`chaos` can kill and pause
-    the process; it can also lose the answer.
+    the process; it can also lose the response.
 
     Args:
         name: for the report.
@@ -205,7 +205,7 @@ class Service:
             What names it, such as ``"provider-1"``, the same for each call with a key.
 
         Raises:
-            TimeoutError: it is done, but the answer is lost.
+            TimeoutError: it is done, but the response is lost.
         """
         lost = _before(CALL + self.name)
         key = key or uuid4().hex
@@ -531,7 +531,7 @@ class Trials(Generic[M]):
         return self._ended([trial], before)[0]
 
     def struck(self, strike: Strike) -> list[Trial]:
-        """Kill the first delivery, or lose an answer that it gets; deliver until acknowledged."""
+        """Kill the first delivery, or lose a response that it gets; deliver until acknowledged."""
         trial, before = self._new(), stuck()
         self._deliver(trial, strike)
         self._recover(trial)

@@ -19,7 +19,7 @@ pytestmark = [
 
 @some_trials
 def test_webhook(database: str, trials: int, survives: Callable[[Report], None]) -> None:
-    """A webhook that was answered is handled once, wherever a process dies or is late."""
+    """A webhook that was acknowledged is handled once, wherever a process dies or is late."""
     hooks.provider.forget()
     report = chaos(
         hooks.deliver, lambda number: f"msg-{number}", hooks.counts, limit=trials or None

@@ -1,4 +1,4 @@
-"""Django's own conditional decorators: a retry gets its answer first, or a check says why not."""
+"""Django's own conditional decorators: a retry gets its response first, or a check says why not."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def put(name: str, key: str, version: int = 1) -> Any:
 
 @pytest.mark.parametrize("name", GOOD)
 def test_replay(name: str) -> None:
-    """On the function itself, a condition is asked after the record: a retry gets its answer."""
+    """On the function itself, a condition is asked after the record: a retry gets its response."""
     key = str(uuid4())
     first = put(name, key)
     assert first.status_code == 200
@@ -176,7 +176,7 @@ def test_async(monkeypatch: Any) -> None:
 
 @pytest.mark.parametrize("name", BAD)
 def test_too_early(name: str) -> None:
-    """Around anything else, a condition answers the retry: what the check warns of."""
+    """Around anything else, a condition handles the retry: what the check warns of."""
     key = str(uuid4())
     assert [put(name, key).status_code for _ in range(2)] == [200, 412]
     assert Owner.objects.count() == 1

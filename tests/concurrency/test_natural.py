@@ -179,20 +179,20 @@ class TestOncePer:
         assert (Calls.count, Payment.objects.get().amount) == (1, 500)
 
     def test_row_is_the_result(self) -> None:
-        """Where the record is gone, the row answers, and what is no field of it is not compared."""
+        """Without a record, the row is the result; what is no field of it is not compared."""
         first = pay(17, 500)
         IdempotencyKey.objects.all().delete()
         assert pay(17, 500, note="another").pk == first.pk
         assert Calls.count == 1
 
     def test_row_made_elsewhere(self) -> None:
-        """A row that something else made answers just as well."""
+        """A row that something else made is the result just as well."""
         made = Payment.objects.create(order=17, amount=500)
         assert pay(17, 500).pk == made.pk
         assert Calls.count == 0
 
     def test_somebody_was_faster(self) -> None:
-        """A row that is made while the function runs answers, and its own work is rolled back."""
+        """A row that is made while the function runs is the result, and its work is undone."""
 
         @once_per("order", model=Payment)
         def slow(order: int, amount: int) -> Payment:

@@ -398,7 +398,7 @@ def effects() -> int:
 class TestChanges:
     @every
     def test_current(self, ticket: Ticket, at: str) -> None:
-        """With the current ETag it is executed, and the answer has the next one."""
+        """With the current ETag it is executed, and the response has the next one."""
         answer = send(at, ticket, If_Match='"1"')
         assert (answer.status_code, answer["ETag"]) == (200, '"2"')
         assert (Ticket.objects.get().title, effects()) == ("b", 1)
@@ -475,7 +475,7 @@ class TestChanges:
 class TestRetries:
     @protected
     def test_replay(self, ticket: Ticket, at: str) -> None:
-        """A retry of what succeeded gets its answer, ETag included, and not 412."""
+        """A retry of what succeeded gets its response, ETag included, and not 412."""
         headers = {"If_Match": '"1"', "Idempotency_Key": str(uuid4())}
         first, second = (send(at, ticket, **headers) for _ in range(2))
         assert first["ETag"] == '"2"'
@@ -709,7 +709,7 @@ class TestRepresentations:
         assert answer.status_code == 200
 
     def test_plain(self, ticket: Ticket) -> None:
-        """A plain view may answer by what the client accepts, so the ETag depends on that."""
+        """A plain view may respond by what the client accepts, so the ETag depends on that."""
         at, accepted = "plain_optional", ("text/html", "application/json", "*/*")
         tags = {accept: send(at, ticket, "get", Accept=accept)["ETag"] for accept in accepted}
         assert tags["*/*"] == send(at, ticket, "get")["ETag"] == '"1"'

@@ -37,7 +37,7 @@ from tests.ways import Base
 
 @dataclass(frozen=True)
 class Answer:
-    """What a piece of work answers."""
+    """What a piece of work returns."""
 
     status: int = 201
     headers: Mapping[str, str] = field(default_factory=dict)

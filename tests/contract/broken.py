@@ -34,7 +34,7 @@ class _Broken(MemoryStore):
 
 
 class LateOwnersComplete(_Broken):
-    """Whoever has an answer stores it: the token is ignored."""
+    """Whoever has a response stores it: the token is ignored."""
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
         return super().complete(self.as_owner(claim), payload)
@@ -62,7 +62,7 @@ class LateOwnersSaveSteps(_Broken):
 
 
 class RefusedButWritten(_Broken):
-    """A late owner is told that nothing was written, while its answer was."""
+    """A late owner is told that nothing was written, while its response was."""
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
         done = super().complete(claim, payload)
@@ -173,7 +173,7 @@ class KeepsSteps(_Broken):
 
 
 class ChangesAnswers(_Broken):
-    """A second answer takes the place of the first."""
+    """A second response takes the place of the first."""
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
         entry = self.entry(claim)
@@ -183,7 +183,7 @@ class ChangesAnswers(_Broken):
 
 
 class ReplaysForEver(_Broken):
-    """An answer has no end."""
+    """A response has no end."""
 
     def acquire(self, operation: Operation) -> Claim | Record:
         entry = self.entry(operation)
@@ -192,7 +192,7 @@ class ReplaysForEver(_Broken):
 
 
 class AnswersAgeBeforeTheyAreStored(_Broken):
-    """The time to live counts from the claim, so that a slow attempt's answer has none."""
+    """The time to live counts from the claim, so that a slow attempt's response has none."""
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
         claimed = self.entry(claim)

@@ -84,7 +84,7 @@ WISHES = [
 class Life:
     """What must be true of a record, until it is gone; points in time in seconds of the model.
 
-    ``started`` is when its time to live began: with the claim, and anew with the answer.
+    ``started`` is when its time to live began: with the claim, and anew with the response.
     """
 
     claim: Claim
@@ -259,7 +259,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.slots[0].claims)
     @rule(age=ages, payload=st.sampled_from(PAYLOADS))
     def complete(self, age: int, payload: Payload) -> None:
-        """A claimant has an answer."""
+        """A claimant has a response."""
         slot, claim = self._claimant(age)
         done = self.store.complete(claim, payload)
         stored = {"status": Status.COMPLETED, "payload": payload, "started": self.now}
@@ -358,7 +358,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._stored() is not None)
     @rule(extend=st.booleans())
     def replay(self, extend: bool) -> None:
-        """The stored answer is replayed, which may start its time to live anew."""
+        """The stored response is replayed, which may start its time to live anew."""
         self.subject.steps += 1
         life = self._stored()
         assert life is not None

@@ -4,7 +4,7 @@
 ``python``      a file of the example project, if it begins with a comment with its path (see
                 ``files.py``); settings take effect, and so do the ``urlpatterns`` of the project.
                 A session of ``manage.py shell``, if it begins with ``>>>``
-``http``        a request is sent and its answer kept; an answer is compared with what was kept
+``http``        a request is sent and its response kept; a response is compared with what was kept
 ``console``     each ``$`` command runs, and its output is compared with lines below it, if any
 ==============  ==================================================================================
 
@@ -127,7 +127,7 @@ class Page:
         return "".join(failures)
 
     def http(self, example: Example) -> str | None:
-        """Send a request, or compare an answer with the one to the last request."""
+        """Send a request, or compare a response with the one to the last request."""
         head, _, body = example.parsed.partition("\n\n")
         first, *lines = head.splitlines()
         headers = dict(line.split(": ", 1) for line in lines)
@@ -183,7 +183,7 @@ class Page:
         return "".join(filter(None, failures))
 
     def _curl(self, arguments: list[str]) -> str:
-        """What curl would print of the answer."""
+        """What curl would print of the response."""
         parser = argparse.ArgumentParser(prog="curl")
         parser.add_argument("url")
         parser.add_argument("-X", dest="method")

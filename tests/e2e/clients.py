@@ -87,13 +87,13 @@ class Api:
         return self._http.request(method, path, content=body, headers=[*order.headers, *named])
 
     def send_at_once(self, path: str, order: Order, times: int) -> list[Answer]:
-        """The answers to as many duplicates, released together, in the order they came in."""
+        """The responses to as many duplicates, released together, in the order they came in."""
         return asyncio.run(
             _send_at_once(self.url, _request(urlsplit(self.url).netloc, path, order), times)
         )
 
     def begin(self, path: str, order: Order) -> socket.socket:
-        """Send the order, and return the connection that its answer would come on."""
+        """Send the order, and return the connection that its response would come on."""
         at = urlsplit(self.url)
         connection = socket.create_connection((at.hostname, at.port))
         connection.sendall(_request(at.netloc, path, order))
@@ -105,7 +105,7 @@ class Api:
             self.send(path, replace(order, fault=f"kill={moment}"))
 
     def send_until_answered(self, path: str, order: Order) -> httpx.Response:
-        """Send the order again while it is said to be in progress; the other answer."""
+        """Send the order again while it is said to be in progress; the other response."""
         deadline = time.monotonic() + PATIENCE
         while (answer := self.send(path, order)).status_code in IN_PROGRESS:
             assert int(answer.headers["Retry-After"]) >= 1
@@ -133,7 +133,7 @@ class Api:
 
 @dataclass(frozen=True)
 class Answer:
-    """One of many answers; ``seconds`` after all requests were released."""
+    """One of many responses; ``seconds`` after all requests were released."""
 
     status: int
     headers: dict[str, str]
@@ -142,7 +142,7 @@ class Answer:
 
 
 def verdict(answer: Answer, executed: Answer) -> str:
-    """What an answer is, in relation to the one that was executed."""
+    """What a response is, in relation to the one that was executed."""
     if answer is executed:
         return "executed"
     if answer.status == 409 and int(answer.headers["Retry-After"]) >= 1:
@@ -156,7 +156,7 @@ def verdict(answer: Answer, executed: Answer) -> str:
 
 
 def executed_of(answers: list[Answer]) -> Answer:
-    """The one answer that is neither a refusal nor a replay."""
+    """The one response that is neither a refusal nor a replay."""
     (executed,) = (
         answer
         for answer in answers

@@ -131,7 +131,7 @@ def redis_server(serve: Serve, valkey_url: str) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def cached_server(serve: Serve, valkey_url: str) -> Iterator[Server]:
-    """The same with the records in the database, and their answers in Valkey too."""
+    """The same with the records in the database, and their responses in Valkey too."""
     with serve(REDIS_URL=valkey_url, CACHED="1") as server:
         yield server
 

@@ -1,4 +1,4 @@
-"""A network that loses, delays and repeats requests, and answers some of them itself."""
+"""A network that loses, delays and repeats requests, and replies to some of them itself."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def api(asgi_server: Server) -> Iterator[Api]:
 
 @pytest.mark.parametrize("path", PROTECTED)
 def test_a_retry_receives_the_first_answer_under_asgi(api: Api, path: str) -> None:
-    """Sync and async views alike replay what they answered."""
+    """Sync and async views alike replay what they returned."""
     order = Order()
 
     first, retry = api.send(path, order), api.send(path, order)
@@ -56,7 +56,7 @@ def test_a_client_that_leaves_an_async_view_frees_its_key(api: Api) -> None:
     """Its work is cancelled and a retry is executed: nobody waits for the lease to end."""
     order = Order(fault=LONG_WORK)
     both = [api.begin(ASYNC, order) for _ in range(2)]
-    # The one that is answered was refused, so the other one is being executed.
+    # The one that got its response was refused, so the other one is being executed.
     (refused,), _, _ = select.select(both, [], [], PATIENCE)
     (executing,) = (connection for connection in both if connection is not refused)
     assert refused.recv(12) == b"HTTP/1.1 409"
@@ -72,7 +72,7 @@ def test_a_client_that_leaves_an_async_view_frees_its_key(api: Api) -> None:
 
 @pytest.mark.parametrize("path", PROTECTED)
 def test_a_client_that_leaves_at_any_moment_wedges_nothing(api: Api, path: str) -> None:
-    """Whether it left before, amid or after the work, a retry is answered, with one effect."""
+    """Whether it left before, amid or after the work, a retry gets a response, with one effect."""
     orders = [Order() for _ in range(CLIENTS)]
     for order in orders:
         api.begin(path, order).close()

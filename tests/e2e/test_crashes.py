@@ -48,7 +48,7 @@ def test_the_first_retry_after_a_crash_gets_a_response(
 
 
 def resumed(api: Api, crashed: dict[Order, str]) -> list[httpx.Response]:
-    """The answers to retries, sent to those paths until they are answered, all meanwhile."""
+    """The responses to retries, sent to those paths until there is one, all meanwhile."""
     with ThreadPoolExecutor(len(crashed)) as pool:
         return list(pool.map(lambda order: api.send_until_answered(crashed[order], order), crashed))
 
@@ -100,7 +100,7 @@ def test_a_crash_with_its_claim_in_redis(redis_server: Server, valkey_url: str) 
 
 
 def send_until_answered(api: Api, order: Order) -> None:
-    """Send the order as an honest client does: again and again, until it is answered 201."""
+    """Send the order as an honest client does: again and again, until it gets 201."""
     for _ in range(ATTEMPTS):
         try:
             answer = api.send("/api/charges/", order)

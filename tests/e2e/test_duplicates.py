@@ -17,7 +17,7 @@ pytestmark = pytest.mark.e2e
 
 PATH = "/api/charges/"
 DUPLICATES = 50
-WORK = "sleep-ms=5000"  # for the others to be answered meanwhile, however slowly
+WORK = "sleep-ms=5000"  # for the others to get theirs meanwhile, however slowly
 
 
 @pytest.mark.parametrize("keys", sizes(10, 100))
@@ -25,7 +25,7 @@ def test_one_of_many_duplicates_is_executed(
     api: Api, database: Database, keys: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of 50 duplicates at once, for each of many keys, one is executed; the others receive its
-    answer or are told to come back. None fails.
+    response or are told to come back. None fails.
     """
     told = told_of_duplicates(api, PATH, keys if database.name != "sqlite" else keys // 5)
 
@@ -43,7 +43,7 @@ def test_one_of_many_duplicates_is_executed_with_redis(
     request: pytest.FixtureRequest,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The same holds where Redis keeps the records, and where it answers the replays."""
+    """The same holds where Redis keeps the records, and where it serves the replays."""
     server: Server = request.getfixturevalue(f"{store}_server")
     with client_of(server) as api:
         told = told_of_duplicates(api, PATH, keys)
@@ -71,7 +71,7 @@ def test_one_of_many_duplicates_is_executed_by_an_async_view(
 
 
 def told_of_duplicates(api: Api, path: str, keys: int) -> Counter[str]:
-    """Send many duplicates at once, for each of the keys, and check their answers and effects."""
+    """Send many duplicates at once, for each of the keys, and check their responses and effects."""
     told: Counter[str] = Counter()
     for _ in range(keys):
         order = Order()
@@ -91,7 +91,7 @@ def told_of_duplicates(api: Api, path: str, keys: int) -> Counter[str]:
 def test_duplicates_do_not_queue_behind_the_first(
     api: Api, database: Database, path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """While the first works for seconds, all others are answered; its answer comes last."""
+    """While the first works for seconds, all others get a response; its own comes last."""
     order = Order(fault=WORK)
     *refused, last = api.send_at_once(path, order, DUPLICATES)
 
@@ -106,7 +106,7 @@ def test_duplicates_do_not_queue_behind_the_first(
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_on_sqlite_duplicates_wait_for_the_first(api: Api, database: Database) -> None:
-    """SQLite has one writer at a time: duplicates wait for the first and receive its answer."""
+    """SQLite has one writer at a time: duplicates wait for the first and receive its response."""
     order = Order(fault="sleep-ms=2000")
 
     answers = api.send_at_once(PATH, order, DUPLICATES)

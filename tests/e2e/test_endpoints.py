@@ -1,4 +1,4 @@
-"""What each endpoint of the reference app answers, request by request."""
+"""What each endpoint of the reference app returns, request by request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_replay(answer: httpx.Response) -> bool:
 
 
 def problem(answer: httpx.Response) -> str:
-    """The last part of the problem's type, of an answer that is a problem."""
+    """The last part of the problem's type, of a response that is a problem."""
     assert answer.headers["Content-Type"] == "application/problem+json"
     told = answer.json()
     assert told["status"] == answer.status_code
@@ -53,7 +53,7 @@ def test_a_retry_receives_the_first_response(api: Api, path: str) -> None:
 def test_a_retry_receives_the_first_response_with_redis(
     database: Database, store: str, request: pytest.FixtureRequest
 ) -> None:
-    """The same holds of every endpoint where Redis keeps the records, or answers the replays."""
+    """The same holds of every endpoint where Redis keeps the records, or serves the replays."""
     with client_of(request.getfixturevalue(f"{store}_server")) as api:
         for path in PROTECTED:
             order = Order()
@@ -96,7 +96,7 @@ def test_location_leads_to_the_effect(api: Api, path: str) -> None:
 
 @every_protected_endpoint
 def test_another_request_under_the_same_key_is_refused(api: Api, path: str) -> None:
-    """A key that was used for another request is answered 422 and does nothing."""
+    """A key that was used for another request gets 422 and does nothing."""
     order = Order()
     api.send(path, order)
 
@@ -110,7 +110,7 @@ def test_another_request_under_the_same_key_is_refused(api: Api, path: str) -> N
 @every_protected_endpoint
 @pytest.mark.parametrize("key", ['"unterminated', "two words", "k" * 256, '""'])
 def test_a_malformed_key_is_refused(api: Api, path: str, key: str) -> None:
-    """What is not one string of 1-255 visible ASCII characters is answered 400 and does nothing."""
+    """What is not one string of 1-255 visible ASCII characters gets 400 and does nothing."""
     order = Order(key=key)
 
     answer = api.send(path, order)
@@ -148,7 +148,7 @@ def test_a_bare_and_a_quoted_key_are_one(api: Api, path: str) -> None:
 
 @pytest.mark.parametrize("path", KEY_REQUIRED)
 def test_a_required_key_that_is_missing_is_refused(api: Api, path: str) -> None:
-    """Where the key is required, a request without one is answered 400 and does nothing."""
+    """Where the key is required, a request without one gets 400 and does nothing."""
     order = Order(key=None)
 
     answer = api.send(path, order)
@@ -219,7 +219,7 @@ def test_a_failed_attempt_keeps_the_steps_that_it_had_done(
 @every_protected_endpoint
 @pytest.mark.parametrize("body", [b"{", b'{"reference": "incomplete"}'])
 def test_an_invalid_body_is_refused(api: Api, path: str, body: bytes) -> None:
-    """What cannot be understood is answered 400, the first time and when it is retried."""
+    """What cannot be understood gets 400, the first time and when it is retried."""
     order = Order()
 
     answers = [api.send(path, order, content=body) for _ in range(2)]

@@ -110,7 +110,7 @@ def test_refused(api: Api, send: Any) -> None:
 
 @pytest.mark.parametrize("moment", ["before-effect", "after-effect", "after-commit"])
 def test_killed(api: Api, database: Database, send: Any, moment: str) -> None:
-    """Killed at any moment: the sender's retry is answered, and there is one effect."""
+    """Killed at any moment: the sender's retry gets a response, and there is one effect."""
     order = Order()
     with pytest.raises(httpx.RemoteProtocolError):
         send(replace(order, fault=f"kill={moment}"))

@@ -39,7 +39,7 @@ def test_consumed_elsewhere(api: Api) -> None:
 
 @pytest.mark.parametrize(("moment", "left"), [("after-effect", {}), ("after-commit", BOTH)])
 def test_crash(api: Api, moment: str, left: dict[str, int]) -> None:
-    """What was committed before a crash is published, although nobody answered; nothing else is."""
+    """What was committed before a crash is published, though no response came; nothing else is."""
     order = Order()
     api.killed(PUBLISHED, order, moment)
     if left:

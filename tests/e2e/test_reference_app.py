@@ -30,7 +30,7 @@ def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_demo_succeeds() -> None:
-    """Where every answer and count is right, the demo says so and ends with 0."""
+    """Where every response and count is right, the demo says so and ends with 0."""
     run = demo()
 
     assert run.returncode == 0, run.stderr
@@ -136,7 +136,7 @@ def test_the_server_brings_a_ledger_that_ends_with_it(tmp_path: Path) -> None:
 
 
 def test_the_ledger_books_once_for_each_key(tmp_path: Path) -> None:
-    """A key again, and the answer is the first one; another key is another booking."""
+    """A key again, and the response is the first one; another key is another booking."""
     asked = {"reference": "R", "amount": 1, "currency": "EUR"}
 
     with (

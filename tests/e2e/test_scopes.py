@@ -1,4 +1,4 @@
-"""Whose answer a key leads to: only ever one's own, and only while one may ask."""
+"""Whose response a key leads to: only ever one's own, and only while one may ask."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_who_is_not_known_receives_nothing(api: Api, path: str, token: str | Non
 def test_nothing_is_replayed_once_the_token_is_withdrawn(
     server: Server, api: Api, customer: str
 ) -> None:
-    """Who can no longer prove who they are does not receive even their own answers."""
+    """Who can no longer prove who they are does not receive even their own responses."""
     orders = {path: Order(token=customer) for path in PROTECTED}
     for path, order in orders.items():
         assert api.send(path, order).status_code == 201
@@ -83,7 +83,7 @@ def test_nothing_is_replayed_once_the_token_is_withdrawn(
 def test_nothing_is_replayed_once_the_permission_is_withdrawn(
     server: Server, api: Api, customer: str
 ) -> None:
-    """Who may no longer charge does not receive the answer of an earlier charge."""
+    """Who may no longer charge does not receive the response of an earlier charge."""
     order = Order(token=customer)
     assert api.send("/api/charges/", order).status_code == 201
 

@@ -19,8 +19,8 @@ def status(api: Api, accepted: httpx.Response, token: str = "alice-token") -> ht
 
 
 def test_a_duplicate_is_told_where_the_response_will_be(api: Api) -> None:
-    """While the first works, a duplicate is answered 202; where that leads, its caller alone reads
-    that it is in progress, and later the answer that the first received.
+    """While the first works, a duplicate gets 202; where that leads, its caller alone reads
+    that it is in progress, and later the response that the first received.
     """
     order = Order(fault="sleep-ms=8000")  # for all that is asked meanwhile, however slowly
     with ThreadPoolExecutor(2) as pool:

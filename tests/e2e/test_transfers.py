@@ -92,7 +92,7 @@ def test_the_ledger_is_called_again_only_where_its_response_was_lost(
     api: Api, server: Server
 ) -> None:
     """A call whose answer was not stored is repeated under the same key, and booked once; one whose
-    answer was stored is not.
+    response was stored is not.
     """
     lost, stored = Order(), Order()
     api.killed(TRANSFERS, lost, "during-ledger")

@@ -127,7 +127,7 @@ class Worker:
         self._write(json.dumps({"do": do, "arguments": arguments, **options}))
 
     def do(self, do: str, *arguments: Any, **options: Any) -> Any:
-        """Tell it to do something, and wait for the answer."""
+        """Tell it to do something, and wait for the response."""
         self.begin(do, *arguments, **options)
         return self.tells("answer")
 
@@ -136,7 +136,7 @@ class Worker:
         self._write("go on")
 
     def post_until(self, status: int, path: str, key: str) -> dict[str, Any]:
-        """Retry, as an honest client does, until the answer is that; others say 409."""
+        """Retry, as an honest client does, until the response is that; others say 409."""
         answers: list[dict[str, Any]] = []
 
         def answered() -> bool:

@@ -32,10 +32,10 @@ from tests.models import Effect
 
 LATE = Payload(201, (), b"late")
 POLLIN = 1
-SLOW = "-slow"  # how a key ends whose operation takes longer than its answer lives
+SLOW = "-slow"  # how a key ends whose operation takes longer than its response lives
 
 seen: dict[str, Any] = {}
-"""What a late owner was allowed, in the request that is being answered."""
+"""What a late owner was allowed, in the request that is being handled."""
 
 
 def tell(**event: Any) -> None:

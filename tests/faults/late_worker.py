@@ -1,6 +1,6 @@
 """A worker process of an application, which does what a test tells it to, one line at a time.
 
-Each line is ``{"do": name, …}`` and is answered with one line, behind what a view tells meanwhile.
+Each line is ``{"do": name, …}`` and gets one line back, behind what a view tells meanwhile.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ administrator = Client()
 
 
 def post(path: str, key: str, fault: str = "", *, by: Client = client) -> dict[str, Any]:
-    """Send a request under a key, and say how it was answered."""
+    """Send a request under a key, and say what the response was."""
     late_views.seen.clear()
     headers = {"Idempotency-Key": key} | ({"X-Fault": fault} if fault else {})
     answer = by.post(path, {"key": key}, content_type="application/json", headers=headers)
@@ -63,7 +63,7 @@ def traffic(
     failures: float = 0,
     pause: float = 0,
 ) -> dict[str, Any]:
-    """Send requests under these keys, again and again, and count the answers.
+    """Send requests under these keys, again and again, and count the responses.
 
     Some of them, that fraction, are to fail; their answers count as ``failed``. Each thread pauses
     for so many seconds before it sends the next one.

@@ -38,7 +38,7 @@ class Ledger:
 
 @contextmanager
 def open_ledger() -> Iterator[Ledger]:
-    """A ledger that answers HTTP for the length of the block."""
+    """A ledger that serves HTTP for the length of the block."""
     ledger = Ledger()
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,7 +1,7 @@
 """A nemesis, clients that do not give up, and what must hold when both are done.
 
 The nemesis kills and pauses workers, cuts wires and restarts servers, at random but by a seed. The
-clients send each operation until it is answered, sometimes twice at once, and sometimes give up
+clients send each operation until it gets a response, sometimes twice at once, and sometimes give up
 early; what they left is sent again at the end. Then each key has had its effects exactly once.
 """
 
@@ -36,7 +36,7 @@ PATIENT, IMPATIENT = 3.0, 0.3
 FAILING, TWICE, GIVING_UP = 0.15, 0.2, 0.1
 """How likely it is that a request is to fail, is sent twice at once, or is not sent again."""
 TEMPORARY = frozenset({0, 409, 500, 503})
-"""Answers that are none; 0 is a connection that broke, or was silent for too long."""
+"""Responses that are none; 0 is a connection that broke, or was silent for too long."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Caller:
         self._connection: http.client.HTTPConnection | None = None
 
     def send(self, order: Order) -> Ended:
-        """The answer; status 0 where there is none."""
+        """The response; status 0 where there is none."""
         self._connection = self._connection or http.client.HTTPConnection(
             "127.0.0.1", self._port, timeout=self._patience
         )
@@ -157,7 +157,7 @@ class Caller:
 
 @dataclass
 class Campaign:
-    """What was asked for, what was answered, and what the nemesis did."""
+    """What was asked for, what the responses were, and what the nemesis did."""
 
     target: Target
     port: int
@@ -191,7 +191,7 @@ class Campaign:
             self._until_answered(CLIENTS)
 
     def _until_answered(self, more: int) -> None:
-        """Let so many more operations be answered, if that does not take long."""
+        """Let so many more operations get a response, if that does not take long."""
         wanted, deadline = len(self.answers) + more, time.monotonic() + LEASE
         while len(self.answers) < wanted and time.monotonic() < deadline:
             if self.over.wait(0.01):
@@ -222,7 +222,7 @@ class Campaign:
         caller.close()
 
     def note(self, order: Order, ended: Ended) -> bool:
-        """Remember an answer; whether it is one."""
+        """Remember a response; whether it is one."""
         said = str(ended.status) if ended.status != 201 else "executed"
         self.tell("replayed" if ended.replayed else said)
         assert ended.status in {*TEMPORARY, 201}, (order, ended)
@@ -237,7 +237,7 @@ class Campaign:
             self.told[what] += 1
 
     def assert_recovered(self, ledger: Ledger) -> None:
-        """Nothing is wedged: each key is answered, always the same, and had its effects once."""
+        """Nothing is wedged: each key has a response, always the same, and had its effects once."""
         with ThreadPoolExecutor(CLIENTS) as threads:
             list(threads.map(self._complete, self.orders))
         for order, work in self.orders.items():
@@ -246,7 +246,7 @@ class Campaign:
             assert len(self.answers[order]) == 1, (self.seed, order, self.answers[order])
 
     def _complete(self, order: Order) -> None:
-        """Send it until it is answered, and then once more: a replay."""
+        """Send it until it gets a response, and then once more: a replay."""
         caller = Caller(self.port, PATIENCE)
         self._answered(order, caller)
         again = self._answered(order, caller)

@@ -28,7 +28,7 @@ LOOK = 0.02  # seconds between two looks at who is dead
 
 
 def serve(listener: socket.socket, handler: WSGIHandler) -> None:
-    """Answer whatever comes, each connection in a thread of its own."""
+    """Serve whatever comes, each connection in a thread of its own."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     host, port = listener.getsockname()
     server = ThreadedWSGIServer((host, port), WSGIRequestHandler, bind_and_activate=False)
@@ -41,7 +41,7 @@ def serve(listener: socket.socket, handler: WSGIHandler) -> None:
 
 
 class Workers:
-    """The processes that answer, each of which is replaced when it dies.
+    """The processes that serve, each of which is replaced when it dies.
 
     Only their parent sends them signals: it alone knows whose number is whose.
     """

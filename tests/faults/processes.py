@@ -35,7 +35,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a request ended: with a signal to its process, or with an answer."""
+    """How a request ended: with a signal to its process, or with a response."""
 
     signal: int = 0
     status: int = 0
@@ -68,7 +68,7 @@ Workers = Callable[[Mapping[str, str]], Forks]
 
 
 class Site:
-    """Answers HTTP, each connection in a thread of its own."""
+    """Serves HTTP, each connection in a thread of its own."""
 
     def __init__(self, process: subprocess.Popen[str], port: int) -> None:
         self.pid = process.pid
@@ -79,7 +79,7 @@ class Site:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
 
     def send(self, order: Order, connection: http.client.HTTPConnection | None = None) -> Ended:
-        """The answer, over a connection of its own where none is given.
+        """The response, over a connection of its own where none is given.
 
         Raises:
             OSError: the site is not there.
@@ -139,7 +139,7 @@ def workers(url: str, ledger: str, log: Path) -> Iterator[Workers]:
 
 @contextmanager
 def site(url: str, ledger: str, log: Path, **environment: str) -> Iterator[Site]:
-    """The same for a process that answers HTTP."""
+    """The same for a process that serves HTTP."""
     with _worker("serve", url, ledger, log, environment) as process:
         yield Site(process, int(_line(process)))
 

@@ -1,4 +1,4 @@
-"""What must hold after a fault, whatever it was: one effect, one answer, and no key that is stuck.
+"""What must hold after any fault: one effect, one response, and no key that is stuck.
 
 Asserted for many operations at a time, so that their leases end together.
 """
@@ -122,7 +122,7 @@ class Bank:
             assert row.left <= LEASE
 
     def assert_retried_at_once(self, mode: Mode, order: Order) -> None:
-        """A retry is answered, or told to wait as long as a dead owner's lease lasts."""
+        """A retry gets a response, or is told to wait as long as a dead owner's lease lasts."""
         ended = self.forks.send(order)
         allowed = {201} if mode.transactional else {201, 409}
         assert ended.status in allowed, ended
@@ -132,9 +132,9 @@ class Bank:
             assert row.status == "in_progress"
 
     def assert_recovered(self, mode: Mode, order: Order) -> Ended:
-        """The very next retry is answered, the one after it is a replay; all was done once.
+        """The very next retry gets a response, the one after it is a replay; all was done once.
 
-        To be called when the leases are over. Returns the answer.
+        To be called when the leases are over. Returns the response.
         """
         first, second = self.forks.send(order), self.forks.send(order)
         assert (first.status, second.status) == (201, 201), (first, second)

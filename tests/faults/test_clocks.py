@@ -168,11 +168,11 @@ def claimed_at(at: Place, key: str) -> float:
 
 
 def test_life_is_not_shortened(at: Place, pair: list[Worker]) -> None:
-    """What one has answered lives as long as it should for the other, purges included."""
+    """What one has stored lives as long as it should for the other, purges included."""
     key = new_key()
     assert pair[0].do("post", at.path, key)["status"] == 201
     age, _, life = times(at, key)
-    assert TTL - 0.01 <= life <= TTL + age  # from the claim, or from the answer
+    assert TTL - 0.01 <= life <= TTL + age  # from the claim, or from the response
     for each in pair:
         said = each.do("command", "purge_idempotency_keys", "--verbosity", "1")
         assert "Purged 0 " in said["said"] or "Nothing to purge" in said["said"]

@@ -35,9 +35,9 @@ COMMITS = {
     ONE_BY_ONE: 1,
     DRF: 1,
     TRANSACTIONAL_REQUEST: 1,
-    LEASED: 4,  # the claim, the step, the atomic block, the answer
+    LEASED: 4,  # the claim, the step, the atomic block, the response
     WITHIN_REQUEST: 2,  # the claim, the request
-    STEPPED: 5,  # the claim, three steps, the answer
+    STEPPED: 5,  # the claim, three steps, the response
     STEPPED_ONE_BY_ONE: 5,
 }
 """How many there are in an execution."""
@@ -65,7 +65,7 @@ def bank(mode: Mode, with_environment: Workers, state: State, ledger: Ledger, sh
 
 @pytest.mark.parametrize("mode", [LEASED, STEPPED], ids=str)
 def test_answer_that_cannot_be_stored(bank: Bank, proxy: Proxy, mode: Mode) -> None:
-    """Where the database is away from the moment at which an answer is to be stored, and for longer
+    """The database is away from the moment at which a response is to be stored, and for longer
     than the lease, the client is told what was done; a retry resumes it and is told the same.
     """
     order = Order(mode.path)

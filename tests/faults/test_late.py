@@ -51,7 +51,7 @@ def workers(at: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[lis
 def late_and_successor(
     workers: list[Worker], path: str, fault: str, key: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The answers to a client whose worker is paused at that moment, and to one who retried."""
+    """The responses to a client whose worker is paused at that moment, and to one who retried."""
     late, other = workers
     late.begin("post", path, key, fault)
     late.tells("reached")
@@ -62,7 +62,7 @@ def late_and_successor(
 
 
 def assert_superseded(late: dict[str, Any], successor: dict[str, Any]) -> None:
-    """The late one's client was given the successor's answer."""
+    """The late one's client was given the successor's response."""
     assert successor["status"] == late["status"] == 201, (late, successor)
     assert (successor["replayed"], late["replayed"]) == (False, True)
     assert late["body"] == successor["body"]

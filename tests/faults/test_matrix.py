@@ -1,7 +1,7 @@
 """A process is killed at every boundary between two statements, and what it did is retried.
 
 Without a step, a leased operation cannot promise one database effect: between the commit of an
-effect and that of the answer its process may die, and the retry does it again. So the effects are
+effect and that of the response its process may die, and the retry does it again. So the effects are
 where the promise holds: in the claim's own transaction, in steps, or, under ``ATOMIC_REQUESTS``, in
 the transaction that the answer is in. What stands in ``request.idempotency.atomic()`` alone is of a
 kind that may be done twice.

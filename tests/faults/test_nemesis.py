@@ -233,7 +233,7 @@ def test_nemesis(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """However often workers are killed or paused, wires cut and servers restarted, and however
-    clients retry: each key has its effects once, one answer, and is not wedged.
+    clients retry: each key has its effects once, one response, and is not wedged.
     """
     needed = NEEDS.get(name, name)
     if needed and needed not in os.environ["TEST_DATABASES"].split(","):

@@ -57,7 +57,7 @@ def test_duplicates_through_a_pool(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Of duplicates at once, through few connections, one is executed; the others receive its
-    answer, or are told to come back, and receive it then. None fails.
+    response, or are told to come back, and receive it then. None fails.
     """
     told: Counter[str] = Counter()
     for _ in range(keys):
@@ -112,7 +112,7 @@ def test_crash_behind_a_pool(
 
 
 def _send_at_once(sites: list[Site], order: Order) -> list[Ended]:
-    """The answers to as many duplicates, released together, over a connection each."""
+    """The responses to as many duplicates, released together, over a connection each."""
     barrier = threading.Barrier(DUPLICATES, timeout=PATIENCE)
 
     def send(number: int) -> Ended:

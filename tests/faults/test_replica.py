@@ -78,7 +78,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_retry_is_replayed_at_once(site: Site, path: str) -> None:
-    """The retry is answered from the primary, while the replica knows nothing of the first."""
+    """The retry is served by the primary, while the replica knows nothing of the first."""
     key, [one, other] = new_key(), site.workers
     first = one.do("post", path, key)
     assert (first["status"], first["replayed"]) == (201, False), first
@@ -95,7 +95,7 @@ def test_retry_is_replayed_at_once(site: Site, path: str) -> None:
 def test_duplicates_have_one_effect(
     site: Site, path: str, rounds: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Simultaneous duplicates in two processes have one effect, and all end in its answer."""
+    """Simultaneous duplicates in two processes have one effect, and all end in its response."""
     keys = [new_key() for _ in range(rounds)]
     said: list[int] = []
     for key in keys:
@@ -122,7 +122,7 @@ def test_steps_are_resumed(site: Site) -> None:
 
 
 def test_running_operation_is_seen(site: Site) -> None:
-    """A duplicate of what is running is told so, and is answered when it has ended."""
+    """A duplicate of what is running is told so, and gets its response when it has ended."""
     key, [one, other] = new_key(), site.workers
     one.begin("post", "/leased/atomic/", key, "wait:handler")
     one.tells("reached")

@@ -41,7 +41,7 @@ SITES = {
 """By whether they have ATOMIC_REQUESTS: what is asked of them."""
 CLIENTS = 4  # of each site
 BETWEEN = 40
-"""Operations that are answered before the server crashes again."""
+"""Operations that get a response before the server crashes again."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def server(postgres_wanted: None) -> Iterator[Restartable]:
 
 
 class Load:
-    """Clients that send one operation after the other, each until it is answered."""
+    """Clients that send one operation after the other, each until it gets a response."""
 
     def __init__(self) -> None:
         self.answers: dict[Order, tuple[Mode, Ended]] = {}
@@ -79,7 +79,7 @@ class Load:
                     self._changed.notify_all()
 
     def wait_for(self, answers: int) -> None:
-        """Return when that many more operations have been answered."""
+        """Return when that many more operations have got a response."""
         with self._changed:
             wanted = len(self.answers) + answers
             assert self._changed.wait_for(lambda: len(self.answers) >= wanted, PATIENCE * 2)
@@ -101,7 +101,7 @@ def test_postgres_crashes_under_load(
     log: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Every operation is done once and answered, with the answer that is stored, however often the
+    """Every operation is done once and gets the response that is stored, however often the
     server crashes meanwhile; until then its client is told to come back.
     """
     load = Load()
@@ -129,7 +129,7 @@ def test_postgres_crashes_under_load(
 def _assert_answers_are_stored(server: Restartable, ledger: Ledger, log: Path, load: Load) -> None:
     """What a client was told is what a retry is told, and what is stored.
 
-    An answer that could not be stored before its lease was over, which is logged, is made again of
+    A response that could not be stored before its lease was over, which is logged, is made again of
     the same steps.
     """
     with (

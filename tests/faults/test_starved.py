@@ -56,7 +56,7 @@ def healthy(at: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[lis
 
 
 def assert_superseded(at: Place, late: dict[str, Any], successor: dict[str, Any], key: str) -> None:
-    """The late owner changed nothing, and its client got the successor's answer."""
+    """The late owner changed nothing, and its client got the successor's response."""
     assert not any(late["seen"].values()), late["seen"]
     assert (successor["status"], successor["replayed"]) == (201, False)
     assert (late["status"], late["replayed"], late["body"]) == (201, True, successor["body"])

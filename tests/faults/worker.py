@@ -3,7 +3,7 @@
 ``fork`` executes each order that comes in as a line of JSON in a process of its own, made from this
 one, which has everything loaded and nothing opened, as it says first; it says in a line of JSON how
 that ended.
-``serve`` answers HTTP on a free port, which it prints. Both end with their standard input.
+``serve`` serves HTTP on a free port, which it prints. Both end with their standard input.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ORDER = {"path": "/drf/", "fails": False, "strike": None}
 
 
 def execute(order: dict[str, Any]) -> dict[str, Any]:
-    """Answer one request, the way a server does."""
+    """Serve one request, the way a server does."""
     boundaries.strike = Strike(**order["strike"]) if order["strike"] else None
     request = RequestFactory().post(
         order["path"],
@@ -60,7 +60,7 @@ def _handler() -> WSGIHandler:
 
 
 def execute_forked(order: dict[str, Any]) -> dict[str, Any]:
-    """The same in a new process, with the signal that ended it instead of an answer, or none."""
+    """The same in a new process, with the signal that ended it instead of a response, or none."""
     reader, writer = os.pipe()
     process = os.fork()
     if process == 0:
@@ -101,7 +101,7 @@ def _warm_up() -> None:
 
 
 def serve() -> None:
-    """Answer HTTP."""
+    """Serve HTTP."""
     server = Server(("127.0.0.1", 0), WSGIRequestHandler)
     server.set_app(_handler())
     threading.Thread(target=server.serve_forever, daemon=True).start()

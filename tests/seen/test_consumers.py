@@ -285,7 +285,7 @@ def test_store_out_of_reach(using: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_any_verdicts(using: str) -> None:
-    """Whatever a filter answers to whatever is delivered, each event has one effect."""
+    """Whatever a filter says of whatever is delivered, each event has one effect."""
     deliveries = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5), max_size=6)
 
     class Moody(SeenFilter):

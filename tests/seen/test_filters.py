@@ -208,7 +208,7 @@ class TestFaults:
 
     @pytest.mark.parametrize("answers", [None, [], [False], [False] * 3, 7])
     def test_another_number(self, answers: Any, caplog: pytest.LogCaptureFixture) -> None:
-        """Answers that are not one for each id are a fault: each of them may be there."""
+        """Results that are not one for each id are a fault: each of them may be there."""
         wrong = Saying(False)
         wrong.contains = lambda ids: answers  # type: ignore[method-assign]
         with caplog.at_level(logging.WARNING):

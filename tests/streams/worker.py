@@ -1,4 +1,4 @@
-"""A process that reads streams: one order on each line of its input, one answer to each.
+"""A process that reads streams: one order on each line of its input, one reply to each.
 
 An order to ``read`` claims a stream, if need be, and handles offsets. It may name a moment at which
 the process stops itself, as if the machine had fallen asleep. An order to ``fall`` has the same

@@ -35,7 +35,7 @@ class Site:
         self._master = master
 
     def deliver(self, message_id: str, body: bytes, **headers: str) -> int:
-        """The status; 0 where no answer came."""
+        """The status; 0 where no response came."""
         signed = verifier.sign(body, message_id=message_id)
         return self.post(body, {"Content-Type": "application/json", **signed, **headers})
 
@@ -61,7 +61,7 @@ class Site:
             connection.close()
 
     def until_answered(self, message_id: str, body: bytes) -> list[int]:
-        """Deliver as senders do, until it is answered with 2xx; the statuses."""
+        """Deliver as senders do, until it gets a 2xx; the statuses."""
         statuses = [self.deliver(message_id, body)]
         while not 200 <= statuses[-1] < 300:
             statuses.append(self.deliver(message_id, body))

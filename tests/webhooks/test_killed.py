@@ -1,4 +1,4 @@
-"""Processes that are killed: what was answered is handled, and has one effect."""
+"""Processes that are killed: what was acknowledged is handled, and has one effect."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_at_every_moment(name: str, tmp_path: Path) -> None:
 
 
 def test_chunked(tmp_path: Path) -> None:
-    """A real server is sent chunks: the answer says so, and does not speak of signatures."""
+    """A real server is sent chunks: the response says so, and does not speak of signatures."""
     name = next(iter(settings.ALIASES))
     with site(name, tmp_path / "struck") as at:
         status, problem = at.deliver_in_chunks("m-1", body_of())

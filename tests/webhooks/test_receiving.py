@@ -1,4 +1,4 @@
-"""Receiving: what is verified is committed before the answer; nothing else is stored, ever."""
+"""Receiving: what is verified is committed before the response; nothing else is stored, ever."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 
 def test_stored(inbox: Inbox) -> None:
-    """A delivery is stored as it came, without credentials, and answered with 200."""
+    """A delivery is stored as it came, without credentials, and gets 200."""
     secret = {"Cookie": "sessionid=1", "Authorization": "Basic x", "X-Other": "é"}
     body = body_of(n=7, group="g")
     response = deliver(Hook, "m-1", body, headers=secret)

@@ -1,6 +1,6 @@
 """The operations, each in the mode that it is named after.
 
-All of them do something in the database and something at the ledger, and answer with both.
+All of them do something in the database and something at the ledger, and respond with both.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def fail_if_asked(request: Any) -> None:
 
 @idempotent(mode="transactional")
 def transactional(request: HttpRequest) -> JsonResponse:
-    """The effect is in the transaction that the claim and the answer are in."""
+    """The effect is in the transaction that the claim and the response are in."""
     reference = reference_of(request)
     charge = make(reference, "charge")
     entry = enter(request.idempotency.derive_key("entry"), reference)
@@ -85,7 +85,7 @@ def leased(request: HttpRequest) -> JsonResponse:
 
 @idempotent(mode="leased")
 def within_request(request: HttpRequest) -> JsonResponse:
-    """The effect is in the request's transaction, and so is the answer: for ATOMIC_REQUESTS."""
+    """The effect is in the request's transaction, and so is the response: for ATOMIC_REQUESTS."""
     reference = reference_of(request)
     charge = make(reference, "charge")
     entry = enter(request.idempotency.derive_key("entry"), reference)
