@@ -622,6 +622,25 @@ class TestLockedOut:
         assert said("W031") == []
 
 
+class TestNoRoute:
+    """W071: a prefix or namespace that protects nothing."""
+
+    @pytest.mark.parametrize("chosen", ["/apii/", "shopp"])
+    def test_warned(self, found: Any, settings: Any, chosen: str) -> None:
+        """A misspelt name would leave its views unprotected, so it is reported."""
+        settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": ["/api/", chosen]}
+        found(path("api/x/", view()))
+        [message] = said("W071")
+        assert repr(chosen) in message.msg
+
+    @pytest.mark.parametrize("chosen", ["/api/", "/api/x/", "/", "shop"])
+    def test_known(self, found: Any, settings: Any, chosen: str) -> None:
+        """A prefix of a route and the namespace of an include are fine."""
+        settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": [chosen]}
+        found(path("api/x/", view()), path("s/", include(([path("y/", view())], "shop"))))
+        assert said("W071") == []
+
+
 class TestContradictions:
     """``@idempotent`` and ``@idempotency_exempt`` on one view."""
 

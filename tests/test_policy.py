@@ -316,11 +316,11 @@ def test_project_policy_with_unknown_fields(setting: Any, named: str, offered: s
     [
         (API, {"ttl": timedelta(hours=24)}),
         (WEBHOOK, {"ttl": timedelta(days=7)}),
-        (PAYMENT, {"ttl": timedelta(days=30), "required": True}),
+        (PAYMENT, {"ttl": timedelta(days=30), "required": True, "mode": "leased"}),
     ],
 )
 def test_presets(preset: Policy, expected: dict[str, Any]) -> None:
-    """A preset sets a lifetime, and leaves the rest to the project."""
+    """A preset sets a lifetime and, for payments, what they need; the rest is the project's."""
     assert given_fields(preset) == expected
 
 

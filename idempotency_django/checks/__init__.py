@@ -47,6 +47,7 @@ id                                     problem
 ``idempotency_django.E060``            a view has a policy, but no protection
 ``idempotency_django.W061``            a Celery task has a policy or key, but not our base class
 ``idempotency_django.W070``            Celery deduplicates messages before its tasks see them
+``idempotency_django.W071``            ``MIDDLEWARE_PROTECTS`` names no route or namespace
 =====================================  =========================================================
 """
 

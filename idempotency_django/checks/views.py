@@ -16,6 +16,7 @@ from django.core.checks import (
 )
 
 from ..conf import conf, did_you_mean
+from ..http.routes import is_named
 from ..http.unwrapping import (
     EXEMPT,
     INBOX,
@@ -36,7 +37,7 @@ from ..http.unwrapping import (
 from ..http.wrapping import HOOKS, misplaced_mixin
 from ..policy import UNSET, Policy
 from .configuration import PROJECT, check_policy, each_once, listed, promise, tried
-from .inventory import NOT_ENFORCED, Endpoint, endpoints
+from .inventory import NOT_ENFORCED, Endpoint, endpoints, routes
 
 _FORMS_WITHOUT_KEYS: Final = ("django.contrib.admin", "django.contrib.auth")
 """Packages of Django whose own forms send no key."""
@@ -69,12 +70,26 @@ def _of_endpoints() -> Iterator[CheckMessage]:
     everything = list(endpoints())
     yield from _frameworks(everything)
     yield from _locked_out(everything)
+    yield from _names_no_route()
     reported: set[tuple[int, str]] = set()  # a view may have many routes, and no hash
     for endpoint in everything:
         for message in _check_endpoint(endpoint):
             if (id(endpoint.view), message.msg) not in reported:
                 reported.add((id(endpoint.view), message.msg))
                 yield message
+
+
+def _names_no_route() -> Iterator[CheckMessage]:
+    """Parts of ``MIDDLEWARE_PROTECTS`` that protect nothing, such as a misspelt prefix."""
+    chosen, known = conf.middleware_protects, list(routes())
+    for each in () if isinstance(chosen, str) else chosen:
+        if not any(is_named(each, route.readable, route.namespaces) for route in known):
+            yield Warning(
+                f"IDEMPOTENCY['MIDDLEWARE_PROTECTS'] has {each!r}, which no route begins with and "
+                "no URL namespace is called, so it protects no view.",
+                hint="Write a prefix such as '/api/', or the namespace of an include().",
+                id="idempotency_django.W071",
+            )
 
 
 def _frameworks(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:

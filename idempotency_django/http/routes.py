@@ -45,10 +45,14 @@ def is_covered(path: str, namespaces: Sequence[str]) -> bool:
     chosen = conf.middleware_protects
     if isinstance(chosen, str):
         return chosen == ALL_UNSAFE
-    within = f":{':'.join(namespaces)}:"
-    return any(
-        path.startswith(each) if each.startswith("/") else f":{each}:" in within for each in chosen
-    )
+    return any(is_named(each, path, namespaces) for each in chosen)
+
+
+def is_named(chosen: str, path: str, namespaces: Sequence[str]) -> bool:
+    """Whether a path prefix or a URL namespace names a view; see :func:`is_covered`."""
+    if chosen.startswith("/"):
+        return path.startswith(chosen)
+    return f":{chosen}:" in f":{':'.join(namespaces)}:"
 
 
 def _without_groups(route: str) -> str:
