@@ -81,5 +81,5 @@ def test_short_name_in_a_topic() -> None:
 
 def test_unknown_short_name() -> None:
     """A name that is none is refused, with the one that was meant."""
-    with pytest.raises(ImproperlyConfigured, match=r"BACKEND 'rabitmq'.*'rabbitmq'"):
-        Topic(name="orders", backend="rabitmq").publisher()
+    with pytest.raises(ImproperlyConfigured, match=r"BACKEND 'komboo'.*'kombu'"):
+        Topic(name="orders", backend="komboo").publisher()

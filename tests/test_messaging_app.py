@@ -99,6 +99,6 @@ def test_consumers_without_the_app() -> None:
         "settings.configure(INSTALLED_APPS=['idempotency_django'])\n"
         "django.setup()\n"
         "from idempotency_django.contrib.messaging.brokers import http, kafka, local\n"
-        "from idempotency_django.contrib.messaging.brokers import rabbitmq, sqs\n"
+        "from idempotency_django.contrib.messaging.brokers import kombu\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, timeout=60)

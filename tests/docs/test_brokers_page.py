@@ -1,17 +1,15 @@
-"""The page on brokers has each option of each publisher and transport."""
+"""The page on brokers has each option of each publisher."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import pytest
 
-from idempotency_django.contrib.messaging import ConsumerOptions
-from idempotency_django.contrib.messaging.brokers import celery, http, kafka, local, rabbitmq, sqs
+from idempotency_django.contrib.messaging.brokers import celery, http, kafka, kombu, local
 from tests.docs.examples import ROOT
 
 PAGE = ROOT / "docs" / "messages" / "brokers.md"
@@ -34,12 +32,8 @@ def keywords(function: Callable[..., Any]) -> list[str]:
 @pytest.mark.parametrize(
     ("heading", "table", "function"),
     [
-        ("RabbitMQ", "Options of the publisher", rabbitmq.KombuPublisher),
-        ("RabbitMQ", "Options of the transport", rabbitmq.run_consumer),
+        ("RabbitMQ, Redis and SQS", "Options of the publisher", kombu.KombuPublisher),
         ("Kafka", "Options of the publisher", kafka.KafkaPublisher),
-        ("Kafka", "Options of the transport", kafka.run_consumer),
-        ("SQS", "Options of the publisher", sqs.SqsPublisher),
-        ("SQS", "Options of the transport", sqs.run_consumer),
         ("Webhooks by HTTP", "Options of the publisher", http.HttpPublisher),
         ("Celery", "Options of the publisher", celery.CeleryPublisher),
         ("Local, without a broker", "Options of the publisher", local.LocalPublisher),
@@ -48,9 +42,3 @@ def keywords(function: Callable[..., Any]) -> list[str]:
 def test_options(heading: str, table: str, function: Callable[..., Any]) -> None:
     """None is missing, and none is made up."""
     assert sorted(options(heading, table)) == sorted(keywords(function))
-
-
-def test_options_of_all_transports() -> None:
-    """The same for what they have in common."""
-    documented = options("Run a consumer", "Options of all transports")
-    assert documented == [each.name for each in fields(ConsumerOptions)]

@@ -10,8 +10,8 @@ from typing import Any
 
 from idempotency_django.conf import Settings
 from idempotency_django.contrib.cached import CachedStore
-from idempotency_django.contrib.messaging import ConsumerOptions, WebhookReceiver, consumers
-from idempotency_django.contrib.messaging.brokers import celery, http, kafka, rabbitmq, sqs
+from idempotency_django.contrib.messaging import WebhookReceiver, consumers
+from idempotency_django.contrib.messaging.brokers import celery, http, kafka, kombu
 from idempotency_django.contrib.messaging.inbox import processing
 from idempotency_django.contrib.messaging.inbox.verifiers import TOLERANCE
 from idempotency_django.contrib.messaging.models import MessageState
@@ -27,8 +27,7 @@ PUBLISHERS = (
     celery.CeleryPublisher,
     http.HttpPublisher,
     kafka.KafkaPublisher,
-    rabbitmq.KombuPublisher,
-    sqs.SqsPublisher,
+    kombu.KombuPublisher,
 )
 
 
@@ -64,8 +63,6 @@ def defaults() -> Iterator[tuple[str, Any]]:
     yield "`window`, `publish()`", publishing.WINDOW
     yield "`--lease`, `relay_outbox`", relay.LEASE
     yield "`--poll`, relay and inbox", relay.POLL
-    yield "`visibility`, SQS", default(sqs.run_consumer, "visibility")
-    yield "`handler_timeout`, broker", ConsumerOptions().handler_timeout
     yield "`timeout`, publisher", default(http.HttpPublisher, "timeout")
     yield "`max_age`, `CachedStore`", default(CachedStore, "max_age")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-import boto3
 import kombu
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
@@ -20,7 +18,7 @@ from idempotency_django.contrib.messaging import Event, Publisher
 from idempotency_django.contrib.messaging.outbox.topics import Topic
 from tests.kafka import bootstrap, make_topic
 from tests.servers import Server
-from tests.sqs import client_options, make_queue
+from tests.sqs import kombu_url, make_queue
 
 PUBLISHERS = "idempotency_django.contrib.messaging.brokers"
 PATIENCE = 30  # seconds
@@ -61,27 +59,30 @@ class Broker:
 
 
 @contextmanager
-def kombu_broker(server: Server) -> Iterator[Broker]:
-    """RabbitMQ or Valkey, by kombu."""
-    name = f"orders-{uuid.uuid4().hex}"
-    with kombu.Connection(server.url) as connection:
-        arguments = {"x-queue-type": "quorum"} if server.url.startswith("amqp") else {}
+def kombu_broker(server: Server, suffix: str = "") -> Iterator[Broker]:
+    """RabbitMQ, Valkey or SQS, by kombu; there, a suffix of ".fifo" makes a FIFO queue."""
+    name, options, url = f"orders-{uuid.uuid4().hex}{suffix}", dict[str, Any](), server.url
+    if server.url.startswith("sqs"):
+        options, url = {"region": "eu-central-1", "wait_time_seconds": 1}, kombu_url(server)
+        make_queue(server, name)
+    with kombu.Connection(url, transport_options=options) as connection:
+        arguments = {"x-queue-type": "quorum"} if url.startswith("amqp") else {}
         channel = connection.channel()
         queue = kombu.Queue(name, queue_arguments=arguments)(channel)
         queue.declare()
 
         def receive() -> list[Event]:
-            message = queue.get(no_ack=True)
+            message = queue.get()
             if message is None:
                 return []
+            message.ack()
             assert message.properties["delivery_mode"] == 2
             event = binary(message.headers, "cloudEvents_", message.content_type, message.body)
             assert message.properties["message_id"] == event.id
             return [event]
 
-        yield Broker(
-            f"{PUBLISHERS}.rabbitmq.KombuPublisher", {"url": server.url, "queue": name}, receive
-        )
+        given = {"url": url, "queue": name, "connection": {"transport_options": options}}
+        yield Broker(f"{PUBLISHERS}.kombu.KombuPublisher", given, receive)
         queue.delete()
 
 
@@ -106,28 +107,6 @@ def kafka_broker(server: Server) -> Iterator[Broker]:
     config = {"bootstrap.servers": bootstrap(server)}
     yield Broker(f"{PUBLISHERS}.kafka.KafkaPublisher", {"config": config, "topic": name}, receive)
     consumer.close()
-
-
-@contextmanager
-def sqs_broker(server: Server, suffix: str = "") -> Iterator[Broker]:
-    """SQS; a suffix of ".fifo" makes it a FIFO queue."""
-    url = make_queue(server, f"orders-{uuid.uuid4().hex}{suffix}")
-    client = boto3.client("sqs", **client_options(server))
-
-    def receive() -> list[Event]:
-        answer = client.receive_message(
-            QueueUrl=url, MaxNumberOfMessages=10, MessageSystemAttributeNames=["All"]
-        )
-        messages = answer.get("Messages", ())
-        for message in messages:
-            client.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
-            for name in ("MessageGroupId", "MessageDeduplicationId"):  # moto takes any
-                assert re.fullmatch(r"[!-~]{1,128}", message["Attributes"].get(name, "none"))
-        return [Event.from_json(message["Body"]) for message in messages]
-
-    options = {"url": url, "client": client_options(server)}
-    yield Broker(f"{PUBLISHERS}.sqs.SqsPublisher", options, receive)
-    client.close()
 
 
 def binary(headers: Mapping[str, str], prefix: str, content_type: str, body: Any) -> Event:

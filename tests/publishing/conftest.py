@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from .brokers import Broker, kafka_broker, kombu_broker, sqs_broker
+from .brokers import Broker, kafka_broker, kombu_broker
 
 BROKERS = ("rabbitmq", "redis", "kafka", "sqs", "sqs.fifo")
 
@@ -16,7 +16,7 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
     if kind == "kafka":
         made = kafka_broker(request.getfixturevalue("kafka"))
     elif kind.startswith("sqs"):
-        made = sqs_broker(request.getfixturevalue("sqs_server"), kind.removeprefix("sqs"))
+        made = kombu_broker(request.getfixturevalue("sqs_server"), kind.removeprefix("sqs"))
     else:
         server = "rabbit" if kind == "rabbitmq" else "redis_server"
         made = kombu_broker(request.getfixturevalue(server))

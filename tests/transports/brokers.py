@@ -1,4 +1,4 @@
-"""A place at each of the three brokers: what the tests publish to it, and what is left there."""
+"""A place at each of the brokers: what the tests publish to it, and what is left there."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any, ClassVar
 
 import amqp
 import boto3
 import confluent_kafka
 import kombu
+import redis
 from confluent_kafka import TopicPartition
 
 from idempotency_django.contrib.messaging import Consumer, Event
-from idempotency_django.contrib.messaging.brokers import kafka, rabbitmq, sqs
+from idempotency_django.contrib.messaging.brokers.kafka import KafkaSource
+from idempotency_django.contrib.messaging.brokers.kombu import KombuSource
+from idempotency_django.contrib.messaging.brokers.loop import ConsumerLoop, Source
 from tests.kafka import bootstrap, make_topic
 from tests.servers import Server
-from tests.sqs import client_options, make_queue
+from tests.sqs import client_options, kombu_url, make_queue
 
-PATIENCE = 25  # seconds
+PATIENCE = 60  # seconds
 
 
-def await_that(condition: Callable[[], bool]) -> None:
+def await_that(condition: Callable[[], bool], patience: float = PATIENCE) -> None:
     """Return when it is true."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < deadline, "it took too long"
         time.sleep(0.02)
@@ -40,12 +42,14 @@ class Broker(ABC):
 
     Attributes:
         place: where the messages are.
-        quick: options with which nothing takes long.
+        url: what ``run_consumer`` gets.
+        options: its further options.
     """
 
-    transport: ClassVar[str]
+    name: ClassVar[str]
     place: str
-    quick: Mapping[str, Any]
+    url: str
+    options: Mapping[str, Any]
 
     @abstractmethod
     def publish(self, *events: Event | bytes) -> None:
@@ -59,25 +63,25 @@ class Broker(ABC):
     def left(self) -> int:
         """How many messages are not acknowledged; asked once nobody reads from the place."""
 
-    @abstractmethod
-    def dead(self) -> list[bytes]:
-        """The messages that the broker keeps because they could not be handled."""
+    def source(self) -> Source:
+        """What the loop reads from."""
+        return KombuSource(self.url, self.place, self.options)
 
-    @abstractmethod
-    def run(self, consumer: Consumer, **options: Any) -> None:
-        """Run the transport."""
+    def run(self, consumer: Consumer, stop: threading.Event, **options: Any) -> None:
+        """Run the loop."""
+        ConsumerLoop(consumer, self.source(), stop, **options).run()
 
     def close(self) -> None:
         """Leave nothing behind."""
 
     @contextmanager
     def running(self, consumer: Consumer, **options: Any) -> Iterator[Running]:
-        """Run the transport in a thread, for as long as the block lasts."""
+        """Run the loop in a thread, for as long as the block lasts."""
         running = Running()
 
         def run() -> None:
             try:
-                self.run(consumer, **{**self.quick, "stop": running.stop, **options})
+                self.run(consumer, running.stop, **options)
             except BaseException as error:  # noqa: BLE001  # the test looks at it
                 running.error = error
             finally:
@@ -93,7 +97,7 @@ class Broker(ABC):
         assert not thread.is_alive()
 
     def drain(self, consumer: Consumer, until: Callable[[], bool], **options: Any) -> None:
-        """Run the transport until something is true."""
+        """Run the loop until something is true."""
         with self.running(consumer, **options) as running:
             await_that(lambda: running.ended.is_set() or until())
         if running.error is not None:
@@ -101,7 +105,7 @@ class Broker(ABC):
 
 
 class Running:
-    """A transport that runs in a thread."""
+    """A loop that runs in a thread."""
 
     def __init__(self) -> None:
         self.stop = threading.Event()
@@ -112,26 +116,27 @@ class Running:
 class Kafka(Broker):
     """A topic, and a group of its own."""
 
-    transport = "kafka"
+    name = "kafka"
 
     def __init__(self, server: Server, partitions: int = 1) -> None:
         self.place = uuid.uuid4().hex
-        self.dead_letter = f"{self.place}-dead"
+        self.url = server.url
         make_topic(server, self.place, partitions)
-        make_topic(server, self.dead_letter)
         self.partitions = partitions
         self._published = 0
-        self.config = {
-            "bootstrap.servers": bootstrap(server),
+        self.options = {
             "group.id": self.place,
+            "auto.offset.reset": "earliest",
             "session.timeout.ms": 3000,
             "heartbeat.interval.ms": 500,
         }
-        self.quick = {"pause": timedelta(seconds=0.2)}
+        self.config = {"bootstrap.servers": bootstrap(server), **self.options}
         self._producer = confluent_kafka.Producer(
             {"bootstrap.servers": bootstrap(server), "log_level": 0}
         )
-        self._looker = self._client("looker")
+        self._looker = confluent_kafka.Consumer(
+            {**self.config, "enable.auto.commit": False, "log_level": 0}
+        )
 
     def publish(self, *events: Event | bytes) -> None:
         for event in events:
@@ -155,64 +160,36 @@ class Kafka(Broker):
         committed = self._looker.committed(places, timeout=PATIENCE)
         return self._published - sum(max(0, place.offset) for place in committed)
 
-    def dead(self) -> list[bytes]:
-        client = self._client("dead")
-        client.assign([TopicPartition(self.dead_letter, 0, 0)])
-        high = client.get_watermark_offsets(TopicPartition(self.dead_letter, 0), timeout=30)[1]
-        messages = client.consume(high, PATIENCE) if high else []
-        client.close()
-        return [message.value() or b"" for message in messages]
-
-    def run(self, consumer: Consumer, **options: Any) -> None:
-        config = {**self.config, **options.pop("config", {})}
-        kafka.run_consumer(consumer, [self.place], config=config, **options)
+    def source(self) -> Source:
+        return KafkaSource(self.place, self.config)
 
     def close(self) -> None:
         self._looker.close()
 
-    def _client(self, group: str) -> confluent_kafka.Consumer:
-        config = {**self.config, "enable.auto.commit": False, "log_level": 0}
-        if group != "looker":
-            config["group.id"] = f"{self.place}-{group}"
-        return confluent_kafka.Consumer(config)
 
+class Kombu(Broker):
+    """A queue, and how kombu publishes to it."""
 
-class RabbitMQ(Broker):
-    """A quorum queue, which drops what it is told to reject, and a queue of dead letters."""
-
-    transport = "rabbitmq"
-
-    def __init__(self, server: Server, url: str = "") -> None:
-        self.place = uuid.uuid4().hex
-        self.dead_letter = f"{self.place}-dead"
-        self.url = url or server.url
-        self.quick = {"pause": timedelta(seconds=0.2), "heartbeat": timedelta(seconds=4)}
-        self._connection = kombu.Connection(server.url)
+    def __init__(self, url: str, place: str, options: Mapping[str, Any], own: str = "") -> None:
+        self.place = place
+        self.url = url
+        self.options = options
+        self._connection = kombu.Connection(own or url, transport_options=dict(options))
         channel = self._connection.channel()
-        self._dead = kombu.Queue(self.dead_letter)(channel)
-        self._dead.declare()
-        self._queue = kombu.Queue(self.place, queue_arguments={"x-queue-type": "quorum"})(channel)
+        self._queue = kombu.Queue(place, queue_arguments={"x-queue-type": "quorum"})(channel)
         self._queue.declare()
-        self._producer = kombu.Producer(channel, routing_key=self.place)
+        self._producer = kombu.Producer(channel, routing_key=place)
 
     def publish(self, *events: Event | bytes) -> None:
         for event in events:
             body = event if isinstance(event, bytes) else event.to_json().encode()
-            self._producer.publish(
-                body,
-                content_type="application/cloudevents+json",
-                content_encoding="binary",
-            )
-        self._there()
+            self.publish_raw(body, {}, "application/cloudevents+json")
 
     def publish_binary(self, event: Event, **more: str) -> None:
         headers, body = event.to_http()
         content_type = headers.pop("content-type")
         named = {name.replace("ce-", "cloudEvents:"): value for name, value in headers.items()}
-        self._producer.publish(
-            body, headers={**named, **more}, content_type=content_type, content_encoding="binary"
-        )
-        self._there()
+        self.publish_raw(body, {**named, **more}, content_type)
 
     def publish_raw(
         self, body: bytes, headers: Mapping[str, Any], content_type: str, **properties: Any
@@ -227,6 +204,25 @@ class RabbitMQ(Broker):
         )
         self._there()
 
+    def left(self) -> int:
+        return len([*iter(lambda: self._queue.get(no_ack=True), None)])
+
+    def close(self) -> None:
+        self._queue.delete()
+        self._connection.release()
+
+    def _there(self) -> None:
+        """Return when what was published is there."""
+
+
+class RabbitMQ(Kombu):
+    """A quorum queue."""
+
+    name = "rabbitmq"
+
+    def __init__(self, server: Server, url: str = "") -> None:
+        super().__init__(url or server.url, uuid.uuid4().hex, {}, own=server.url)
+
     def publish_frames(self, properties: bytes, body: bytes) -> None:
         """Publish a message with properties of these bytes, which no client would send."""
         channel: Any = self._producer.channel
@@ -235,82 +231,47 @@ class RabbitMQ(Broker):
         channel.basic_publish(message, exchange="", routing_key=self.place)
         self._there()
 
+    def _there(self) -> None:
+        self.ready()  # which is answered after what was published
+
+    def ready(self) -> int:
+        """How many messages nobody has been given yet."""
+        return int(self._queue.queue_declare(passive=True).message_count)
+
+
+class Redis(Kombu):
+    """A list in Valkey."""
+
+    name = "redis"
+
+    def __init__(self, server: Server, visibility: float = 3) -> None:
+        super().__init__(server.url, uuid.uuid4().hex, {"visibility_timeout": visibility})
+        self._client = redis.Redis.from_url(server.url)
+
     def left(self) -> int:
-        return len([*iter(lambda: self._queue.get(no_ack=True), None)])
-
-    def dead(self) -> list[bytes]:
-        return [bytes(message.body) for message in self.dead_messages()]
-
-    def dead_messages(self) -> list[Any]:
-        """The messages in the queue of dead letters, with their headers."""
-        return [*iter(lambda: self._dead.get(no_ack=True), None)]
-
-    def run(self, consumer: Consumer, **options: Any) -> None:
-        rabbitmq.run_consumer(consumer, self.place, url=self.url, **options)
+        held = [json.loads(value) for value in self._client.hvals("unacked")]
+        return super().left() + [routing_key for _, _, routing_key in held].count(self.place)
 
     def close(self) -> None:
-        self._queue.delete()
-        self._dead.delete()
-        self._connection.release()
-
-    def _there(self) -> None:
-        self.ready()  # answered after what was published
-
-    def ready(self, queue: str = "") -> int:
-        """How many messages nobody has been given yet."""
-        asked = self._dead if queue == self.dead_letter else self._queue
-        return int(asked.queue_declare(passive=True).message_count)
+        super().close()
+        self._client.close()
 
 
-class SQS(Broker):
-    """A queue, and the queue to which it gives what was received too often."""
+class SQS(Kombu):
+    """A queue in SQS."""
 
-    transport = "sqs"
+    name = "sqs"
 
-    def __init__(self, server: Server, *, redrive: bool = True, **attributes: str) -> None:
-        name = uuid.uuid4().hex
-        self.client_options = client_options(server)
-        self.client = boto3.client("sqs", **self.client_options)
-        self._dead = make_queue(server, f"{name}-dead")
-        if redrive:
-            target = self._attributes(self._dead)["QueueArn"]
-            policy = {"deadLetterTargetArn": target, "maxReceiveCount": "2"}
-            attributes["RedrivePolicy"] = json.dumps(policy)
-        self.place = make_queue(server, name, **attributes)
-        self.quick = {
-            "pause": timedelta(seconds=0.2),
-            "wait": timedelta(seconds=1),
-            "visibility": timedelta(seconds=3),
-        }
-
-    def publish(self, *events: Event | bytes) -> None:
-        for event in events:
-            body = event if isinstance(event, bytes) else event.to_json().encode()
-            self.client.send_message(QueueUrl=self.place, MessageBody=body.decode())
-
-    def publish_binary(self, event: Event) -> None:
-        headers, body = event.to_http()
-        self.client.send_message(
-            QueueUrl=self.place,
-            MessageBody=body.decode(),
-            MessageAttributes={
-                name: {"DataType": "String", "StringValue": value}
-                for name, value in headers.items()
-            },
-        )
+    def __init__(self, server: Server, suffix: str = "", visibility: int = 3) -> None:
+        self.client = boto3.client("sqs", **client_options(server))
+        place = f"{uuid.uuid4().hex}{suffix}"
+        self._address = make_queue(server, place, VisibilityTimeout=str(visibility))
+        options = {"region": "eu-central-1", "wait_time_seconds": 1, "polling_interval": 0.1}
+        super().__init__(kombu_url(server), place, options)
 
     def left(self) -> int:
-        counts = self._attributes(self.place)
+        counts = self.client.get_queue_attributes(QueueUrl=self._address, AttributeNames=["All"])[
+            "Attributes"
+        ]
         names = ("ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible")
         return sum(int(counts[name]) for name in names)
-
-    def dead(self) -> list[bytes]:
-        answer = self.client.receive_message(QueueUrl=self._dead, MaxNumberOfMessages=10)
-        return [message["Body"].encode() for message in answer.get("Messages", ())]
-
-    def run(self, consumer: Consumer, **options: Any) -> None:
-        sqs.run_consumer(consumer, self.place, client=self.client_options, **options)
-
-    def _attributes(self, url: str) -> dict[str, str]:
-        answer = self.client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])
-        return dict(answer["Attributes"])

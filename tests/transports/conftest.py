@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import pytest
 
+from idempotency_django.backoff import Backoff
+from idempotency_django.contrib.messaging.brokers import loop
 from tests.transports import brokers
 from tests.transports.brokers import Broker
 
-SERVERS = {"kafka": "kafka", "rabbitmq": "rabbit", "sqs": "sqs_server"}
-CLASSES = {"kafka": brokers.Kafka, "rabbitmq": brokers.RabbitMQ, "sqs": brokers.SQS}
+SERVERS = {
+    "kafka": "kafka",
+    "rabbitmq": "rabbit",
+    "redis": "redis_server",
+    "sqs": "sqs_server",
+}
+CLASSES = {
+    "kafka": brokers.Kafka,
+    "rabbitmq": brokers.RabbitMQ,
+    "redis": brokers.Redis,
+    "sqs": brokers.SQS,
+}
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for long."""
+    moment = timedelta(seconds=0.2)
+    monkeypatch.setattr(loop, "BACKOFF", Backoff(moment, moment))
 
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest) -> Iterator[Callable[..., Broker]]:
-    """Makes places at a broker, by the name of its transport."""
+    """Makes places at a broker, by its name."""
     made: list[Broker] = []
 
-    def make(transport: str, **options: object) -> Broker:
-        server = request.getfixturevalue(SERVERS[transport])
-        made.append(CLASSES[transport](server, **options))
+    def make(name: str, **options: object) -> Broker:
+        server = request.getfixturevalue(SERVERS[name])
+        made.append(CLASSES[name](server, **options))
         return made[-1]
 
     yield make

@@ -35,6 +35,8 @@ def book(event: Event, execution: Any) -> None:
     with (folder / "starts").open("a") as starts:
         starts.write(f"{event.id} {os.getpid()}\n")
     Effect.objects.create(reference=event.id)
+    if event.data.get("poison"):
+        raise ValueError("poison")
     strike(event, WITHIN)
     wanted = folder / event.data.get("until", "")
     if started(folder).count(event.id) == 1:  # in the first process only

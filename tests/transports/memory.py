@@ -1,38 +1,31 @@
-"""A broker in memory, whose transport notes what the loop does."""
+"""A broker in memory, whose source notes what the loop does."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from datetime import timedelta
-from typing import ClassVar
+from collections.abc import Callable
+from functools import partial
 
 from idempotency_django.contrib.messaging import Consumer, Event
-from idempotency_django.contrib.messaging.brokers.loop import (
-    ConsumerOptions,
-    Incoming,
-    Loop,
-    Transport,
-)
+from idempotency_django.contrib.messaging.brokers.loop import ConsumerLoop, Incoming
 
 
 class Lost(Exception):
     """The broker is away."""
 
 
-class Memory(Transport):
+class Memory:
     """Delivers messages once, and stops the loop when there are no more.
 
     Attributes:
-        done: what the loop did, in order.
+        done: what the loop did, in order; beats are not noted.
         when: called before something is done, by its name; may raise.
     """
 
-    name: ClassVar[str] = "memory"
-    lost: ClassVar[tuple[type[BaseException], ...]] = (Lost,)
+    place = "memory"
 
-    def __init__(self, *messages: Incoming) -> None:
+    def __init__(self, *messages: tuple[Event | bytes, bool]) -> None:
         self.stop = threading.Event()
         self.waiting = deque(messages)
         self.done: list[str] = []
@@ -40,52 +33,34 @@ class Memory(Transport):
 
     def run(self, consumer: Consumer, **options: object) -> list[str]:
         """Run the loop; what it did."""
-        moment = timedelta(milliseconds=10)
-        settings_ = ConsumerOptions(
-            **{"pause": moment, "longest_pause": moment, "stop": self.stop, **options}
-        )
-        Loop(self, consumer, settings_).run()
+        ConsumerLoop(consumer, self, self.stop, **options).run()
         return self.done
 
-    def note(self, what: str, *messages: Incoming) -> None:
+    def note(self, *what: str) -> None:
         """Note what the loop does."""
-        self.done.append(" ".join([what, *(message.place for message in messages)]))
-        if what in self.when:
-            self.when[what]()
+        self.done.append(" ".join(what))
+        if what[0] in self.when:
+            self.when[what[0]]()
 
     def open(self) -> None:
         self.note("open")
 
-    def validate_dead_letters(self) -> None:
-        """It keeps everything."""
-
-    def fetch(self, limit: int) -> list[Incoming]:
+    def receive(self) -> Incoming | None:
         if not self.waiting:
             self.stop.set()
-        return [self.waiting.popleft() for _ in range(min(limit, len(self.waiting)))]
+            return None
+        event, redelivered = self.waiting.popleft()
+        body = event if isinstance(event, bytes) else event.to_json().encode()
+        place = "?" if isinstance(event, bytes) else event.id
+        return Incoming(place, body, [], redelivered, partial(self.note, "acknowledge", place))
 
-    def beat(self, messages: Sequence[Incoming]) -> None:
-        self.note("beat", *messages)
-
-    def acknowledge(self, messages: Sequence[Incoming]) -> None:
-        if messages:
-            self.note("acknowledge", *messages)
-
-    def postpone(self, message: Incoming, seconds: float) -> None:
-        self.note("postpone", message)
-
-    def reject(self, message: Incoming, error: Exception) -> None:
-        self.note("reject", message)
-
-    def release(self, messages: Sequence[Incoming]) -> None:
-        self.note("release", *messages)
+    def beat(self) -> None:
+        self.when.get("beat", lambda: None)()
 
     def close(self) -> None:
         self.note("close")
 
 
-def message(event: Event | bytes, place: str = "", *, redelivered: bool = False) -> Incoming:
-    """A message, as a transport delivers it."""
-    body = event if isinstance(event, bytes) else event.to_json().encode()
-    place = place or ("?" if isinstance(event, bytes) else event.id)
-    return Incoming(place, body, [], redelivered, (event, place))
+def message(event: Event | bytes, *, redelivered: bool = False) -> tuple[Event | bytes, bool]:
+    """A message, as a source delivers it."""
+    return event, redelivered

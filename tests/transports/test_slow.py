@@ -7,13 +7,13 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
 from idempotency_django.contrib.messaging import Consumer, Event
+from idempotency_django.contrib.messaging.brokers import kombu as by_kombu
 from tests.kafka import kafka as kafka_server
 from tests.kafka import make_topic
 from tests.models import Effect
@@ -21,17 +21,9 @@ from tests.servers import Server, free_port
 from tests.sqs import make_queue
 from tests.sqs import sqs as sqs_server
 
-from .brokers import SQS, Broker, Kafka, RabbitMQ, await_that
+from .brokers import SQS, Kafka, RabbitMQ, await_that
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-SHORT: dict[str, dict[str, Any]] = {
-    "kafka": {"config": {"session.timeout.ms": 2000, "max.poll.interval.ms": 2000}},
-    "rabbitmq": {"heartbeat": timedelta(seconds=3)},
-    "sqs": {"visibility": timedelta(seconds=3)},
-}
-"""The shortest times after which the brokers give a message to somebody else."""
-LONG = {"kafka": 5.0, "rabbitmq": 12.0, "sqs": 5.0}  # seconds, longer than these
 
 
 def paid(number: str) -> Event:
@@ -59,21 +51,46 @@ def booking(calls: list[str], hold: threading.Event | None = None, longest: floa
     return consumer
 
 
-def test_slow_handler(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody else is given a message whose handler takes longer than the broker waits."""
-    calls: list[str] = []
-    consumer = booking(calls, threading.Event(), LONG[broker.transport])
+def test_slow_handler(
+    place: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RabbitMQ hears of a process whose handler takes longer than it waits, and gives its message
+    to nobody else.
+    """
+    monkeypatch.setattr(by_kombu, "_HEARTBEAT", 3)
+    broker, calls = place("rabbitmq"), list[str]()
+    consumer = booking(calls, threading.Event(), 12.0)
     broker.publish(paid("a"))
-    with ExitStack() as stack:
-        loops = [
-            stack.enter_context(broker.running(consumer, **SHORT[broker.transport]))
-            for _ in range(2)
-        ]
+    with broker.running(consumer) as first, broker.running(consumer) as second:
         await_that(lambda: bool(Effect.objects.exists()))
-    assert [loop.error for loop in loops] == [None, None]
+    assert (first.error, second.error) == (None, None)
     assert calls == ["a"]
     assert broker.left() == 0
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("kafka", {}),
+        ("redis", {"visibility": 1}),
+        ("sqs", {"visibility": 1}),
+        ("sqs", {"visibility": 1, "suffix": ".fifo"}),
+    ],
+)
+def test_slower_than_the_broker_waits(place: Any, name: str, short: dict[str, Any]) -> None:
+    """The others give it to another process, which finds that it is being handled: one effect."""
+    broker, calls = place(name, **short), list[str]()
+    if isinstance(broker, Kafka):
+        broker.config |= {"session.timeout.ms": 2000, "max.poll.interval.ms": 2000}
+    consumer = booking(calls, threading.Event(), 6.0)
+    broker.publish(paid("a"))
+    with broker.running(consumer) as first, broker.running(consumer) as second:
+        await_that(lambda: bool(Effect.objects.exists()))
+        broker.publish(paid("b"))
+        await_that(lambda: Effect.objects.count() == 2 and broker.left() == 0)
+    assert (first.error, second.error) == (None, None)
+    assert sorted(Effect.objects.values_list("reference", flat=True)) == ["a", "b"]
 
 
 class Way:
@@ -151,18 +168,18 @@ def test_the_connection_breaks(rabbit: Server, caplog: pytest.LogCaptureFixture)
     broker.close()
 
 
-@pytest.mark.parametrize("transport", ["kafka", "sqs"])
-def test_the_broker_restarts(transport: str) -> None:
+@pytest.mark.parametrize("name", ["kafka", "sqs"])
+def test_the_broker_restarts(name: str) -> None:
     """The servers of Kafka and SQS go, and others come in their place: the loop goes on.
 
     They keep everything in memory, so nothing that was there before can be told of after.
     """
     port, consumer = free_port(), booking([])
-    serve = {"kafka": kafka_server, "sqs": sqs_server}[transport]
+    serve = {"kafka": kafka_server, "sqs": sqs_server}[name]
     with ExitStack() as stack:
         first = stack.enter_context(ExitStack())
         server = first.enter_context(serve(port))
-        broker = Kafka(server) if transport == "kafka" else SQS(server)
+        broker = Kafka(server) if name == "kafka" else SQS(server)
         broker.publish(paid("a"))
         stack.enter_context(broker.running(consumer))
         await_that(lambda: Effect.objects.count() == 1)
@@ -171,7 +188,7 @@ def test_the_broker_restarts(transport: str) -> None:
         if isinstance(broker, Kafka):
             make_topic(server, broker.place)
         else:
-            make_queue(server, broker.place.rpartition("/")[2])
+            make_queue(server, broker.place)
         broker.publish(paid("b"))
         await_that(lambda: Effect.objects.count() == 2)
         broker.close()

@@ -12,10 +12,8 @@ if TYPE_CHECKING:
     from .brokers.celery import CeleryPublisher
     from .brokers.http import Endpoint, HttpPublisher
     from .brokers.kafka import KafkaPublisher
+    from .brokers.kombu import KombuPublisher
     from .brokers.local import LocalPublisher
-    from .brokers.loop import ConsumerOptions
-    from .brokers.rabbitmq import KombuPublisher
-    from .brokers.sqs import SqsPublisher
     from .consumers import Consumer, Duplicate, Failed, Handled
     from .events import Event
     from .inbox.processing import process_due, run_inbox
@@ -43,7 +41,6 @@ __all__ = [
     "BrokerUnavailable",
     "CeleryPublisher",
     "Consumer",
-    "ConsumerOptions",
     "Contents",
     "Deferred",
     "Duplicate",
@@ -68,7 +65,6 @@ __all__ = [
     "Refused",
     "Relay",
     "SeenFilter",
-    "SqsPublisher",
     "StandardWebhooks",
     "Stripe",
     "Verifier",
@@ -97,7 +93,6 @@ __getattr__ = lazily(
         "CONTENT": "outbox",
         "CeleryPublisher": "brokers.celery",
         "Consumer": "consumers",
-        "ConsumerOptions": "brokers.loop",
         "Contents": "inbox.verifiers",
         "Deferred": "brokers.base",
         "Duplicate": "consumers",
@@ -111,7 +106,7 @@ __getattr__ = lazily(
         "HttpPublisher": "brokers.http",
         "InProcessBloom": "seen",
         "KafkaPublisher": "brokers.kafka",
-        "KombuPublisher": "brokers.rabbitmq",
+        "KombuPublisher": "brokers.kombu",
         "LocalPublisher": "brokers.local",
         "Message": "outbox",
         "OutOfOrder": "streams",
@@ -122,7 +117,6 @@ __getattr__ = lazily(
         "Refused": "brokers.base",
         "Relay": "outbox.relay",
         "SeenFilter": "seen",
-        "SqsPublisher": "brokers.sqs",
         "StandardWebhooks": "inbox.verifiers",
         "Stripe": "inbox.verifiers",
         "Verifier": "inbox.verifiers",

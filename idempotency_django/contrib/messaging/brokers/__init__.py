@@ -1,4 +1,4 @@
-"""One module for each broker, with its publisher and its transport, and a table of them."""
+"""One module for each publisher, the loop of ``run_consumer``, and a table of the publishers."""
 
 from __future__ import annotations
 
@@ -6,25 +6,22 @@ from typing import Final, NamedTuple
 
 
 class Broker(NamedTuple):
-    """A broker: the path of its publisher, and the extra with its client library.
+    """A publisher that this package has.
 
     Attributes:
-        publisher: the path of its publisher's class.
+        publisher: the path of its class.
         extra: the extra of this package that its client library comes with.
-        has_consumer: whether the module has a function ``run_consumer()`` as well.
     """
 
     publisher: str
     extra: str = ""
-    has_consumer: bool = False
 
 
 BROKERS: Final = {
     "celery": Broker(f"{__name__}.celery.CeleryPublisher", "celery"),
     "http": Broker(f"{__name__}.http.HttpPublisher", "webhooks"),
-    "kafka": Broker(f"{__name__}.kafka.KafkaPublisher", "kafka", has_consumer=True),
+    "kafka": Broker(f"{__name__}.kafka.KafkaPublisher", "kafka"),
+    "kombu": Broker(f"{__name__}.kombu.KombuPublisher", "rabbitmq"),
     "local": Broker(f"{__name__}.local.LocalPublisher"),
-    "rabbitmq": Broker(f"{__name__}.rabbitmq.KombuPublisher", "rabbitmq", has_consumer=True),
-    "sqs": Broker(f"{__name__}.sqs.SqsPublisher", "sqs", has_consumer=True),
 }
-"""The brokers that this package knows, by the names that ``BACKEND`` and ``--transport`` take."""
+"""The publishers of this package, by the names that ``BACKEND`` takes."""

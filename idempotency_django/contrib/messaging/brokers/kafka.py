@@ -1,23 +1,20 @@
-"""Kafka: its publisher and its transport."""
+"""Kafka: a publisher, and the source of ``run_consumer``."""
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, ClassVar, Final
+from functools import partial
+from typing import Any, Final
 
 from confluent_kafka import Consumer as Client
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 from django.core.exceptions import ImproperlyConfigured
 
 from ....conf import seconds_of
-from ..consumers import Consumer
-from ..databases import reason
 from .base import BrokerUnavailable, GroupedBatch, Outgoing, Publisher, unavailable
-from .loop import NO_DEAD_LETTERS, ConsumerOptions, Incoming, Loop, Transport
+from .loop import POLL, Incoming
 
 logger = logging.getLogger("idempotency_django")
 
@@ -42,7 +39,7 @@ topic or permission, or a fenced producer.
 
 
 def _checked(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration of librdkafka, for publisher and transport alike."""
+    """The configuration of librdkafka, for publisher and source alike."""
     if not config.get("bootstrap.servers"):
         raise ImproperlyConfigured(
             "The config of Kafka has no 'bootstrap.servers'. Set it, for example to "
@@ -141,247 +138,55 @@ class KafkaPublisher(Publisher):
             batch.answer(place, error)
 
 
-POLL: Final = 1.0  # seconds
-_FLUSH: Final = 30.0  # seconds
-
-_Place = tuple[str, int]
-
-
-def run_consumer(
-    consumer: Consumer,
-    topics: Sequence[str],
-    *,
-    config: Mapping[str, Any],
-    dead_letter: str | None = None,
-    **options: Any,
-) -> None:
-    """Handle the messages of topics until SIGTERM; several processes of a group share partitions.
-
-    An offset is committed after what its message asked for. A message that fails holds up its
-    partition, and no other, until it is handled or set aside.
+class KafkaSource:
+    """A topic, of which the processes of one consumer share the partitions.
 
     Args:
-        consumer: the consumer; its name is the ``group.id``, unless the configuration has one.
-        topics: the topics.
+        topic: the topic.
         config: the configuration of librdkafka, with at least ``bootstrap.servers``.
-        dead_letter: the topic for messages that cannot be handled; required where
-            ``idempotency_django.contrib.messaging`` is not installed to keep them.
-        options: see :class:`~idempotency_django.contrib.messaging.ConsumerOptions`.
-
-    Raises:
-        ImproperlyConfigured: an option cannot be used, or there is no place for messages that
-            cannot be handled.
-        UnknownEventType: there is no handler for an event, with ``unknown="stop"``.
-    """
-    common = ConsumerOptions(**options)
-    usual = {"group.id": consumer.name, "auto.offset.reset": "earliest"}
-    transport = Kafka(topics, {**usual, **config}, dead_letter, common.batch)
-    Loop(transport, consumer, common).run()
-
-
-@dataclass(slots=True)
-class _Partition:
-    """A partition that is assigned to this process.
-
-    Attributes:
-        doubtful: how many of the next messages the process before us may have begun.
-        following: the offset after the last one that was fetched.
-        open: the offsets that were fetched, and not acknowledged.
-        resumes: when to fetch again, after a failure.
     """
 
-    doubtful: int
-    following: int | None = None
-    open: set[int] = field(default_factory=set)
-    resumes: float | None = None
-
-    def fetched(self, offset: int) -> bool:
-        """Note that a message was fetched; whether it may have been delivered before."""
-        self.following = offset + 1
-        self.open.add(offset)
-        self.doubtful -= 1
-        return self.doubtful >= 0
-
-    def postponed(self, offset: int, until: float) -> None:
-        """Note that this message, and all after it, are to be fetched again."""
-        self.open = {other for other in self.open if other < offset}
-        self.following = min(offset, offset if self.following is None else self.following)
-        self.resumes = max(until, self.resumes or until)
-
-
-class Kafka(Transport):
-    """One member of a consumer group.
-
-    Args:
-        topics: the topics.
-        config: the configuration of librdkafka.
-        dead_letter: the topic for messages that cannot be handled.
-        batch: how many messages the process before us may have begun in each partition.
-    """
-
-    name: ClassVar[str] = "Kafka"
-    lost: ClassVar[tuple[type[BaseException], ...]] = (KafkaException,)
-
-    def __init__(
-        self, topics: Sequence[str], config: Mapping[str, Any], dead_letter: str | None, batch: int
-    ) -> None:
-        if isinstance(topics, str) or not topics:
-            raise ImproperlyConfigured(f"topics is {topics!r}; it must be a list of topics.")
-        self._topics = [*topics]
-        # An offset is committed when we say so, after the commit to the database.
-        by_us = {"enable.auto.commit": False, "enable.auto.offset.store": False}
-        self._config = {**_checked(config), **by_us}
-        self._dead_letter = dead_letter
-        self._batch = batch
+    def __init__(self, topic: str, config: Mapping[str, Any]) -> None:
+        self.place = topic
+        # An offset is committed after the commit to the database.
+        self._config = {**_checked(config), "enable.auto.commit": False}
         self._client: Client | None = None
-        self._partitions: dict[_Place, _Partition] = {}
-        self._early: list[Message] = []
-        # librdkafka keeps a partition paused while another member has it, too.
-        self._paused: set[_Place] = set()
+        self._new: set[tuple[str | None, int | None]] = set()
 
     def open(self) -> None:
+        self._new.clear()
         self._client = Client(self._config, logger=logger)
-        self._client.subscribe(
-            self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
-        )
+        self._client.subscribe([self.place], on_assign=self._assigned)
 
-    def fetch(self, limit: int) -> list[Incoming]:
-        self._resume()
-        messages, self._early = self._early[:limit], self._early[limit:]
-        if not messages:
-            first = self._open.poll(POLL)
-            messages = [] if first is None else [first]
-            if messages and limit > 1:  # and already received messages, without waiting for more
-                messages += self._open.consume(limit - 1, 0)
-        return [incoming for message in messages if (incoming := self._incoming(message))]
-
-    def beat(self, messages: Sequence[Incoming]) -> None:
-        # Kafka takes a member for dead that does not poll for max.poll.interval.ms.
-        self._pause(self._open.assignment())
-        message = self._open.poll(0)
-        if message is not None:  # of a partition that was assigned just now
-            self._early.append(message)
-
-    def acknowledge(self, messages: Sequence[Incoming]) -> None:
-        offsets = {}
-        for message in messages:
-            place, offset = _place_of(message.native)
-            partition = self._partitions.get(place)
-            if partition is None or partition.following is None:
-                continue  # it was revoked: its next owner gets a duplicate
-            partition.open.discard(offset)
-            offsets[place] = min(partition.open, default=partition.following)
-        if offsets:
-            self._commit([TopicPartition(*place, offset) for place, offset in offsets.items()])
-
-    def postpone(self, message: Incoming, seconds: float) -> None:
-        place, offset = _place_of(message.native)
-        partition = self._partitions.get(place)
-        if partition is None:
-            return
-        partition.postponed(offset, time.monotonic() + seconds)
-        self._pause([TopicPartition(*place)])
-        self._open.seek(TopicPartition(*place, partition.following or 0))
-
-    def validate_dead_letters(self) -> None:
-        if self._dead_letter is None:
-            raise ImproperlyConfigured(NO_DEAD_LETTERS.format("topic"))
-
-    def reject(self, message: Incoming, error: Exception) -> None:
-        """Send it to the dead-letter topic, and acknowledge it when Kafka has confirmed it."""
-        problems: list[Any] = []
-        added = {"dead-letter-reason": reason(error).encode()}
-        ours = {"bootstrap.servers", "security.protocol"}
-        config = {
-            name: value
-            for name, value in self._config.items()
-            if name in ours or name.startswith(("sasl.", "ssl."))
-        }
-        producer = Producer({**config, "enable.idempotence": True}, logger=logger)
-        producer.produce(
-            str(self._dead_letter),
-            message.body,
-            key=message.native.key(),
-            headers=[*message.headers, *added.items()],
-            on_delivery=lambda problem, _: problems.append(problem),
-        )
-        producer.flush(_FLUSH)
-        if not problems:
-            raise KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT))
-        if problems[0] is not None:  # a KafkaError cannot be compared with None
-            raise KafkaException(problems[0])
-        self.acknowledge([message])
-
-    def close(self) -> None:
-        client, self._client = self._client, None
-        self._partitions.clear()
-        self._early.clear()
-        self._paused.clear()
-        if client is not None:
-            client.close()
-
-    @property
-    def _open(self) -> Client:
+    def receive(self) -> Incoming | None:
         if self._client is None:
-            raise RuntimeError("The transport is not open.")
-        return self._client
-
-    def _incoming(self, message: Message) -> Incoming | None:
-        error = message.error()
-        if error is not None:
+            raise RuntimeError("The source is not open.")
+        message = self._client.poll(POLL)
+        if message is None:
+            return None
+        if (error := message.error()) is not None:
             if error.fatal():
                 raise KafkaException(error)
             logger.warning("Kafka reports a problem: %s", error)
             return None
-        place, offset = _place_of(message)
-        partition = self._partitions.setdefault(place, _Partition(self._batch))
-        value = message.value()
+        partition = message.topic(), message.partition()
+        is_first = partition in self._new  # the process before us may have begun it
+        self._new.discard(partition)
         return Incoming(
-            place="/".join(map(str, (*place, offset))),
-            body=b"" if value is None else value,
+            place="/".join(map(str, (*partition, message.offset()))),
+            body=message.value() or b"",
             headers=[*(message.headers() or ())],
-            redelivered=partition.fetched(offset),
-            native=message,
+            redelivered=is_first,
+            acknowledge=partial(self._client.commit, message=message, asynchronous=False),
         )
 
-    def _resume(self) -> None:
-        """Resume the partitions in which no message waits for its next attempt."""
-        now = time.monotonic()
-        due = []
-        for place in self._paused & self._partitions.keys():
-            partition = self._partitions[place]
-            if partition.resumes is None or partition.resumes <= now:
-                partition.resumes = None
-                due.append(place)
-        if due:
-            self._open.resume([TopicPartition(*place) for place in due])
-            self._paused.difference_update(due)
+    def beat(self) -> None:
+        """Kafka counts heartbeats of librdkafka's own threads, and calls of ``poll()``."""
 
-    def _pause(self, partitions: list[TopicPartition]) -> None:
-        self._open.pause(partitions)
-        self._paused.update((each.topic, each.partition) for each in partitions)
-
-    def _commit(self, offsets: list[TopicPartition]) -> None:
-        try:
-            self._open.commit(offsets=offsets, asynchronous=False)
-        except KafkaException as error:
-            if error.args[0].fatal():
-                raise
-            # A later commit includes this one. If none follows, the messages are delivered again.
-            logger.warning("Kafka has refused a commit of offsets: %s", error)
+    def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
 
     def _assigned(self, client: Client, partitions: list[TopicPartition]) -> None:
-        for each in partitions:
-            self._partitions[each.topic, each.partition] = _Partition(self._batch)
-
-    def _revoked(self, client: Client, partitions: list[TopicPartition]) -> None:
-        # A handler that runs may end: the next owner of the partition gets its result.
-        revoked = {(each.topic, each.partition) for each in partitions}
-        for place in revoked:
-            self._partitions.pop(place, None)
-        self._early = [each for each in self._early if _place_of(each)[0] not in revoked]
-
-
-def _place_of(message: Message) -> tuple[_Place, int]:
-    topic, partition, offset = message.topic(), message.partition(), message.offset()
-    return (str(topic), int(partition or 0)), int(offset or 0)
+        self._new = {(each.topic, each.partition) for each in partitions}

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterable
-from dataclasses import fields
-from datetime import timedelta
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
-from django.utils.module_loading import import_string
 
 from .....conf import did_you_mean
-from .....errors import UnknownEventType
-from ...brokers import BROKERS
-from ...brokers.loop import ConsumerOptions
+from .....management import stop_on_signals
+from ...brokers.loop import ConsumerLoop, Source
 from ...consumers import Consumer, consumer_at, consumers
 
-TRANSPORTS: Final = [name for name, broker in BROKERS.items() if broker.has_consumer]
-_FUNCTIONS: Final = ("event", "sender")
+BROKERS: Final = "idempotency_django.contrib.messaging.brokers"
 _FROM_ENVIRONMENT: Final = "env:"
 
 
@@ -31,8 +26,9 @@ class Command(BaseCommand):
     """Runs one consumer in this process."""
 
     help = (
-        "Takes messages from a broker and passes them to a consumer. On SIGTERM, it finishes the "
-        "current message and exits with 0. It exits with 1 after a permanent error."
+        "Takes messages from a broker, passes them to a consumer, and acknowledges each after its "
+        "commit. What cannot be handled becomes a dead letter in the admin. On SIGTERM, it "
+        "finishes the current message and exits with 0."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -42,56 +38,59 @@ class Command(BaseCommand):
             help="The name of a consumer in IDEMPOTENCY['CONSUMERS'], or the path of any consumer, "
             "such as shop.consumers.billing.",
         )
-        parser.add_argument("--transport", required=True, choices=TRANSPORTS)
+        parser.add_argument(
+            "--url",
+            required=True,
+            help="The broker: amqp://user:password@host//, redis://host/0, sqs:// or "
+            "kafka://host:9092. env:NAME reads the environment variable NAME; use it for "
+            "passwords.",
+        )
         parser.add_argument(
             "--from",
-            dest="places",
+            dest="place",
             metavar="PLACE",
-            action="append",
-            required=True,
-            help="The source of the messages: a Kafka topic (can be repeated), a RabbitMQ queue, "
-            "or the URL of an SQS queue.",
+            help="The queue, or Kafka's topic; by default, it has the consumer's name.",
         )
         parser.add_argument(
             "--option",
-            dest="settings_",
+            dest="pairs",
             metavar="NAME=VALUE",
             action="append",
             default=[],
-            help="An argument of the broker's run_consumer(), such as batch=100, or a member of a "
-            "dict, such as config.bootstrap.servers=kafka:9092. The value env:NAME reads the "
-            "environment variable NAME; use it for passwords. Durations are in seconds.",
+            help="An option of kombu's transport, such as visibility_timeout=60, or of librdkafka, "
+            "such as max.poll.interval.ms=600000. The value is JSON, a string, or env:NAME.",
         )
         parser.add_argument(
-            "--declare",
+            "--ignore-unknown",
             action="store_true",
-            help="RabbitMQ: declare the queue and the queue of the option dead_letter, as the "
-            "outbox does, and add the bindings of --option bindings.EXCHANGE=KEY.",
+            help="Acknowledge events of types without a handler, instead of dead-lettering them.",
         )
         parser.add_argument(
             "--health",
             metavar="FILE",
+            default="",
             help="A file that is touched every few seconds, for a liveness probe.",
         )
 
     def handle(
-        self, *, consumer: str, transport: str, places: list[str], settings_: list[str], **more: Any
+        self, *, consumer: str, url: str, place: str | None, pairs: list[str], **more: Any
     ) -> None:
         try:
-            run = _run_of(transport)
-            options = _options(settings_)
-            if more["declare"]:
-                options["declare"] = True
-            if more["health"]:
-                options["health"] = more["health"]
-            _check_names(run, options, transport)
-            _read_durations(run, options)
-            found, place = _consumer(consumer), _place(transport, places)
-            self.stdout.write(f"{found.name} takes messages from {', '.join(places)}.")
-            run(found, place, **options)
-            self.stdout.write(f"{found.name} has ended.")
-        except (ImproperlyConfigured, UnknownEventType) as error:
+            found = _consumer(consumer)
+            source = _source(found, _value(url), place or found.name, _options(pairs))
+            with stop_on_signals() as stop:
+                loop = ConsumerLoop(
+                    found,
+                    source,
+                    stop,
+                    health=more["health"],
+                    ignore_unknown=more["ignore_unknown"],
+                )
+                self.stdout.write(f"{found.name} takes messages from {source.place}.")
+                loop.run()
+        except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
+        self.stdout.write(f"{found.name} has ended.")
 
 
 def _consumer(name: str) -> Consumer:
@@ -104,88 +103,48 @@ def _consumer(name: str) -> Consumer:
     raise CommandError(f"IDEMPOTENCY['CONSUMERS'] lists no consumer called {name!r}. {hint}")
 
 
-def _run_of(transport: str) -> Callable[..., None]:
-    """The transport's function; only its own client library must be installed."""
-    module = BROKERS[transport].publisher.rpartition(".")[0]
+def _source(consumer: Consumer, url: str, place: str, options: dict[str, Any]) -> Source:
+    """Where the messages come from; only this broker's client library must be installed."""
+    scheme = urlsplit(url).scheme
+    if not scheme:
+        raise CommandError(f"{url!r} is not the URL of a broker. Write for example amqp://host//.")
     try:
-        run: Callable[..., None] = import_module(module).run_consumer
+        if scheme == "kafka":
+            kafka: Any = import_module(f"{BROKERS}.kafka")
+            servers = url.removeprefix("kafka://").rstrip("/")
+            usual = {"group.id": consumer.name, "auto.offset.reset": "earliest"}
+            source: Source = kafka.KafkaSource(
+                place, {"bootstrap.servers": servers, **usual, **options}
+            )
+        else:
+            kombu: Any = import_module(f"{BROKERS}.kombu")
+            source = kombu.KombuSource(url, place, options)
     except ImportError as error:
+        extra = scheme if scheme in ("kafka", "sqs") else "rabbitmq"
         raise CommandError(
-            f"The transport {transport!r} needs a missing library: {error}. Run pip install "
-            f'"idempotency-django[{BROKERS[transport].extra}]".'
+            f"The URL of the broker needs a missing library: {error}. Run pip install "
+            f'"idempotency-django[{extra}]".'
         ) from error
-    return run
-
-
-def _place(transport: str, places: list[str]) -> str | list[str]:
-    if transport == "kafka":
-        return places
-    if len(places) > 1:
-        raise CommandError(
-            "One process reads from one queue. Give --from once, and start another process for "
-            "each of the other queues."
-        )
-    return places[0]
+    return source
 
 
 def _options(pairs: Iterable[str]) -> dict[str, Any]:
-    """The arguments that the command line gives."""
     options: dict[str, Any] = {}
     for pair in pairs:
         name, sign, text = pair.partition("=")
         if not sign:
             raise CommandError(f"--option {pair} has no value. Write NAME=VALUE.")
-        name, _, member = name.partition(".")
-        value = _function(name, text) if name in _FUNCTIONS else _value(text)
-        if member:
-            options.setdefault(name, {})[member] = value
-        else:
-            options[name] = value
+        try:
+            options[name] = json.loads(text)
+        except ValueError:
+            options[name] = _value(text)
     return options
 
 
-def _function(name: str, path: str) -> Any:
-    try:
-        return import_string(path)
-    except ImportError as error:
-        raise CommandError(
-            f"--option {name}={path} is not the path of a function: {error}"
-        ) from error
-
-
-def _value(text: str) -> Any:
-    """The value as JSON, or the text itself."""
-    if text.startswith(_FROM_ENVIRONMENT):
-        name = text.removeprefix(_FROM_ENVIRONMENT)
-        if name not in os.environ:
-            raise CommandError(f"The environment variable {name} is not set.")
-        return os.environ[name]
-    try:
-        return json.loads(text)
-    except ValueError:
+def _value(text: str) -> str:
+    if not text.startswith(_FROM_ENVIRONMENT):
         return text
-
-
-def _check_names(run: Callable[..., None], options: dict[str, Any], transport: str) -> None:
-    own = inspect.signature(run).parameters.values()
-    mine = {each.name for each in own if each.kind is each.KEYWORD_ONLY}
-    known = {*mine, *(each.name for each in fields(ConsumerOptions))} - {"stop"}
-    for name in options.keys() - known:
-        hint = did_you_mean(name, known)
-        raise CommandError(f"The transport {transport!r} has no option {name!r}. {hint}")
-    for each in own:
-        if each.name in mine - options.keys() and each.default is each.empty:
-            raise CommandError(
-                f"The transport {transport!r} needs the option {each.name!r}: --option "
-                f"{each.name}=…, or {each.name}.NAME=… if it is a dict."
-            )
-
-
-def _read_durations(run: Callable[..., None], options: dict[str, Any]) -> None:
-    """Turn the numbers of seconds among the options into what ``run`` takes."""
-    parameters = inspect.signature(run).parameters
-    defaults = {name: each.default for name, each in parameters.items()}
-    defaults |= {each.name: each.default for each in fields(ConsumerOptions)}
-    for name, value in options.items():
-        if isinstance(defaults.get(name), timedelta) and isinstance(value, int | float):
-            options[name] = timedelta(seconds=value)
+    name = text.removeprefix(_FROM_ENVIRONMENT)
+    if name not in os.environ:
+        raise CommandError(f"The environment variable {name} is not set.")
+    return os.environ[name]

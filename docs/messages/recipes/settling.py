@@ -1,0 +1,28 @@
+# shop/settling.py
+import logging
+
+from django.db import close_old_connections
+from shop.consumers import billing
+
+from idempotency_django.contrib.messaging import Event, Failed, dead_letters
+
+logger = logging.getLogger(__name__)
+PAUSE = 5  # seconds before a message that failed is handled again
+
+
+def settle(body: bytes, place: str, *, redelivered: bool) -> bool:
+    """Handle a message; whether its broker may forget it."""
+    close_old_connections()  # those that the database has closed
+    try:
+        event = Event.from_json(body)
+    except ValueError as error:
+        dead_letters.keep_raw(billing, place, body, error)
+        return True
+    try:
+        billing.handle(event, redelivered=redelivered)
+    except Exception as error:
+        if not Failed(error).rejected:
+            logger.exception("The event %s was not handled.", event.id)
+            return False
+        dead_letters.keep(billing, event, error)
+    return True

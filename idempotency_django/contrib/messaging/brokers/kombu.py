@@ -1,0 +1,332 @@
+"""RabbitMQ, Redis and SQS, by kombu: a publisher, and the source of ``run_consumer``."""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from hashlib import sha256
+from typing import Any, Final
+
+import amqp
+import kombu
+from amqp.exceptions import (
+    AccessRefused,
+    ChannelError,
+    FrameError,
+    FrameSyntaxError,
+    MessageNacked,
+    NotFound,
+    RecoverableConnectionError,
+)
+from amqp.method_framing import frame_handler
+from amqp.serialization import dumps
+
+from ....conf import seconds_of
+from ....policy import digest
+from .base import BrokerUnavailable, Outgoing, Publisher, Refused
+from .loop import POLL, Incoming, as_text
+
+PREFIX: Final = "cloudEvents_"
+"""The prefix of the headers that carry an event's attributes: the AMQP binding of CloudEvents."""
+FIFO: Final = ".fifo"
+"""The end of the name of a FIFO queue in SQS."""
+
+_UNFIT_FOR_SQS: Final = frozenset({"InvalidMessageContents", "InvalidParameterValue"})
+_SHORT: Final = 128  # characters of an id in SQS
+_QUICK: Final = 0.005  # seconds
+_HEARTBEAT: Final = 30  # seconds
+_UNREADABLE: Final = "idempotency-unreadable"
+"""The header with the raw properties of a message that py-amqp cannot decode."""
+_CONTENT_HEADER: Final = 2
+"""The type of the frame that carries the properties of a message."""
+_PROPERTIES_AT: Final = 12
+"""The offset of the properties in that frame."""
+_ONLY_HEADERS: Final = b"\x20\x00"
+"""The flags of properties that are headers and nothing else."""
+
+
+def open_queue(connection: kombu.Connection, name: str) -> None:
+    """Take a queue as it is, or declare a durable quorum queue if there is none."""
+    queue = kombu.Queue(name, queue_arguments={"x-queue-type": "quorum"})
+    try:
+        queue(connection.channel()).queue_declare(passive=True)
+    except ChannelError:  # 404; any other is raised again
+        queue(connection.channel()).queue_declare()
+
+
+class KombuPublisher(Publisher):
+    """Publishes to RabbitMQ, Redis or SQS.
+
+    RabbitMQ confirms a message once it is safe in all of its queues; a message that no queue gets
+    is refused. With Redis and SQS, a message counts as sent when the server has responded. In a
+    FIFO queue of SQS, a group of the outbox is a group of SQS, and SQS itself drops what is sent a
+    second time within five minutes.
+
+    Args:
+        topic: the topic.
+        url: the broker, such as ``"amqp://user:password@host//"``.
+        queue: the queue that gets the messages; by default, it has the topic's name. If there is
+            none, RabbitMQ gets a durable quorum queue.
+        exchange: the exchange that gets them instead, which must exist.
+        routing_key: with an exchange: the key of a message, in which ``{topic}``, ``{type}`` and
+            ``{group}`` are replaced.
+        mandatory: whether a message without a bound queue is a failure. ``False`` for an exchange
+            that can be without queues.
+        timeout: how long the broker may take to accept the connection, or a message.
+        connection: further arguments of ``kombu.Connection``, such as ``ssl``.
+
+    Raises:
+        ValueError: a queue is given together with an exchange.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        url: str,
+        queue: str = "",
+        exchange: str = "",
+        routing_key: str = "{type}",
+        mandatory: bool = True,
+        timeout: timedelta = timedelta(seconds=10),
+        connection: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(topic)
+        if queue and exchange:
+            raise ValueError(
+                "it has both a queue and an exchange. Pass only the exchange, and bind the queue "
+                "to it"
+            )
+        self._url = url
+        self._queue = queue or topic
+        self._exchange = exchange
+        self._routing_key = routing_key
+        self._mandatory = mandatory
+        self._timeout = seconds_of("timeout", timeout)
+        self._options = dict(connection or {})
+        self._connection: kombu.Connection | None = None
+        self._producer: kombu.Producer | None = None
+        self._returned: list[Exception] = []
+
+    def close(self) -> None:
+        connection, self._connection, self._producer = self._connection, None, None
+        if connection is not None:
+            connection.collect(socket_timeout=1)  # also where the broker does not respond
+
+    def send(self, message: Outgoing) -> Exception | None:
+        try:
+            headers, content_type, body = message.event(self.source).to_binary(PREFIX)
+        except ValueError as error:
+            return error
+        properties = {
+            "headers": {**message.headers, **headers},
+            "content_type": content_type or "application/octet-stream",
+            "content_encoding": "binary" if isinstance(message.data, bytes) else "utf-8",
+            "message_id": message.message_id,
+            "timestamp": int(message.created_at.timestamp()),
+            **self._route(message),
+        }
+        is_fresh = self._producer is None
+        try:
+            return self._confirmed(body, properties)
+        except (OSError, RecoverableConnectionError) as error:
+            if is_fresh or isinstance(error, TimeoutError):
+                raise
+        return self._confirmed(body, properties)  # the broker may have closed the idle connection
+
+    def _confirmed(self, body: bytes, properties: dict[str, Any]) -> Exception | None:
+        """Send a message, and wait for the broker's word; what it has against the message."""
+        self._returned.clear()
+        waits: dict[str, Any] = {"timeout": self._timeout, "confirm_timeout": self._timeout}
+        producer = self._producer or self._open()
+        try:
+            producer.publish(body, mandatory=self._mandatory, **properties, **waits)
+        except MessageNacked:
+            return Refused(
+                "The broker refused the message (basic.nack). Check whether a queue is full."
+            )
+        except BaseException as error:
+            self.close()  # a late response to this message would be taken for the next one's
+            if refusal := self._refusal(error):
+                return refusal
+            raise
+        if self._returned and not self._exchange:
+            self.close()
+            raise BrokerUnavailable(
+                f"The queue {self._queue!r} no longer exists. It is declared again."
+            )
+        return self._returned.pop() if self._returned else None
+
+    def _route(self, message: Outgoing) -> dict[str, Any]:
+        if self._exchange:
+            values = {"topic": message.topic, "type": message.type, "group": message.group}
+            return {"exchange": self._exchange, "routing_key": self._routing_key.format(**values)}
+        route = {"exchange": "", "routing_key": self._queue}
+        if self._queue.endswith(FIFO):
+            route["MessageGroupId"] = _fit(message.group or message.message_id)
+            route["MessageDeduplicationId"] = _fit(message.message_id)
+        return route
+
+    def _refusal(self, error: BaseException) -> Exception | None:
+        """What the broker has against the message; ``None``: the error is about all messages."""
+        match error:
+            case NotFound() | AccessRefused():
+                raise BrokerUnavailable(
+                    f"RabbitMQ has no exchange {self._exchange!r}, or its user has no write "
+                    f"permission: {error}. Declare the exchange, or grant the permission."
+                ) from error
+            case ChannelError() | FrameError() | FrameSyntaxError():
+                return error
+            case struct.error() | ValueError() | TypeError():
+                return Refused(
+                    f"AMQP cannot encode the message: {error!r}. Its routing key and each header "
+                    "name can have at most 255 bytes."
+                )
+        code = getattr(error, "response", {}).get("Error", {}).get("Code")  # of botocore
+        return Refused(str(error)) if code in _UNFIT_FOR_SQS else None
+
+    def _open(self) -> kombu.Producer:
+        self._connection = connection = kombu.Connection(
+            self._url, connect_timeout=self._timeout, heartbeat=0, **self._options
+        )
+        confirms = connection.transport.driver_type == "amqp"
+        if confirms:
+            waits = {"read_timeout": self._timeout, "write_timeout": self._timeout}
+            own = {"confirm_publish": True}
+            connection.transport_options = {**waits, **(connection.transport_options or {}), **own}
+        try:
+            if not self._exchange:
+                open_queue(connection, self._queue)
+            self._producer = kombu.Producer(
+                connection.channel(), on_return=self._note_returned if confirms else None
+            )
+        except BaseException:
+            self.close()
+            raise
+        return self._producer
+
+    def _note_returned(
+        self, error: Exception, exchange: Any, routing_key: str, message: Any
+    ) -> None:
+        """Called with a message that the broker could route nowhere."""
+        self._returned.append(
+            Refused(
+                f"No queue is bound to the routing key {routing_key!r} of the exchange "
+                f"{exchange!r} ({error}), so the message was not delivered. Bind a queue, or set "
+                "mandatory=False in the topic's OPTIONS."
+            )
+        )
+
+
+def _fit(text: str) -> str:
+    """The text as an id of SQS, different for different texts."""
+    fits = len(text) <= _SHORT and text.isascii() and text.isprintable() and " " not in text
+    return text if fits else digest(text)
+
+
+class KombuSource:
+    """A queue, from which one message at a time is in hand.
+
+    Args:
+        url: the broker.
+        queue: the queue.
+        options: kombu's ``transport_options``.
+    """
+
+    def __init__(self, url: str, queue: str, options: Mapping[str, Any]) -> None:
+        self.place = queue
+        connection = kombu.Connection(url, heartbeat=_HEARTBEAT)
+        is_amqp = connection.transport.driver_type == "amqp"  # imports the client library
+        own = {"frame_handler": _read_any_properties} if is_amqp else {}
+        connection.transport_options = {**options, **own}
+        self._connection: Any = connection
+        self._arrived: deque[Any] = deque()
+
+    def open(self) -> None:
+        self._arrived.clear()
+        self._connection = self._connection.clone()  # Redis' cannot be used again after an error
+        open_queue(self._connection, self.place)
+        channel: Any = self._connection.channel()
+        channel.Message = type("Message", (_MessageAsSent, channel.Message), {})
+        kombu.Consumer(
+            channel,
+            [kombu.Queue(self.place)],
+            auto_declare=False,
+            on_message=self._arrived.append,
+            prefetch_count=1,
+        ).consume()
+
+    def receive(self) -> Incoming | None:
+        self._drain(POLL)
+        return self._incoming(self._arrived.popleft()) if self._arrived else None
+
+    def beat(self) -> None:
+        if self._connection.supports_heartbeats:
+            self._drain(_QUICK)  # reads the broker's heartbeats
+
+    def close(self) -> None:
+        self._connection.release()
+
+    def _drain(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            self._connection.drain_events(timeout=seconds)
+        self._connection.heartbeat_check()
+
+    def _incoming(self, message: Any) -> Incoming:
+        headers = [(as_text(name), value) for name, value in message.headers.items()]
+        body = message.body or b""
+        known, unreadable = dict(headers), ""
+        if _UNREADABLE in known:
+            unreadable = (
+                "The properties or headers of the message cannot be decoded: they are not UTF-8, "
+                f"or not AMQP. The header {_UNREADABLE} has the raw bytes."
+            )
+        elif known.get("compression"):
+            unreadable = "The body is compressed, and is not inflated. Send it uncompressed."
+        own = sorted(
+            (name, as_text(value)) for name, value in headers if not name.startswith("x-")
+        )  # the broker adds those
+        info = message.delivery_info or {}
+        received = info.get("sqs_message", {}).get("Attributes", {})
+        return Incoming(
+            place=f"{self.place}/{sha256(repr(own).encode(errors='replace')).hexdigest()}",
+            body=body.encode() if isinstance(body, str) else bytes(body),
+            headers=[*headers, ("content-type", message.content_type)],
+            redelivered=bool(info.get("redelivered"))
+            or int(received.get("ApproximateReceiveCount", 1)) > 1,
+            acknowledge=message.ack,
+            unreadable=unreadable,
+        )
+
+
+class _MessageAsSent:
+    """A message whose body kombu leaves as it came: it would inflate it without any limit."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.errors: list[Any] = [None]  # for kombu, something is wrong with it
+        super().__init__(*arguments, **options)
+        self.errors = []
+
+
+def _read_any_properties(connection: Any, callback: Any) -> Callable[[Any], Any]:
+    """py-amqp's handler of frames, for messages with properties that it cannot read, too.
+
+    It would raise in the middle of a message: any sender could end the consumer, again and again.
+    """
+    handle: Callable[[Any], Any] = frame_handler(connection, callback)
+
+    def on_frame(frame: tuple[int, int, Any]) -> Any:
+        kind, channel, buffer = frame
+        if kind == _CONTENT_HEADER:
+            try:
+                amqp.Message().inbound_header(buffer)  # type: ignore[attr-defined]
+            except Exception:  # noqa: BLE001  # whatever a stranger can make it raise
+                raw = bytes(buffer)
+                instead = dumps("F", ({_UNREADABLE: raw[_PROPERTIES_AT:]},))
+                buffer = raw[:_PROPERTIES_AT] + _ONLY_HEADERS + instead
+        return handle((kind, channel, buffer))
+
+    return on_frame
