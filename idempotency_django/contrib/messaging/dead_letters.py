@@ -1,8 +1,7 @@
 """Dead letters: what cannot be handled is kept in a table, so that its broker may forget it.
 
-An operator finds it in the admin, and says when to handle it again. Without the app
-``idempotency_django.contrib.messaging`` there is no such table, and the broker has to keep the
-message.
+An operator finds it in the admin, and says when to handle it again. The table comes with the app
+``idempotency_django.contrib.messaging``.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from django.apps import apps
-from django.db import Error as DatabaseFault
-from django.db import connections, transaction
 
 from ...errors import FingerprintMismatch
 from ...models import NO_OWNER, DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet
@@ -33,11 +30,6 @@ _DEAD: Final = "dead"  # of MessageState, which can be imported only where the a
 _OVER: Final = (_DEAD, "done", "discarded")
 _TYPE_LENGTH: Final = 255
 _CAUSES: Final = 5
-
-
-def can_keep() -> bool:
-    """Whether there is a table for dead letters."""
-    return apps.is_installed("idempotency_django.contrib.messaging")
 
 
 def keep(consumer: Consumer, event: Event, error: Exception, *, sender: str = "") -> None:
@@ -95,19 +87,6 @@ def keep_raw(
     """
     message_id = f"{place}#{_digest(body)}"
     _keep(consumer, message_id, "", body, error, headers)
-
-
-def takes_others(consumer: Consumer) -> bool:
-    """Whether the table takes another message of this consumer now, of which nothing is left."""
-    using = database()
-    connections[using].close_if_unusable_or_obsolete()  # the failure may have broken the connection
-    try:
-        with transaction.atomic(using=using):
-            keep_raw(consumer, "a trial", b"", ValueError())
-            transaction.set_rollback(True, using=using)
-    except DatabaseFault:
-        return False
-    return True
 
 
 def _keep(
