@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import logging
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import pytest
 from django.contrib import admin
 from django.contrib.auth.views import LoginView
-from django.core.checks import CheckMessage, run_checks
+from django.core.checks import WARNING, CheckMessage, run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
@@ -550,6 +550,61 @@ def test_middleware_protects(
     by_view = {endpoint.route: endpoint for endpoint in endpoints()}
     for route, endpoint in by_view.items():
         assert endpoint_of(endpoint.view, "POST", route).how == endpoint.how  # type: ignore[union-attr]
+
+
+class TestManyRefused:
+    """W023: many views without a policy that cannot be protected are counted, by module."""
+
+    @staticmethod
+    def refused(module: str, **attributes: Any) -> Any:
+        """Another view that cannot be protected, and handles two methods."""
+
+        def post(self: Any, request: Any) -> Any: ...
+
+        unknown = partial(post, None)
+        body = {"post": unknown, "put": unknown, "__module__": module, **attributes}
+        return type("Refused", (View,), body).as_view()
+
+    def test_counted(self, found: Any, settings: Any) -> None:
+        """One warning for all of them, and one error for each view that declares a policy."""
+        views = [self.refused("shop.views") for _ in range(8)]
+        views += [self.refused("shop.api") for _ in range(3)]
+        views += [self.refused(f"shop.app{n}", idempotency_policy=PAYMENT) for n in range(2)]
+        found(*(path(f"{n}/{part}/", each) for n, each in enumerate(views) for part in "ab"))
+        [warning] = said("W023")
+        assert warning.level == WARNING
+        assert warning.msg.startswith("11 views that declare no policy cannot be protected")
+        assert warning.msg.endswith("shop.views (8), shop.api (3).")
+        assert "IDEMPOTENCY['MIDDLEWARE_PROTECTS'] = ['/api/']" in str(warning.hint)
+        assert "idempotency_report" in str(warning.hint)
+        assert {str(m.hint).split("/")[1] for m in said("E022")} == {"11", "12"}
+        settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": ["/api/"]}
+        assert said("W023") == []
+        assert {str(m.hint).split("/")[1] for m in said("E022")} == {"11", "12"}
+
+    def test_few(self, found: Any) -> None:
+        """Up to ten are named, however many routes they have."""
+        views = [self.refused("shop.views") for _ in range(10)]
+        found(*(path(f"{n}/{part}/", each) for n, each in enumerate(views) for part in "ab"))
+        assert said("W023") == []
+        assert {str(m.hint).split("/")[1] for m in said("E022")} == set(map(str, range(10)))
+
+    def test_many_modules(self, found: Any) -> None:
+        """The modules with the most views are named, and the others are counted."""
+        views = [self.refused(f"shop.app{n}") for n in range(10) for _ in range(n + 1)]
+        found(*(path(f"{n}/", each) for n, each in enumerate(views)))
+        [warning] = said("W023")
+        assert warning.msg.endswith(
+            "shop.app9 (10), shop.app8 (9), shop.app7 (8) and 7 more modules."
+        )
+        assert said("E022") == []
+
+    def test_other_problems(self, found: Any) -> None:
+        """What else is wrong with such a view is still said of it."""
+        views = [self.refused("shop.views", idempotency_polcy=PAYMENT) for _ in range(11)]
+        found(*(path(f"{n}/", each) for n, each in enumerate(views)))
+        assert len(said("W023")) == 1
+        assert said("W037")
 
 
 class TestLockedOut:

@@ -23,6 +23,7 @@ id                                     problem
 ``idempotency_django.E020``            ``on_conflict="accepted"`` without a URL for the status view
 ``idempotency_django.W021``            PostgreSQL with an isolation level above READ COMMITTED
 ``idempotency_django.E022``            a view cannot be protected and refuses requests with a key
+``idempotency_django.W023``            the middleware refuses more than ten views without a policy
 ``idempotency_django.E024``            a view is both protected and exempt
 ``idempotency_django.W025``            object permissions that a replay cannot check
 ``idempotency_django.W026``            a store in the memory of one process, and ``DEBUG`` is off

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections import ChainMap
+import inspect
+from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final
@@ -42,6 +43,9 @@ from .inventory import NOT_ENFORCED, Endpoint, endpoints, routes
 _FORMS_WITHOUT_KEYS: Final = ("django.contrib.admin", "django.contrib.auth")
 """Packages of Django whose own forms send no key."""
 
+_MOST_REFUSED: Final = 10
+"""The most refused views without a policy that are named one by one; more are counted."""
+
 _READ: Final = {POLICY, POLICIES, *HOOKS}
 """The names of attributes that a project can set on a view, or override."""
 
@@ -71,6 +75,7 @@ def _of_endpoints() -> Iterator[CheckMessage]:
     yield from _frameworks(everything)
     yield from _locked_out(everything)
     yield from _names_no_route()
+    yield from _refused(everything)
     reported: set[tuple[int, str]] = set()  # a view may have many routes, and no hash
     for endpoint in everything:
         for message in _check_endpoint(endpoint):
@@ -114,9 +119,7 @@ def _locked_out(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
         endpoint
         for endpoint in everything
         if policy
-        and endpoint.how == "middleware"
-        and endpoint.policy is not None  # its declaration is a policy
-        and policy_of(endpoint.view, endpoint.method) is UNSET
+        and _is_undeclared(endpoint)
         and policy.requires_key(_typical(endpoint.method))
         and is_from(endpoint.view, _FORMS_WITHOUT_KEYS)
     ]
@@ -132,6 +135,53 @@ def _locked_out(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
         )
 
 
+def _refused(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
+    """One error for each view that cannot be protected; many without a policy are one warning."""
+    named: dict[tuple[int, str], Endpoint] = {}
+    undeclared: dict[int, str] = {}
+    for endpoint in everything:
+        view_class = view_class_of(endpoint.view)
+        if not endpoint.problem or endpoint.framework or misplaced_mixin(view_class):
+            continue  # others have a check of their own
+        named.setdefault((id(endpoint.view), endpoint.problem), endpoint)
+        if _is_undeclared(endpoint):
+            view = inspect.unwrap(view_class or endpoint.view)
+            undeclared[id(view)] = view.__module__
+    is_counted = len(undeclared) > _MOST_REFUSED
+    if is_counted:
+        modules = [f"{name} ({n})" for name, n in Counter(undeclared.values()).most_common()]
+        yield Warning(
+            f"{len(undeclared)} views that declare no policy cannot be protected by "
+            "IdempotencyMiddleware, so it refuses their requests with a key. They are in "
+            f"{listed(modules, 'module', 'modules')}.",
+            hint=(
+                "List the paths that the middleware protects, such as "
+                "IDEMPOTENCY['MIDDLEWARE_PROTECTS'] = ['/api/']. manage.py idempotency_report "
+                "gives the reason for each view."
+            ),
+            id="idempotency_django.W023",
+        )
+    for endpoint in named.values():
+        if not (is_counted and _is_undeclared(endpoint)):
+            yield Error(
+                endpoint.problem,
+                hint=(
+                    f"It serves {endpoint.route}. Change the view as described, or leave it "
+                    "unprotected: add @idempotency_exempt, or remove @idempotent or the mixin."
+                ),
+                id="idempotency_django.E022",
+            )
+
+
+def _is_undeclared(endpoint: Endpoint) -> bool:
+    """Whether the middleware protects a view that declares no policy."""
+    return (
+        endpoint.how == "middleware"
+        and endpoint.policy is not None  # its declaration is a policy
+        and policy_of(endpoint.view, endpoint.method) is UNSET
+    )
+
+
 def _typical(method: str) -> str:
     """The method, or a typical method if the view declares none."""
     return "POST" if method == "*" else method
@@ -139,13 +189,6 @@ def _typical(method: str) -> str:
 
 def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
     yield from _misspelled(endpoint.view)
-    has_check = endpoint.framework or misplaced_mixin(view_class_of(endpoint.view))
-    if endpoint.problem and not has_check:
-        hint = (
-            f"It serves {endpoint.route}. Change the view as described, or leave it unprotected: "
-            "add @idempotency_exempt, or remove @idempotent or the mixin."
-        )
-        yield Error(endpoint.problem, hint=hint, id="idempotency_django.E022")
     declared = policy_of(endpoint.view, endpoint.method) if endpoint.how == "" else None
     if isinstance(declared, Policy) and not endpoint.problem:  # which nothing reads
         yield Error(
