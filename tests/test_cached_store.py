@@ -306,5 +306,7 @@ def test_checks(cache: Any) -> None:
     def ids(**options: Any) -> list[str | None]:
         return [message.id for message in CachedStore("default", **options).check()]
 
-    assert "idempotency_django.E013" in ids(cache="missing")
+    assert "idempotency_django.E003" in ids(cache="missing")
+    missing = CachedStore("default", cache="missing").check()
+    assert any("'missing', which is not in CACHES" in message.msg for message in missing)
     assert ("idempotency_django.W018" in ids()) is isinstance(cache, LocMemCache)

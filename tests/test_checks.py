@@ -334,9 +334,9 @@ class Router:
 
 
 def test_unknown_database() -> None:
-    """E004: the store's database is not in DATABASES."""
+    """E003: the store's database is not in DATABASES."""
     with a_store(BACKEND=DATABASE, OPTIONS={"using": "nowhere"}):
-        message = only("E004")
+        message = only("E003")
     assert "'nowhere'" in message.msg
     assert "'default'" in str(message.hint)
 

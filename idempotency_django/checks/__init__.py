@@ -5,8 +5,7 @@ id                                     problem
 =====================================  =========================================================
 ``idempotency_django.E001``            ``IDEMPOTENCY`` has an unknown setting
 ``idempotency_django.E002``            a setting has an invalid value
-``idempotency_django.E003``            a store cannot be created, or a policy has an unknown store
-``idempotency_django.E004``            a store uses a database that is not in ``DATABASES``
+``idempotency_django.E003``            a store cannot be created or used, or a policy names no store
 ``idempotency_django.E005``            a store uses a database that is a replica, or read-only
 ``idempotency_django.W006``            SQLite without ``transaction_mode: IMMEDIATE``
 ``idempotency_django.W007``            a store's database is not that of the effects or messages
@@ -14,7 +13,6 @@ id                                     problem
 ``idempotency_django.E010``            our middleware comes before the authentication middleware
 ``idempotency_django.E011``            ``IdempotentViewMixin`` after ``APIView``: no protection
 ``idempotency_django.E012``            ``idempotency_policies`` names an unknown action
-``idempotency_django.E013``            a store cannot work with its cache
 ``idempotency_django.E014``            the Redis server is older than 6.2
 ``idempotency_django.W015``            the Redis server may evict keys: retries execute again
 ``idempotency_django.W016``            the Redis server cannot be reached

@@ -191,7 +191,7 @@ class CachedStore(DatabaseStore):
             yield Error(
                 f"The store {self.alias!r} uses the cache {self.cache!r}, which is not in CACHES.",
                 hint=f"CACHES has: {', '.join(map(repr, settings.CACHES))}.",
-                id="idempotency_django.E013",
+                id="idempotency_django.E003",
             )
         elif str(settings.CACHES[self.cache].get("BACKEND", "")).endswith(_OWN_MEMORY):
             yield Warning(

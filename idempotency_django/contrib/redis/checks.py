@@ -24,7 +24,7 @@ def check_redis(alias: str, server: RedisServer) -> Sequence[CheckMessage]:
     try:
         info = _info(server.client())
     except ImproperlyConfigured as error:
-        return [Error(f"The store {alias!r}: {error}", id="idempotency_django.E013")]
+        return [Error(f"The store {alias!r}: {error}", id="idempotency_django.E003")]
     except FAULTS as error:
         return [_unreachable(alias, error)]
     return [*_check_server(alias, info)]

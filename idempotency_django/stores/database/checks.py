@@ -26,7 +26,7 @@ def check_database(alias: str, using: str) -> Sequence[CheckMessage]:
             Error(
                 f"The store {alias!r} uses the database {using!r}, which is not in DATABASES.",
                 hint=f"DATABASES has: {', '.join(map(repr, connections.settings))}.",
-                id="idempotency_django.E004",
+                id="idempotency_django.E003",
             )
         ]
     return [
