@@ -2,7 +2,7 @@
 
 It comes before ``APIView`` in the class's bases, and works on ``APIView``, generic views, viewsets
 and their ``@action`` methods. Authentication, permissions and throttles run first, for every
-request. Then the handler runs once per operation, and its answer is finalised and rendered in the
+request. Then the handler runs once per operation, and its response is finalised and rendered in the
 transaction that stores it. A caller without permission for the object in the URL gets no replay.
 
 ::

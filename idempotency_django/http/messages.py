@@ -294,7 +294,7 @@ _OURS: Final = "idempotency_django."
 
 
 class Adapter(ABC):
-    """One request and its answer, as an adapter's framework handles them.
+    """One request and its response, as an adapter's framework handles them.
 
     Attributes:
         http_request: Django's request.
@@ -322,7 +322,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def respond(self) -> HttpResponseBase:
-        """Run the view and render its answer."""
+        """Run the view and render its response."""
 
     async def arespond(self) -> HttpResponseBase:
         """The same, of an async view."""
@@ -330,10 +330,10 @@ class Adapter(ABC):
 
     @abstractmethod
     def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
-        """The answer to the view's error, rendered or not; or raise the error again."""
+        """The response to the view's error, rendered or not; or raise the error again."""
 
     def rebuild(self, record: Record, policy: Policy) -> HttpResponseBase:
-        """The answer of a record whose body was not kept.
+        """The response of a record whose body was not kept.
 
         Raises:
             ResponseNotStored: there is no way to build it again.
@@ -503,7 +503,7 @@ def _unwanted(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> s
 
 
 def _wanted(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> bool | None:
-    """Whether the policy stores an answer; ``None``: it does not say."""
+    """Whether the policy stores a response; ``None``: it does not say."""
     wanted = policy.should_store and policy.should_store(adapter.http_request, response)
     if wanted is None or isinstance(wanted, bool):
         return wanted

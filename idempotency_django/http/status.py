@@ -30,7 +30,7 @@ UNKNOWN: Final = "unknown"
 def accepted_response(
     store: Store, operation: Operation, owners: Sequence[str], retry_after: int
 ) -> HttpResponse:
-    """The answer to a duplicate of an operation in progress: 202, and the address of its status."""
+    """The response to a duplicate of an operation in progress: 202, and where its status is."""
     response = JsonResponse({"status": Status.IN_PROGRESS}, status=202)
     response["Location"] = location(store, operation, *owners)
     response["Retry-After"] = str(retry_after)
@@ -120,7 +120,7 @@ def record_of(token: str, callers: set[str]) -> Record | None:
 
 
 def describe_operation(record: Record) -> dict[str, Any]:
-    """The description of a record: its status, its attempt, and its answer if it has one.
+    """The description of a record: its status, its attempt, and its response if it has one.
 
     The status is ``in_progress``, ``interrupted`` (a retry resumes it), ``held`` (an operator must
     settle it), ``completed`` or ``failed`` (a retry is a new attempt).
@@ -135,7 +135,7 @@ def describe_operation(record: Record) -> dict[str, Any]:
 
 
 def _describe_response(payload: Payload) -> dict[str, Any]:
-    """The answer: its body as text if it is text, else in base64; ``None``: it was not kept."""
+    """The response: its body as text if it is text, else in base64; ``None``: it was not kept."""
     shown: dict[str, Any] = {
         "status": payload.status,
         "headers": [list(pair) for pair in payload.sent_headers],

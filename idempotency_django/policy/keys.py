@@ -237,5 +237,5 @@ def deterministic(*paths: str) -> KeyFunction:
 
 
 def generated(invocation: Invocation) -> str:  # noqa: ARG001  # a key callable takes the call
-    """A new key for each request without one; the answer tells the client the key."""
+    """A new key for each request without one; the response tells the client the key."""
     return str(uuid.uuid4())

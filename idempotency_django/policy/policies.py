@@ -1,4 +1,4 @@
-"""Policies: what identifies an operation, and what is kept of its answer."""
+"""Policies: what identifies an operation, and what is kept of its response."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SlidingTTL(timedelta):
 
 
 def store_errors(request: Any, response: Any) -> bool | None:  # noqa: ARG001  # as it is called
-    """Store the answers of raised 4xx errors, too: ``Policy(should_store=store_errors)``.
+    """Store the responses to raised 4xx errors, too: ``Policy(should_store=store_errors)``.
 
     Statuses that depend on the time of the request are not stored even then.
     """
@@ -253,7 +253,7 @@ class Policy:
     mode: Literal["auto", "transactional", "leased"] = _field(
         "auto", _one_of("auto", "transactional", "leased")
     )
-    """``"transactional"``: claim, effect and answer are one transaction. ``"leased"``: the claim is
+    """``"transactional"``: claim, effect and response commit together. ``"leased"``: the claim is
     committed first and kept alive, for effects outside the database. ``"auto"``: transactional
     where possible (a store with transactions and a sync view), else leased."""
 

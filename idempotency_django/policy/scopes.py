@@ -52,7 +52,7 @@ def per_tenant(tenant: Callable[[Any], object]) -> ScopeFunction:
 
 
 def shared(invocation: Invocation) -> str:  # noqa: ARG001  # a scope callable takes the call
-    """One namespace for everybody and every operation; an answer is replayed to its caller only."""
+    """One namespace for all callers and operations; a response is replayed to its caller only."""
     return "global"
 
 

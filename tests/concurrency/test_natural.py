@@ -192,7 +192,7 @@ class TestOncePer:
         assert Calls.count == 0
 
     def test_somebody_was_faster(self) -> None:
-        """A row that is made while the function runs is the result, and its work is undone."""
+        """A row made while the function runs is the result; the function's work is undone."""
 
         @once_per("order", model=Payment)
         def slow(order: int, amount: int) -> Payment:
