@@ -96,7 +96,7 @@ def test_killed_after_sending(broker: Broker, request: pytest.FixtureRequest) ->
     ],
 )
 @pytest.mark.parametrize("group", [None, "a"])
-def test_what_a_publisher_answers(
+def test_what_a_publisher_returns(
     error: Exception, state: str, attempts: int, delay: timedelta | None, group: str | None
 ) -> None:
     """A publisher says when a message is to be sent again, whether that was an attempt at it, and

@@ -46,11 +46,11 @@ def rabbit_broker(rabbit: Server) -> Iterator[Broker]:
         yield broker
 
 
-def assert_away(answers: Sequence[Exception | None], *texts: str) -> None:
+def assert_away(results: Sequence[Exception | None], *texts: str) -> None:
     """The broker is away, which is said in one of these words, and no message is blamed for it."""
-    for answer in answers:
-        assert isinstance(answer, BrokerUnavailable)
-        assert any(text in str(answer) for text in texts), answer
+    for result in results:
+        assert isinstance(result, BrokerUnavailable)
+        assert any(text in str(result) for text in texts), result
 
 
 # RabbitMQ.
@@ -344,12 +344,12 @@ def test_grouped_batch() -> None:
     batch = GroupedBatch(grouped("a-1", "a-2", "b-1", "c-1"), math.inf)
     assert batch.ready == [0, 2, 3]
     assert not batch.is_ready(1)
-    assert batch.answer(0, None) == 1
+    assert batch.note(0, None) == 1
     assert batch.ready == [2, 3, 1]  # the groups take turns
-    assert batch.answer(2, ValueError("b-1")) is None
+    assert batch.note(2, ValueError("b-1")) is None
     batch.give_up(ConnectionError("gone"))
     assert batch.ready == []
-    first, second, other, last = batch.answers
+    first, second, other, last = batch.results
     assert first is None
     assert isinstance(other, ValueError)
     for left in (second, last):
@@ -358,9 +358,9 @@ def test_grouped_batch() -> None:
 
 
 def test_publisher_that_forgets_a_message() -> None:
-    """What a publisher has not answered for is never taken for confirmed."""
-    [answer] = GroupedBatch(grouped("a-1"), math.inf).answers
-    assert isinstance(answer, BrokerUnavailable)
+    """What a publisher has returned no result for is never taken for confirmed."""
+    [result] = GroupedBatch(grouped("a-1"), math.inf).results
+    assert isinstance(result, BrokerUnavailable)
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ class Deferred(Exception):
 
 
 class DeadlineReached(Deferred):
-    """The answer for a message that was not begun in time: the next relay may have it at once."""
+    """The result for a message that was not begun in time: the next relay may have it at once."""
 
     def __init__(self) -> None:
         super().__init__("The batch ran out of time")
@@ -151,7 +151,7 @@ class Publisher:
 
         Raises:
             Exception: any error counts as :exc:`BrokerUnavailable` for all messages: only what is
-                answered for a message counts as its attempt. What the broker has confirmed before
+                returned for a message counts as its attempt. What the broker has confirmed before
                 is sent again.
         """
         batch = GroupedBatch(messages, self.deadline)
@@ -163,14 +163,14 @@ class Publisher:
                     raise
                 except BaseException as raised:  # noqa: BLE001  # what was sent before is known
                     error = unavailable(raised)
-                batch.answer(place, error)
-        return batch.answers
+                batch.note(place, error)
+        return batch.results
 
     def send(self, message: Outgoing) -> Exception | None:
         """Send one message, and wait until the broker has confirmed it.
 
         Returns:
-            What :meth:`publish` answers for it. After :exc:`BrokerUnavailable`, no other is sent.
+            What :meth:`publish` returns for it. After :exc:`BrokerUnavailable`, no other is sent.
 
         Raises:
             Exception: any error counts as :exc:`BrokerUnavailable`.
@@ -203,8 +203,8 @@ def unavailable(error: BaseException) -> BrokerUnavailable:
     return found
 
 
-def answer_of(handle: Callable[[], object]) -> Exception | None:
-    """Handle a message in the relay's own process; what to answer for it.
+def result_of(handle: Callable[[], object]) -> Exception | None:
+    """Handle a message in the relay's own process; the result that its publisher returns.
 
     Raises:
         StoreUnavailable: whether it was handled before is unknown.
@@ -235,20 +235,20 @@ class GroupedBatch:
     def __init__(self, messages: Sequence[Outgoing], deadline: float) -> None:
         self.messages = messages
         self._deadline = deadline
-        self._answers: list[Exception | None] = [None] * len(messages)
+        self._results: list[Exception | None] = [None] * len(messages)
         self._waiting: dict[str | int, deque[int]] = {}
         self._end: Exception | None = None  # why nothing more is sent
         for place, message in enumerate(messages):
             self._waiting.setdefault(message.group or place, deque()).append(place)
 
     @property
-    def answers(self) -> list[Exception | None]:
+    def results(self) -> list[Exception | None]:
         """The list that :meth:`Publisher.publish` returns. Unsent messages are not at fault."""
         for place in chain.from_iterable(self._waiting.values()):
-            self._answers[place] = self._end or BrokerUnavailable(
+            self._results[place] = self._end or BrokerUnavailable(
                 "The publisher did not report whether the message was sent."
             )
-        return self._answers
+        return self._results
 
     @property
     def ready(self) -> list[int]:
@@ -259,7 +259,7 @@ class GroupedBatch:
         """Whether the message at the place may be sent now."""
         return self._waiting.get(self._group(place), [None])[0] == place and self._is_open()
 
-    def answer(self, place: int, error: Exception | None) -> int | None:
+    def note(self, place: int, error: Exception | None) -> int | None:
         """Note what has become of the first message of a group.
 
         Args:
@@ -277,7 +277,7 @@ class GroupedBatch:
                 self._waiting[self._group(place)] = waiting
             return waiting[0] if waiting else None
         for each in waiting:
-            self._answers[each] = error
+            self._results[each] = error
         if isinstance(error, BrokerUnavailable):
             self.give_up(error)
         return None

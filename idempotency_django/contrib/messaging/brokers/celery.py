@@ -61,7 +61,7 @@ class CeleryPublisher(Publisher):
     def close(self) -> None:
         connection, self._connection, self._producer = self._connection, None, None
         if connection is not None:
-            connection.collect(socket_timeout=1)  # also where the broker does not answer
+            connection.collect(socket_timeout=1)  # also where the broker does not reply
 
     def check(self) -> list[CheckMessage]:
         try:

@@ -111,14 +111,14 @@ _CONNECTION: Final = {
 }
 """Headers of one connection. Those of a message would contradict them."""
 
-_SHOWN: Final = 200  # characters of an answer that are noted
+_SHOWN: Final = 200  # characters of a response that are noted
 
 
 class HttpPublisher(Publisher):
     """Sends each message as a webhook, signed as Standard Webhooks says.
 
     The body is the message as a CloudEvent in JSON, which is signed as a whole. ``webhook-id`` is
-    the message's id on every attempt. An answer with a status from 200 to 299 confirms it, and 410
+    the message's id on every attempt. A response with a status from 200 to 299 confirms it, and 410
     (Gone) says that no attempt ever will. Redirects are not followed.
 
     Args:
@@ -127,7 +127,7 @@ class HttpPublisher(Publisher):
         secrets: what they are signed with; see :class:`~.webhooks.Endpoint`.
         endpoint: instead of both, the path of a function that gets an :class:`~.base.Outgoing` and
             returns its ``Endpoint``, or ``None`` if the message has no receiver.
-        timeout: for an attempt, from the connection to the answer.
+        timeout: for an attempt, from the connection to the response.
         concurrency: how many webhooks are under way at a time.
         allow_http: whether a URL may begin with ``http://``; for tests.
         proxy: the URL of a proxy that all webhooks go through.
@@ -167,7 +167,7 @@ class HttpPublisher(Publisher):
         endpoints = [self._found(message) for message in messages]
         batch = GroupedBatch(messages, self.deadline)
         asyncio.run(self._publish(batch, endpoints))
-        return batch.answers
+        return batch.results
 
     def check(self) -> list[CheckMessage]:
         try:
@@ -187,12 +187,12 @@ class HttpPublisher(Publisher):
                     async with free:
                         if not batch.is_ready(place):
                             return
-                        error = await self._answer(client, batch.messages[place], endpoints[place])
-                    place = batch.answer(place, error)
+                        error = await self._post(client, batch.messages[place], endpoints[place])
+                    place = batch.note(place, error)
 
             await asyncio.gather(*map(follow, batch.ready))
 
-    async def _answer(
+    async def _post(
         self,
         client: httpx.AsyncClient,
         message: Outgoing,

@@ -98,10 +98,10 @@ class KafkaPublisher(Publisher):
             self._send(producer, batch, place)
         while len(producer):  # each is confirmed, or fails, within the timeout
             producer.poll(0.1)
-        answers = batch.answers
-        if not any(isinstance(answer, BrokerUnavailable) for answer in answers):
+        results = batch.results
+        if not any(isinstance(result, BrokerUnavailable) for result in results):
             self._producer = producer  # else the next call creates a new one
-        return answers
+        return results
 
     def close(self) -> None:
         self._producer = None  # it has nothing to send: publish() waits for all confirmations
@@ -115,7 +115,7 @@ class KafkaPublisher(Publisher):
             else:
                 kind = KafkaException(problem)
                 error = kind if problem.code() in _REFUSED else unavailable(kind)
-            following = batch.answer(place, error)
+            following = batch.note(place, error)
             if following is not None:
                 self._send(producer, batch, following)
 
@@ -135,7 +135,7 @@ class KafkaPublisher(Publisher):
         except KafkaException as error:
             note(error.args[0])
         except ValueError as error:
-            batch.answer(place, error)
+            batch.note(place, error)
 
 
 class KafkaSource:

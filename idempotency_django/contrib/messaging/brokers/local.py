@@ -13,7 +13,7 @@ from ....errors import DeadLettered, UnknownEventType
 from ..consumers import Consumer, consumer_at
 from ..databases import reason
 from ..dead_letters import release
-from .base import Outgoing, Publisher, Refused, answer_of
+from .base import Outgoing, Publisher, Refused, result_of
 
 
 class LocalPublisher(Publisher):
@@ -56,7 +56,7 @@ class LocalPublisher(Publisher):
                 # The claim is committed first, so that an attempt counts that ends the relay.
                 consumer.handle(event, redelivered=True)
 
-        error = answer_of(handle)
+        error = result_of(handle)
         if isinstance(error, DeadLettered):
             why = f" The last error: {reason(error.__cause__)}" if error.__cause__ else ""
             return Refused(f"{error}{why}", final=True)

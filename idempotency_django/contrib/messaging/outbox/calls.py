@@ -19,7 +19,7 @@ from django.db import transaction
 from ....engine import ExecutionContext, plan_call, run_plan
 from ....policy import Policy, digest
 from ....stores import reference
-from ..brokers.base import Outgoing, Publisher, Refused, answer_of
+from ..brokers.base import Outgoing, Publisher, Refused, result_of
 from ..consumers import without_exits
 from ..databases import database
 from ..models import MessageState, OutboxMessage
@@ -296,7 +296,7 @@ class CallPublisher(Publisher):
             read = Call.read(message.type, message.data)
             read.run_once(message.message_id, message.reference, max_attempts=most)
 
-        return answer_of(call)
+        return result_of(call)
 
 
 CELERY_TOPIC: Final = "celery"
