@@ -68,15 +68,19 @@ def test_tools_that_read_each_name(configured: bool) -> None:
 @pytest.mark.parametrize("name", BROKERS)
 def test_short_names(name: str) -> None:
     """Each short name of a ``BACKEND`` is that of a publisher of this package."""
-    path = BROKERS[name].publisher
-    assert issubclass(import_string(path), Publisher)
-    assert path.split(".")[-2] == name
+    publisher = import_string(BROKERS[name].publisher)
+    assert issubclass(publisher, Publisher)
+    assert publisher.__module__.split(".")[-1] == name
 
 
-def test_short_name_in_a_topic() -> None:
-    """A topic takes it like the path."""
-    topic = Topic(name="orders", backend="local", options={"consumers": []})
+@pytest.mark.parametrize(
+    "backend", ["local", "idempotency_django.contrib.messaging.LocalPublisher"]
+)
+def test_short_name_in_a_topic(backend: str) -> None:
+    """A topic takes it like the path, and knows that it is local."""
+    topic = Topic(name="orders", backend=backend, options={"consumers": []})
     assert type(topic.publisher()).__name__ == "LocalPublisher"
+    assert topic.is_local
 
 
 def test_unknown_short_name() -> None:

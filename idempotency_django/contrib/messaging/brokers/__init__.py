@@ -17,11 +17,13 @@ class Broker(NamedTuple):
     extra: str = ""
 
 
+_PACKAGE: Final = __name__.rpartition(".")[0]
+
 BROKERS: Final = {
-    "celery": Broker(f"{__name__}.celery.CeleryPublisher", "celery"),
-    "http": Broker(f"{__name__}.http.HttpPublisher", "webhooks"),
-    "kafka": Broker(f"{__name__}.kafka.KafkaPublisher", "kafka"),
-    "kombu": Broker(f"{__name__}.kombu.KombuPublisher", "rabbitmq"),
-    "local": Broker(f"{__name__}.local.LocalPublisher"),
+    "celery": Broker(f"{_PACKAGE}.CeleryPublisher", "celery"),
+    "http": Broker(f"{_PACKAGE}.HttpPublisher", "webhooks"),
+    "kafka": Broker(f"{_PACKAGE}.KafkaPublisher", "kafka"),
+    "kombu": Broker(f"{_PACKAGE}.KombuPublisher", "rabbitmq"),
+    "local": Broker(f"{_PACKAGE}.LocalPublisher"),
 }
 """The publishers of this package, by the names that ``BACKEND`` takes."""
