@@ -23,7 +23,6 @@ from django.utils.module_loading import import_string
 
 from .conf import conf
 from .errors import KeyUnsupported
-from .http.atomic_requests import asks_for_transaction
 from .http.marking import FAILED, mark
 from .http.messages import PLANNED, key_header, mark_refusal, problem_response
 from .http.routes import is_covered
@@ -40,6 +39,7 @@ from .http.unwrapping import (
     part_for,
     policy_of,
     protected_part,
+    transactions_around,
     view_class_of,
 )
 from .http.wrapping import log_unclaimed, protect, validate_handler
@@ -104,6 +104,8 @@ class IdempotencyMiddleware:
             return _refuse_key(request, known, error)
         if known.is_async:  # under WSGI, where Django calls it likewise
             protected = async_to_sync(protected)
+        else:  # as Django calls it, under ATOMIC_REQUESTS
+            protected = BaseHandler().make_view_atomic(protected)
         try:
             return protected(request, *args, **kwargs)
         except Exception as error:
@@ -143,7 +145,7 @@ class IdempotencyMiddleware:
         if method not in UNSAFE_METHODS:
             return None
         known = _facts_of(view)
-        if known.is_exempt or (known.is_async and asks_for_transaction(view)):
+        if known.is_exempt or (known.is_async and transactions_around(view)):
             return None  # Django refuses to run the latter, and says why
         is_inside, declared = known.knows(method)
         if is_inside:

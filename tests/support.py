@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any, get_args
 from uuid import uuid4
@@ -16,7 +15,6 @@ from django.http import HttpResponse
 from django.test import Client
 from rest_framework import serializers
 
-from idempotency_django.engine import Atomic
 from idempotency_django.errors import State
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.stores import Store
@@ -98,16 +96,6 @@ def completed(store: Store, **changes: Any) -> Operation:
         assert isinstance(claim, Claim)
         assert store.complete(claim, RESPONSE)
     return operation
-
-
-class Within(Atomic):
-    """A transaction that the test has opened, and what waits for its end."""
-
-    def __init__(self, after: ExitStack) -> None:
-        self.after = after
-
-    def around_claim(self, store: Store) -> ExitStack | None:
-        return self.after
 
 
 class EffectSerializer(serializers.ModelSerializer[Effect]):

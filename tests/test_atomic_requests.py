@@ -7,12 +7,14 @@ from typing import Any, ClassVar
 
 import pytest
 from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
 from django.db import IntegrityError, connection, connections, transaction
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
 from django.utils.decorators import method_decorator
+from rest_framework.decorators import api_view
 from rest_framework.exceptions import ValidationError
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
@@ -183,6 +185,17 @@ def non_atomic_plain(request: HttpRequest) -> HttpResponse:
     return create(request)
 
 
+def handle(request: Request) -> Response:
+    return DRF.post(DRF(), request)
+
+
+class Bare(APIView):
+    authentication_classes: ClassVar[list[Any]] = []
+
+    def post(self, request: Request) -> Response:
+        return handle(request)
+
+
 def hides_marks(request: HttpRequest) -> HttpResponse:
     """Django opens its transaction around this one, because no mark says otherwise."""
     return DRF.as_view()(request)
@@ -207,9 +220,13 @@ urlpatterns = [
     path("middleware/", plain),
     path("non-atomic-middleware/", non_atomic_plain),
     path("hidden/", hides_marks),
+    path("above/", idempotent(api_view(["POST"])(handle))),
+    path("below/", api_view(["POST"])(idempotent(handle))),
+    path("drf-middleware/", Bare.as_view()),
 ]
 
 VIEWS = ["/drf/", "/decorated/", "/middleware/", "/hidden/"]
+HANDLED = ["/drf/", "/above/", "/below/", "/drf-middleware/"]
 PLAIN_VIEWS = ["/decorated/", "/middleware/"]
 
 
@@ -220,6 +237,14 @@ def _setup(settings: Any) -> None:
         "idempotency_django.middleware.IdempotencyMiddleware",
     ]
     DRF.in_transaction = []
+
+
+def assert_failed(key: str, attempt: int, atomic: bool) -> None:
+    """A raised error takes the record of its attempt with the request's transaction."""
+    if atomic:
+        assert not IdempotencyKey.objects.exists()
+    else:
+        assert (record(key).status, record(key).attempt) == ("failed", attempt)
 
 
 def ended(sent: list[str]) -> list[str]:
@@ -247,23 +272,33 @@ class TestBothWays:
             assert post(client, url, key, "503").status_code == 503
             assert (record(key).status, record(key).attempt) == ("failed", attempt)
         assert effects("503") == 0
+        assert post(client, url, key).status_code == 201
+        assert effects() == 1
 
     @pytest.mark.parametrize("url", ["/drf/", *PLAIN_VIEWS])
     def test_raised_error(self, client: Client, url: str, atomic: bool) -> None:
-        """A raised error rolls back; the attempt is recorded."""
+        """A raised error rolls back; the attempt is recorded, where no outer transaction ends."""
         key = new_key()
         for attempt in (1, 2):
             with pytest.raises(LookupError, match="boom"):
                 post(client, url, key, "error")
-            assert (record(key).status, record(key).attempt) == ("failed", attempt)
+            assert_failed(key, attempt, atomic)
         assert effects("error") == 0
+        assert post(client, url, key).status_code == 201
+        assert effects() == 1
 
-    def test_handled_error(self, client: Client, atomic: bool) -> None:
-        """An error that DRF handles rolls back; the attempt is recorded."""
+    @pytest.mark.parametrize("url", HANDLED)
+    def test_handled_error(self, client: Client, url: str, atomic: bool) -> None:
+        """An error that DRF handles rolls back, wherever the decorator is, and is not stored."""
         key = new_key()
-        assert post(client, "/drf/", key, "invalid").status_code == 400
-        assert record(key).status == "failed"
+        for attempt in (1, 2):
+            assert post(client, url, key, "invalid").status_code == 400
+            assert (record(key).status, record(key).attempt) == ("failed", attempt)
         assert effects("invalid") == 0
+        first = post(client, url, key)
+        assert first.status_code == 201
+        assert_replays(first, post(client, url, key))
+        assert effects() == 1
 
     @pytest.mark.parametrize("url", ["/rendered/", "/rendered-and-kept/"])
     def test_renderer_asks_the_database(self, client: Client, url: str, atomic: bool) -> None:
@@ -288,7 +323,10 @@ class TestBothWays:
         key = new_key()
         with pytest.raises(TypeError):
             post(client, "/unrenderable/", key)
-        assert record(key).error.startswith("TypeError: ")
+        if atomic:
+            assert not IdempotencyKey.objects.exists()
+        else:
+            assert record(key).error.startswith("TypeError: ")
         assert ended(sent) == ["failed"]
         assert effects() == 0
 
@@ -355,8 +393,8 @@ class TestBothWays:
         assert seen == ["completed"]
 
 
-class TestSameTransactionsAsDjango:
-    """What a view without a key sees is what Django would have opened."""
+class TestAtomicRequests:
+    """Django opens and ends the request's transaction; an operation in it is a savepoint."""
 
     @pytest.mark.parametrize("url", VIEWS)
     @pytest.mark.parametrize("key", [None, new_key()])
@@ -393,31 +431,31 @@ class TestSameTransactionsAsDjango:
             post(client, "/drf/", None, "error")
         assert (effects("initial"), effects("error")) == (0, 0)
 
-    def test_failed_attempt_rolls_back_all(self, client: Client, always_atomic: None) -> None:
-        """With a key it is the same transaction: what ``initial()`` wrote goes too."""
-        post(client, "/drf/", new_key(), "503")
-        assert (effects("initial"), effects("503")) == (0, 0)
+    @pytest.mark.parametrize("reference", ["503", "invalid"])
+    def test_failed_attempt(self, client: Client, reference: str, always_atomic: None) -> None:
+        """With a key only the attempt is rolled back, and not what ``initial()`` wrote."""
+        post(client, "/drf/", new_key(), reference)
+        assert (effects("initial"), effects(reference)) == (1, 0)
 
     def test_error_behind_the_operation(
         self, client: Client, always_atomic: None, sent: list[str]
     ) -> None:
-        """What fails between the operation and the end of the request has failed with it."""
+        """What fails behind the operation takes its effects and its response; a retry runs."""
         key = new_key()
         with pytest.raises(InterruptedError):
             post(client, "/fails-behind/", key)
-        assert (record(key).status, record(key).error) == ("failed", "InterruptedError: ")
-        assert ended(sent) == ["failed"]
+        assert not IdempotencyKey.objects.exists()
+        assert ended(sent) == []
         assert effects() == 0
 
     def test_rollback_behind_the_operation(
         self, client: Client, always_atomic: None, sent: list[str]
     ) -> None:
-        """So has what is rolled back there without an error."""
+        """So does what is rolled back there without an error, as in Django."""
         key = new_key()
         assert post(client, "/fails-behind/", key, "mark").status_code == 201
-        assert record(key).status == "failed"
-        assert "marked for rollback" in record(key).error
-        assert ended(sent) == ["failed"]
+        assert not IdempotencyKey.objects.exists()
+        assert ended(sent) == []
         assert effects("mark") == 0
 
     def test_marked_without_a_key(self, client: Client, always_atomic: None) -> None:
@@ -427,43 +465,34 @@ class TestSameTransactionsAsDjango:
 
     @pytest.mark.skipif(len(connections.settings) < 2, reason="one database only")
     @pytest.mark.django_db(transaction=True, databases="__all__")
-    @pytest.mark.parametrize("url", ["/drf/", *PLAIN_VIEWS])
-    def test_returned_5xx_rolls_back_all_databases(
-        self, client: Client, url: str, always_atomic: None, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A returned 5xx rolls back what was written to the others of ``ATOMIC_REQUESTS`` too."""
+    def test_other_database(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """``ATOMIC_REQUESTS`` of another database is opened by Django, and commits for itself."""
         other = next(alias for alias in connections.settings if alias != "default")
         monkeypatch.setitem(connections.settings[other], "ATOMIC_REQUESTS", True)
+        inside: list[bool] = []
 
         def write_elsewhere(**_: Any) -> None:
+            inside.append(connections[other].in_atomic_block)
             Effect.objects.using(other).create(reference="elsewhere")
 
         signals.claimed.connect(write_elsewhere)
         try:
-            assert post(client, url, new_key(), "503").status_code == 503
-            assert not Effect.objects.using(other).exists()
-            assert post(client, url, new_key()).status_code == 201
-            assert Effect.objects.using(other).count() == 1
+            key = new_key()
+            first = post(client, "/drf/", key)
+            assert_replays(first, post(client, "/drf/", key))
+            with pytest.raises(LookupError):
+                post(client, "/drf/", new_key(), "error")
         finally:
             signals.claimed.disconnect(write_elsewhere)
-        assert (effects("503"), effects()) == (0, 1)
+        assert inside == [True, True]
+        assert Effect.objects.using(other).count() == effects() == 1
 
-    @pytest.mark.skipif(len(connections.settings) < 2, reason="one database only")
-    def test_other_database(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """``ATOMIC_REQUESTS`` of another database is opened as Django would."""
-        other = next(alias for alias in connections.settings if alias != "default")
-        monkeypatch.setitem(connections.settings[other], "ATOMIC_REQUESTS", True)
-        monkeypatch.setattr(transaction, "atomic", _Noted(transaction.atomic))
-        key = new_key()
-        post(client, "/drf/", key)
-        assert _Noted.aliases[0] == other
-        assert record(key).status == "completed"
-
-    def test_no_savepoints(self, client: Client, always_atomic: None) -> None:
-        """Inside the request's transaction there is no savepoint more than without the mixin."""
+    def test_savepoint(self, client: Client, always_atomic: None) -> None:
+        """An operation within the request's transaction is one savepoint."""
         with CaptureQueriesContext(connection) as queries:
             post(client, "/drf/", new_key())
-        assert not [q for q in queries.captured_queries if "SAVEPOINT" in q["sql"].upper()]
+        found = [q["sql"].split()[0] for q in queries if "SAVEPOINT" in q["sql"].upper()]
+        assert found == ["SAVEPOINT", "RELEASE"]
 
     def test_not_through_as_view(self, always_atomic: None) -> None:
         """A view that is dispatched by hand has no transactions but its own."""
@@ -479,20 +508,6 @@ class TestSameTransactionsAsDjango:
         assert IdempotencyKey.objects.get().status == "completed"
 
 
-class _Noted:
-    """``transaction.atomic`` that notes the aliases and opens the default one only."""
-
-    aliases: ClassVar[list[str]] = []
-
-    def __init__(self, atomic: Any) -> None:
-        self._atomic = atomic
-        _Noted.aliases = []
-
-    def __call__(self, using: str, **options: Any) -> Any:
-        _Noted.aliases.append(using)
-        return self._atomic(using="default", **options)
-
-
 @pytest.mark.django_db(transaction=False)
 def test_end_inside_a_test_case(client: Client, always_atomic: None, sent: list[str]) -> None:
     """In a test that is one transaction no commit is seen, which makes no failure of a success."""
@@ -503,7 +518,7 @@ def test_end_inside_a_test_case(client: Client, always_atomic: None, sent: list[
     with pytest.raises(InterruptedError):
         post(client, "/fails-behind/", new_key())
     post(client, "/fails-behind/", new_key(), "mark")
-    assert ended(sent) == ["failed", "failed"]
+    assert ended(sent) == []
     assert (effects(), effects("mark")) == (1, 0)
 
 
@@ -521,9 +536,9 @@ def test_inside_a_test_case(client: Client, django_capture_on_commit_callbacks: 
 
 @pytest.mark.django_db(transaction=False)
 class TestLeasedInsideATestCase:
-    """A leased view with ``ATOMIC_REQUESTS``, in a test that is one transaction."""
+    """A leased view in a test that is one transaction, which stands for none."""
 
-    def test_replay(self, client: Client, always_atomic: None) -> None:
+    def test_replay(self, client: Client) -> None:
         """It responds and replays."""
         key = new_key()
         first = post(client, "/leased/", key)
@@ -531,17 +546,22 @@ class TestLeasedInsideATestCase:
         assert_replays(first, post(client, "/leased/", key))
         assert effects() == 1
 
-    def test_handled_error(self, client: Client, always_atomic: None) -> None:
-        """An error that DRF handles rolls back the view, and not the test."""
+    def test_handled_error(self, client: Client) -> None:
+        """An error that DRF handles is a failed attempt, and rolls back nothing of the test."""
         key = new_key()
         for attempt in (1, 2):
             assert post(client, "/leased/", key, "invalid").status_code == 400
             assert (record(key).status, record(key).attempt) == ("failed", attempt)
-        assert effects("invalid") == 0
 
-    def test_mismatch(self, client: Client, always_atomic: None) -> None:
+    def test_mismatch(self, client: Client) -> None:
         """A refusal rolls back nothing of the test either."""
         key = new_key()
         assert post(client, "/leased/", key).status_code == 201
         assert post(client, "/leased/", key, "b").status_code == 422
         assert (effects(), effects("b"), record(key).status) == (1, 0, "completed")
+
+    def test_atomic_requests(self, client: Client, always_atomic: None) -> None:
+        """The request's transaction is refused there too, so that a test finds it."""
+        with pytest.raises(ImproperlyConfigured, match="non_atomic_requests"):
+            post(client, "/leased/", new_key())
+        assert effects() == 0

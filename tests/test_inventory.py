@@ -12,6 +12,7 @@ from django.contrib import admin
 from django.contrib.auth.views import LoginView
 from django.core.checks import WARNING, CheckMessage, run_checks
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import include, path, re_path
@@ -423,6 +424,19 @@ class TestChecks:
             assert way in str(message.hint)
         found(path("x/", made), path("y/", made))
         assert said("E060") == []
+
+    def test_leased_under_atomic_requests(
+        self, found: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """E062: a claim that could not be committed within the request's transaction."""
+        leased, usual = idempotent(mode="leased")(view()), idempotent(view())
+        marked = transaction.non_atomic_requests(idempotent(mode="leased")(view()))
+        found(path("a/", leased), path("b/", usual), path("c/", marked), middleware=False)
+        assert said("E062") == []
+        monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+        [message] = said("E062")
+        assert "is in the leased mode, but ATOMIC_REQUESTS" in message.msg
+        assert "It serves /a/. Mark the view with transaction.non_atomic" in str(message.hint)
 
     def test_policies_that_are_read(self, found: Any) -> None:
         """E060 leaves alone what is protected, exempt, of another action, or declares ``None``."""

@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -32,7 +32,7 @@ from django.db import (
     connections,
     transaction,
 )
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
@@ -45,7 +45,6 @@ from idempotency_django import engine, signals
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine import (
-    Atomic,
     Executed,
     Held,
     InProgress,
@@ -59,7 +58,7 @@ from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.engine.leases import Lease
 from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy, store_errors
+from idempotency_django.policy import Policy
 from idempotency_django.stores import Store, stores
 from idempotency_django.stores.codec import encode
 from idempotency_django.stores.database import DatabaseStore
@@ -73,7 +72,6 @@ from tests.support import (
     assert_replays,
     cut_connection,
     effects,
-    is_replay,
     new_key,
     post,
     record,
@@ -178,20 +176,6 @@ def reraise(error: Exception) -> Result:
     raise error
 
 
-class Around(Atomic):
-    """Transactions around the handler: one on the store's database, one on another."""
-
-    def __init__(
-        self, outer: AbstractContextManager[Any] | None, inner: AbstractContextManager[Any] | None
-    ) -> None:
-        self.outer, self.inner = outer, inner
-
-    @contextmanager
-    def around_handler(self, store: Store) -> Iterator[bool]:
-        with self.outer or nullcontext(), self.inner or nullcontext():
-            yield self.outer is not None
-
-
 def attempt(
     store: Store,
     operation: Operation,
@@ -200,15 +184,15 @@ def attempt(
     **changes: Any,
 ) -> Outcome:
     """One attempt, whose response is the handler's result, or what it returns as its response."""
-    around = [changes.pop(name, None) for name in ("outer", "inner")]
+    around = changes.pop("around", None) or nullcontext()
+    together = changes.pop("together", False)
 
     def execute(execution: ExecutionContext | None) -> Result:
-        made = handler(execution)
+        with around:
+            made = handler(execution)
         return made if isinstance(made, Result) else Result(made, STORED)
 
-    return engine.run(
-        store, replace(operation, **changes), execute, recover, atomic=Around(*around)
-    )
+    return engine.run(store, replace(operation, **changes), execute, recover, together=together)
 
 
 def found(store: Store, operation: Operation) -> Record:
@@ -1088,25 +1072,9 @@ class TestUnconfirmedCommit:
         assert effects() == done
         assert sent == ["claimed", "conflicted", "conflicted"]
 
-    def test_around_the_handler(self, store: Watched, done: bool, sent: list[str]) -> None:
-        """The transactions around the handler, on a database that is not the store's."""
-        operation = leased(hold=True)
-
-        def handler(execution: ExecutionContext | None) -> None:
-            effect(None)
-            lose_commit(done=done)
-
-        with pytest.raises(OperationalError):
-            attempt(store, operation, handler, inner=transaction.atomic())
-        assert isinstance(attempt(store, operation), InProgress)
-        interrupt(store, operation)
-        assert isinstance(attempt(store, operation), Held)
-        assert effects() == done
-        assert sent == ["claimed", "conflicted", "conflicted"]
-
-    def test_answered(self, store: Watched, done: bool) -> None:
+    def test_answered(self, done: bool) -> None:
         """An adapter may make a response of it; that settles nothing."""
-        operation = leased(hold=True)
+        store, operation = one_by_one(), leased(hold=True)
 
         def handler(execution: ExecutionContext | None) -> None:
             effect(None)
@@ -1115,10 +1083,10 @@ class TestUnconfirmedCommit:
         def sorry(error: Exception) -> Result:
             return Result("500", lambda: STORED, failed=True)
 
-        outcome = attempt(store, operation, handler, sorry, inner=transaction.atomic())
-        assert outcome == Executed("500")
-        interrupt(store, operation)
-        assert isinstance(attempt(store, operation), Held)
+        assert attempt(store, operation, handler, sorry, together=True) == Executed("500")
+        if not done:
+            interrupt(store, operation)
+        assert isinstance(attempt(store, operation), Replayed if done else Held)
         assert effects() == done
 
     def test_store_cannot_tell(self, done: bool, sent: list[str]) -> None:
@@ -1131,7 +1099,7 @@ class TestUnconfirmedCommit:
             lose_commit(done=done)
 
         with pytest.raises(StoreUnavailable):
-            attempt(store, operation, handler, outer=store.transaction())
+            attempt(store, operation, handler, together=True)
         assert sent == ["claimed"]
         if not done:
             interrupt(store, operation)
@@ -1166,7 +1134,7 @@ class TestKnownEnd:
             raise error
 
         with pytest.raises(error):
-            attempt(store, operation, handler, inner=transaction.atomic())
+            attempt(store, operation, handler, around=transaction.atomic())
         assert isinstance(attempt(store, operation), Executed)
 
     def test_refused_commit(self, store: Watched) -> None:
@@ -1180,12 +1148,14 @@ class TestKnownEnd:
                 raise IntegrityError
 
         with pytest.raises(IntegrityError):
-            attempt(store, operation, inner=refused())
+            attempt(store, operation, around=refused())
         assert isinstance(attempt(store, operation), Executed)
         assert effects() == 1
 
     @pytest.mark.parametrize("error", [StoreUnavailable, OperationalError])
-    def test_not_begun(self, store: Watched, error: type[Exception]) -> None:
+    def test_not_begun(
+        self, store: Watched, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """A handler that was never begun, because its transaction could not be opened."""
         operation = leased(hold=True)
 
@@ -1194,8 +1164,9 @@ class TestKnownEnd:
             raise error
             yield
 
-        with pytest.raises(error):
-            attempt(store, operation, outer=closed())
+        with monkeypatch.context() as patch, pytest.raises(error):
+            patch.setattr(store, "transaction", closed)
+            attempt(store, operation, together=True)
         assert effects() == 0
         assert isinstance(attempt(store, operation), Executed)
 
@@ -1317,14 +1288,11 @@ urlpatterns = [
     path("leased/", idempotent(mode="leased")(create)),
     path("waiting/", idempotent(mode="leased", on_conflict="wait")(create)),
     path("held/", idempotent(mode="leased", on_interrupted="hold")(create)),
-    path("keeps-errors/", idempotent(mode="leased", should_store=store_errors)(create)),
     path("drf/", DRF.as_view()),
-    path(
-        "drf-keeps-errors/",
-        DRF.as_view(idempotency_policy=Policy(mode="leased", should_store=store_errors)),
-    ),
     path("bare/", bare),
     path("bare-leased/", idempotent(mode="leased")(bare)),
+    path("non-atomic/", transaction.non_atomic_requests(idempotent(mode="leased")(create))),
+    path("non-atomic-drf/", transaction.non_atomic_requests(DRF.as_view())),
     path("nested/", transaction.atomic(idempotent(mode="leased")(create))),
 ]
 
@@ -1439,169 +1407,28 @@ class TestRequests:
 @pytest.mark.usefixtures("always_atomic")
 @pytest.mark.driver
 class TestAtomicRequests:
-    """With ``ATOMIC_REQUESTS`` the claim is committed first; view and response commit together."""
+    """``ATOMIC_REQUESTS`` would hide the claim: what does not commit is refused."""
 
     @pytest.mark.parametrize("url", BOTH)
-    def test_visible(self, client: Client, url: str, elsewhere: ThreadPoolExecutor) -> None:
-        """While the view runs in its transaction everybody can see the claim."""
+    def test_refused(self, client: Client, url: str) -> None:
+        """A request with a key, before the view runs; the error says what to do."""
+        with pytest.raises(ImproperlyConfigured, match=r"transaction\.non_atomic_requests"):
+            post(client, url, new_key())
+        assert effects() == 0
+        assert not IdempotencyKey.objects.exists()
+
+    @pytest.mark.parametrize("url", ["/non-atomic/", "/non-atomic-drf/"])
+    def test_non_atomic_requests(self, client: Client, url: str) -> None:
+        """A view with the mark is executed once, outside of any transaction."""
         key, seen = new_key(), []
-
-        def look() -> None:
-            assert connection.in_atomic_block
-            seen.append(elsewhere.submit(lambda: record(key).status).result(PATIENCE))
-            seen.append(elsewhere.submit(effects).result(PATIENCE))
-            if connection.vendor != "sqlite":  # whose writers wait for one another
-                again = elsewhere.submit(post, Client(), url, key).result(PATIENCE)
-                assert_problem(again, 409, "in-progress")
-
-        with during("a", look):
+        with during("a", lambda: seen.append((record(key).status, connection.in_atomic_block))):
             first = post(client, url, key)
-        assert seen == ["in_progress", 0]
+        assert seen == [("in_progress", False)]
         assert_replays(first, post(client, url, key))
         assert effects() == 1
 
-    @pytest.mark.parametrize("url", BOTH)
-    def test_rolls_back(self, client: Client, url: str) -> None:
-        """A 5xx and an error roll its effects back; the attempts are recorded."""
-        client.raise_request_exception = False
-        for reference, status in (("503", 503), ("error", 500)):
-            key = new_key()
-            for number in (1, 2):
-                assert post(client, url, key, reference).status_code == status
-                assert (record(key).status, record(key).attempt) == ("failed", number)
-            assert effects(reference) == 0
-
-    def test_what_came_before_the_claim(self, client: Client) -> None:
-        """What ``initial()`` wrote is committed with the claim, before the handler runs."""
-        post(client, "/drf/", new_key(), "503")
-        assert (effects("initial"), effects("503")) == (1, 0)
-
-    @pytest.mark.parametrize("url", BOTH)
-    def test_late(self, client: Client, url: str, elsewhere: ThreadPoolExecutor) -> None:
-        """The whole transaction of a late owner rolls back; its client gets the other's answer."""
-        if connection.vendor == "sqlite":
-            pytest.skip("SQLite's transaction keeps everybody else from writing")
-        key, answers = new_key(), []
-
-        def succeed() -> None:
-            elsewhere.submit(_interrupt, key).result(PATIENCE)
-            answers.append(elsewhere.submit(post, Client(), url, key).result(PATIENCE))
-
-        with during("a", succeed):
-            late = post(client, url, key)
-        assert_replays(answers[0], late)
-        assert (effects(), record(key).attempt) == (1, 2)
-
-    def test_late_and_waiting(self, client: Client, elsewhere: ThreadPoolExecutor) -> None:
-        """One that may wait does not run again when its successor fails: its claim is lost."""
-        if connection.vendor == "sqlite":
-            pytest.skip("SQLite's transaction keeps everybody else from writing")
-        key, failing, store = new_key(), [], stores["default"]
-        looked = threading.Event()
-
-        def succeed() -> None:
-            elsewhere.submit(_interrupt, key).result(PATIENCE)
-            row = record(key)
-            operation = leased(key=key, scope=row.scope, fingerprint=row.fingerprint)
-            claim = elsewhere.submit(store.acquire, operation).result(PATIENCE)
-            assert isinstance(claim, Claim)
-
-            def fail() -> None:
-                assert looked.wait(PATIENCE)
-                assert store.fail(claim, "no")
-
-            failing.append(elsewhere.submit(fail))
-
-        def note_loss(**_: Any) -> None:
-            looked.set()
-
-        signals.lost.connect(note_loss)
-        try:
-            with during("a", succeed):
-                assert_problem(post(client, "/waiting/", key), 500, "claim-lost")
-        finally:
-            signals.lost.disconnect(note_loss)
-        failing[0].result(PATIENCE)
-        assert effects() == 0
-        assert post(client, "/waiting/", key).status_code == 201
-
-    @pytest.mark.parametrize("url", BOTH)
-    def test_store_fails_at_the_end(self, client: Client, url: str, watched: Watched) -> None:
-        """When the response cannot be stored all of it rolls back: 503, and a retry runs."""
-        key = new_key()
-        watched.faults["complete"] = ["before"]
-        assert_problem(post(client, url, key), 503, "store-unavailable")
-        assert (effects(), record(key).status) == (0, "failed")
-        assert post(client, url, key).status_code == 201
-        assert effects() == 1
-
-    @pytest.mark.parametrize("url", BOTH)
-    def test_hook_fails(self, client: Client, url: str, sent: list[str]) -> None:
-        """A hook that fails behind the commit leaves it completed: a signal says so, once."""
-        key = new_key()
-        client.raise_request_exception = False
-
-        def spoil() -> None:
-            transaction.on_commit(_raise)
-
-        with during("a", spoil):
-            assert post(client, url, key).status_code == 500
-        assert sent == ["claimed", "completed"]
-        assert record(key).status == "completed"
-        assert is_replay(post(client, url, key))
-        assert effects() == 1
-
-    @pytest.mark.parametrize("url", ["/keeps-errors/", "/drf-keeps-errors/"])
-    def test_hook_fails_with_an_answer(self, client: Client, url: str, sent: list[str]) -> None:
-        """The same where the hook's error has an answer that would be stored: it comes too late."""
-        key = new_key()
-
-        def spoil() -> None:
-            transaction.on_commit(_raise_404)
-
-        with during("a", spoil):
-            assert post(client, url, key).status_code == 404
-        assert sent == ["claimed", "completed"]
-        again = post(client, url, key)
-        assert (is_replay(again), again.status_code) == (True, 201)
-        assert effects() == 1
-
-    @pytest.mark.parametrize("done", [True, False])
-    @pytest.mark.parametrize("backend", ["WatchedDatabase", "WatchedMemory"])
-    def test_unconfirmed_and_hold(
-        self, client: Client, settings: Any, backend: str, done: bool, sent: list[str]
-    ) -> None:
-        """Where nobody was told whether it was committed, the retry finds out, or is held."""
-        store, key = _watched(settings, backend), new_key()
-        client.raise_request_exception = False
-        with during("a", lambda: lose_commit(done=done)):
-            assert post(client, "/held/", key).status_code >= 500
-        operation = leased(key=key, scope=store.scopes[key])
-        again = post(client, "/held/", key)
-        if done and backend == "WatchedDatabase":  # the response was committed with it
-            assert is_replay(again)
-            assert sent == ["claimed", "completed", "replayed"]
-        else:
-            assert_problem(again, 409, "in-progress")
-            interrupt(store, operation)
-            assert_problem(post(client, "/held/", key), 409, "held")
-            assert sent == ["claimed", "conflicted", "conflicted"]
-        assert effects() == done
-
-    def test_on_commit(self, client: Client) -> None:
-        """Hooks of the view run once, when its response is stored."""
-        key, seen = new_key(), []
-
-        def hook() -> None:
-            transaction.on_commit(lambda: seen.append(record(key).status))
-
-        with during("a", hook):
-            post(client, "/leased/", key)
-        post(client, "/leased/", key)
-        assert seen == ["completed"]
-
     def test_no_key(self, client: Client) -> None:
-        """Without a key the view is in the transaction that Django would have opened."""
+        """Without a key the view is in the transaction that Django has opened."""
         seen: list[bool] = []
         client.raise_request_exception = False
         with during("error", lambda: seen.append(connection.in_atomic_block)):
@@ -1609,66 +1436,83 @@ class TestAtomicRequests:
         assert seen == [True]
         assert effects("error") == 0
 
-    def test_no_savepoint(self, client: Client) -> None:
-        """The transaction is the request's own: no savepoint more."""
-        with CaptureQueriesContext(connection) as queries:
-            post(client, "/leased/", new_key())
-        assert not [q for q in queries.captured_queries if "SAVEPOINT" in q["sql"].upper()]
 
-    @pytest.mark.skipif(len(connections.settings) < 2, reason="one database only")
-    @pytest.mark.parametrize("reference", ["503", "error"])
-    def test_other_databases(
-        self, client: Client, monkeypatch: pytest.MonkeyPatch, reference: str
-    ) -> None:
-        """Effects on every database of ``ATOMIC_REQUESTS`` roll back with a failure."""
-        client.raise_request_exception = False
-        other = next(alias for alias in connections.settings if alias != "default")
-        rows = Effect.objects.using(other)
-        for atomic, kept in ((True, 0), (False, 1)):
-            monkeypatch.setitem(connections.settings[other], "ATOMIC_REQUESTS", atomic)
+@pytest.mark.driver
+class TestOneTransaction:
+    """Handler and response in one transaction, after the claim's."""
 
-            def write() -> None:
-                assert connections[other].in_atomic_block is atomic  # noqa: B023
-                rows.create(reference=reference)
+    store = DatabaseStore("default")
 
-            with during(reference, write):
-                assert post(client, "/leased/", new_key(), reference).status_code >= 500
-            assert rows.filter(reference=reference).count() == kept
-            assert effects(reference) == 0
+    def test_visible(self, elsewhere: ThreadPoolExecutor) -> None:
+        """While the handler runs in it everybody can see the claim."""
+        operation, seen = leased(), []
 
-    @pytest.mark.skipif(len(connections.settings) < 2, reason="one database only")
-    def test_late_owner_on_other_databases(
-        self, client: Client, monkeypatch: pytest.MonkeyPatch, elsewhere: ThreadPoolExecutor
-    ) -> None:
-        """What a late owner wrote is gone on every database of ``ATOMIC_REQUESTS``."""
-        vendors = {alias: connections[alias].vendor for alias in connections.settings}
+        def handler(execution: ExecutionContext | None) -> None:
+            effect(execution)
+            seen.append(elsewhere.submit(found, self.store, operation).result(PATIENCE).status)
+            seen.append(elsewhere.submit(effects).result(PATIENCE))
+
+        assert isinstance(attempt(self.store, operation, handler, together=True), Executed)
+        assert seen == ["in_progress", 0]
+        assert isinstance(attempt(self.store, operation), Replayed)
+        assert effects() == 1
+
+    def test_rolls_back(self) -> None:
+        """An error rolls its effects back; the attempts are recorded."""
+        operation = leased()
+
+        def handler(execution: ExecutionContext | None) -> None:
+            effect(execution)
+            raise LookupError
+
+        for number in (1, 2):
+            with pytest.raises(LookupError):
+                attempt(self.store, operation, handler, together=True)
+            known = found(self.store, operation)
+            assert (known.status, known.attempt) == ("failed", number)
+        assert effects() == 0
+
+    def test_late(self, elsewhere: ThreadPoolExecutor) -> None:
+        """The whole transaction of a late owner rolls back; it gets the other's response."""
         if connection.vendor == "sqlite":
             pytest.skip("SQLite's transaction keeps everybody else from writing")
-        others = [alias for alias in vendors if alias != "default" and vendors[alias] != "sqlite"]
-        if not others:
-            pytest.skip("no second database that lets others write")
-        [other] = others
-        monkeypatch.setitem(connections.settings[other], "ATOMIC_REQUESTS", True)
-        key = new_key()
+        operation = leased()
 
-        def succeed() -> None:
-            Effect.objects.using(other).create(reference="late")
-            elsewhere.submit(_interrupt, key).result(PATIENCE)
-            answer = elsewhere.submit(post, Client(), "/leased/", key).result(PATIENCE)
-            assert answer.status_code == 201
+        def handler(execution: ExecutionContext | None) -> None:
+            effect(execution)
+            claim = elsewhere.submit(taken_over, self.store, operation).result(PATIENCE)
+            assert elsewhere.submit(self.store.complete, claim, STORED).result(PATIENCE)
 
-        with during("a", succeed):
-            assert is_replay(post(client, "/leased/", key))
+        assert isinstance(attempt(self.store, operation, handler, together=True), Replayed)
+        assert (effects(), found(self.store, operation).attempt) == (0, 2)
+
+    def test_store_fails_at_the_end(self) -> None:
+        """When the response cannot be stored all of it rolls back, and a retry runs."""
+        store, operation = WatchedDatabase(str(uuid4())), leased()
+        store.faults["complete"] = ["before"]
+        with pytest.raises(StoreUnavailable):
+            attempt(store, operation, together=True)
+        assert (effects(), found(store, operation).status) == (0, "failed")
+        assert isinstance(attempt(store, operation, together=True), Executed)
         assert effects() == 1
-        assert not Effect.objects.using(other).exists()
+
+    def test_hook_fails(self, sent: list[str]) -> None:
+        """A hook that fails behind the commit leaves it completed: a signal says so, once."""
+        operation = leased()
+
+        def handler(execution: ExecutionContext | None) -> None:
+            effect(execution)
+            transaction.on_commit(_raise)
+
+        with pytest.raises(LookupError):
+            attempt(self.store, operation, handler, together=True)
+        assert sent == ["claimed", "completed"]
+        assert isinstance(attempt(self.store, operation), Replayed)
+        assert effects() == 1
 
 
 def _raise() -> None:
     raise LookupError("boom")
-
-
-def _raise_404() -> None:
-    raise Http404
 
 
 @pytest.mark.driver

@@ -22,7 +22,6 @@ from rest_framework.views import APIView
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.engine.functions import idempotent_call
-from idempotency_django.models import IdempotencyKey
 from tests.models import Effect
 from tests.support import assert_replays, effects, new_key
 
@@ -142,46 +141,9 @@ def send(client: Client, url: str, key: str, reference: str) -> Any:
     )
 
 
-@pytest.mark.parametrize("name", ON_THE_VIEW)
-@pytest.mark.parametrize("kind", KINDS)
-class TestOnTheView:
-    """The view's transaction is ours."""
-
-    def test_replay(self, client: Client, kind: str, name: str) -> None:
-        """One effect, and its response again."""
-        key = new_key()
-        first = send(client, f"/{kind}/{name}/", key, "a")
-        assert_replays(first, send(client, f"/{kind}/{name}/", key, "a"))
-        assert effects("a") == 1
-
-    @pytest.mark.parametrize("reference", ["raise", "dangling"])
-    def test_failure(
-        self, client: Client, kind: str, name: str, reference: str, sent: list[str]
-    ) -> None:
-        """What the view raises, and what is refused at COMMIT, rolls back and is a failed attempt;
-        a retry is executed.
-        """
-        key = new_key()
-        with pytest.raises((LookupError, IntegrityError)):
-            send(client, f"/{kind}/{name}/", key, reference)
-        assert effects(reference) == 0
-        assert sent == ["claimed", "failed"]
-        if kind != "memory":
-            assert IdempotencyKey.objects.get().status == "failed"
-        assert send(client, f"/{kind}/{name}/", key, "a").status_code == 201
-        assert effects("a") == 1
-
-    def test_without_a_key(self, client: Client, kind: str, name: str) -> None:
-        """What takes no part is in the transaction that Django would have opened."""
-        headers = {"X-Reference": "raise"}
-        with pytest.raises(LookupError):
-            client.post(f"/{kind}/{name}/", {}, content_type="application/json", headers=headers)
-        assert effects("raise") == 0
-
-
-@pytest.mark.parametrize("name", ON_A_PART)
-class TestOnAPart:
-    """The view's transaction is Django's."""
+@pytest.mark.parametrize("name", [*ON_THE_VIEW, *ON_A_PART])
+class TestPlacements:
+    """Wherever the decorator is, the operation is a part of the request's transaction."""
 
     def test_replay(self, client: Client, name: str) -> None:
         """One effect, and its response again."""
@@ -192,7 +154,9 @@ class TestOnAPart:
 
     @pytest.mark.parametrize("reference", ["raise", "dangling"])
     def test_failure(self, client: Client, name: str, reference: str) -> None:
-        """An attempt that fails leaves nothing; a retry is executed."""
+        """What the view raises, and what is refused at COMMIT, leaves nothing; a retry is
+        executed.
+        """
         key = new_key()
         with pytest.raises((LookupError, IntegrityError)):
             send(client, f"/auto/{name}/", key, reference)
@@ -200,8 +164,15 @@ class TestOnAPart:
         assert send(client, f"/auto/{name}/", key, "a").status_code == 201
         assert effects("a") == 1
 
+    def test_without_a_key(self, client: Client, name: str) -> None:
+        """What takes no part is in the transaction that Django opens."""
+        headers = {"X-Reference": "raise"}
+        with pytest.raises(LookupError):
+            client.post(f"/auto/{name}/", {}, content_type="application/json", headers=headers)
+        assert effects("raise") == 0
+
     @pytest.mark.parametrize("kind", ["leased", "memory"])
-    def test_answer_that_would_not_roll_back(self, client: Client, kind: str, name: str) -> None:
+    def test_response_that_would_not_roll_back(self, client: Client, kind: str, name: str) -> None:
         """What commits by itself is refused before the view runs, with a way out."""
         with pytest.raises(ImproperlyConfigured, match="If it is ATOMIC_REQUESTS,"):
             send(client, f"/{kind}/{name}/", new_key(), "a")

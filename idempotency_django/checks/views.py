@@ -17,6 +17,7 @@ from django.core.checks import (
 )
 
 from ..conf import conf, did_you_mean
+from ..engine import lease_of
 from ..http.routes import is_named
 from ..http.unwrapping import (
     EXEMPT,
@@ -27,16 +28,20 @@ from ..http.unwrapping import (
     PROTECTED,
     handlers_of,
     innermost,
+    is_async,
     is_conditional_outside,
     is_exempt,
     is_from,
     name_of,
     policy_of,
+    transactions_around,
     vars_of,
     view_class_of,
 )
 from ..http.wrapping import HOOKS, misplaced_mixin
 from ..policy import UNSET, Policy
+from ..stores import stores
+from ..stores.atomic_blocks import IN_NINJA
 from .configuration import PROJECT, check_policy, each_once, listed, promise, tried
 from .inventory import NOT_ENFORCED, Endpoint, endpoints, routes
 
@@ -49,7 +54,7 @@ _MOST_REFUSED: Final = 10
 _READ: Final = {POLICY, POLICIES, *HOOKS}
 """The names of attributes that a project can set on a view, or override."""
 
-_SET: Final = {PROTECTED, EXEMPT, INBOX, PART, "idempotency_left_out"}
+_SET: Final = {PROTECTED, EXEMPT, INBOX, PART}
 """The names of attributes that this package sets."""
 
 of_frameworks: Final[list[Callable[[], Iterator[CheckMessage]]]] = []
@@ -203,6 +208,7 @@ def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
         )
     if endpoint.how not in NOT_ENFORCED:
         yield from _conditional(endpoint)
+        yield from _leased_in_transaction(endpoint)
     if endpoint.how in ("decorator", "middleware"):
         where = f"The idempotency policy of {name_of(innermost(endpoint.view))}"
         yield from check_policy(endpoint.policy, where)
@@ -231,6 +237,26 @@ def _conditional(endpoint: Endpoint) -> Iterator[CheckMessage]:
                 "decorators. Or use @preconditions or PreconditionMixin, which also lock the row."
             ),
             id="idempotency_django.W056",
+        )
+
+
+def _leased_in_transaction(endpoint: Endpoint) -> Iterator[CheckMessage]:
+    """A view of the leased mode, whose claim cannot be committed under ``ATOMIC_REQUESTS``."""
+    around = set() if is_async(endpoint.view) else transactions_around(endpoint.view)
+    policy, _ = tried((endpoint.policy or Policy()).resolved)
+    if policy is None or not around:
+        return
+    store = stores[policy.store]
+    lease, _ = tried(lambda: lease_of(policy, store))
+    if lease is not None and (store.using is None or store.using in around):
+        yield Error(
+            f"{name_of(innermost(endpoint.view))} is in the leased mode, but ATOMIC_REQUESTS opens "
+            "a transaction around it, so requests with a key fail.",
+            hint=(
+                f"It serves {endpoint.route}. Mark the view with transaction.non_atomic_requests, "
+                f"or use mode='transactional' with a DatabaseStore. {IN_NINJA}"
+            ),
+            id="idempotency_django.E062",
         )
 
 

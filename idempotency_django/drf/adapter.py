@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from typing import Any
 
@@ -20,7 +19,6 @@ from rest_framework.request import Empty, Request
 from rest_framework.response import Response
 
 from ..errors import IdempotencyError
-from ..http.atomic_requests import RequestTransactions
 from ..http.bodies import as_file, body_of, body_that_django_ignores, form_of, raw_body_of, rewind
 from ..http.dialects import dialect
 from ..http.messages import (
@@ -148,8 +146,6 @@ class DRFAdapter(Adapter):
         self.request = request
         self.method = request.method or ""
         self.view = view
-        self.transactions: RequestTransactions | None
-        self.transactions = getattr(view, "_idempotency_transactions", None)
         self._handler = handler
 
     # The hooks of IdempotentViewMixin, where the view has them.
@@ -218,13 +214,9 @@ class DRFAdapter(Adapter):
         return StoredResponse(response)
 
     def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
-        # Not rendered here: within ATOMIC_REQUESTS the transaction is still to roll back, and a
-        # renderer may ask the database for something.
-        with self.own_transactions():
-            return self._finalized(self.view.handle_exception(error))
-
-    def own_transactions(self) -> AbstractContextManager[None]:
-        return self.transactions.own_transactions() if self.transactions else nullcontext()
+        # Not rendered here: under ATOMIC_REQUESTS the exception handler may have marked the
+        # transaction for rollback, and a renderer may ask the database for something.
+        return self._finalized(self.view.handle_exception(error))
 
     def _finalized(self, response: HttpResponseBase) -> HttpResponseBase:
         """Finalise now, and prevent DRF from finalising the same response again."""
@@ -290,11 +282,10 @@ def serve_view(policy: Policy, request: Request, run: Callable[[], Any]) -> Http
     adapter = DRFAdapter(view, request, run)
     adapter.policy = resolve(policy)
     try:
-        return serve(adapter, adapter.policy, adapter.transactions)
+        return serve(adapter, adapter.policy)
     except IdempotencyError as error:
         if error.foreign:
             raise
-        with adapter.own_transactions():
-            return problem(view, error)
+        return problem(view, error)
     except Exception as error:  # noqa: BLE001  # the view's own, raised again
         raise without_own_frames(error)  # noqa: B904  # its context is its own

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
@@ -16,11 +15,6 @@ from rest_framework.views import APIView
 
 from ..engine.context import ExecutionContext
 from ..errors import KeyMalformed, ResponseNotStored
-from ..http.atomic_requests import (
-    ExcludedDatabases,
-    RequestTransactions,
-    request_transactions,
-)
 from ..http.messages import callers_of, key_header
 from ..http.replays import check_object
 from ..http.status import status_for
@@ -70,9 +64,6 @@ class IdempotentViewMixin:  # see below
     """Policies by action (viewsets) or lower-case method (other views); they come first."""
 
     idempotency_protected = "mixin"
-    # Set by as_view(), which takes over Django's ATOMIC_REQUESTS.
-    idempotency_left_out: ExcludedDatabases | None = None
-    _idempotency_transactions: RequestTransactions | None = None
     _idempotency_reached = False
 
     @classmethod
@@ -83,19 +74,10 @@ class IdempotentViewMixin:  # see below
                 "handlers sync. Or leave out the mixin, and protect the work in the handlers with "
                 "aidempotent_call()."
             )
-        owned = ExcludedDatabases()
-        view = super().as_view(*args, **initkwargs, idempotency_left_out=owned)  # type: ignore[misc]
-        owned.update(iter(getattr(view, "_non_atomic_requests", ())))
-        view._non_atomic_requests = owned
-        return view
+        return super().as_view(*args, **initkwargs)  # type: ignore[misc]
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        left_out = self.idempotency_left_out  # None: not through as_view(), it is Django's affair
-        transactions = None if left_out is None else request_transactions(left_out)
-        self._idempotency_transactions = transactions
-        response: HttpResponseBase
-        with transactions if transactions and transactions.aliases else nullcontext():
-            response = super().dispatch(request, *args, **kwargs)  # type: ignore[misc]
+        response: HttpResponseBase = super().dispatch(request, *args, **kwargs)  # type: ignore[misc]
         if not self._idempotency_reached:
             log_unreached(self, request, response)
         return response

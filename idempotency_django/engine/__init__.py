@@ -24,11 +24,9 @@ from .outcomes import (
 from .planning import Plan, lease_of, make_plan, plan_call
 from .running import arun, replay, run
 from .steps import current_step, describe_error
-from .transactional import Atomic
 
 __all__ = [
     "Admit",
-    "Atomic",
     "Executed",
     "ExecutionContext",
     "Expired",

@@ -11,7 +11,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractContextManager, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final, ParamSpec, TypeGuard, TypeVar
@@ -27,7 +27,6 @@ from ..stores.records import Claim, Operation, Payload, Record, Status
 from .context import CURRENT, ExecutionContext
 from .leases import Lease, handlers_thread, kept_alive
 from .outcomes import (
-    UNCERTAIN_ERRORS,
     Admit,
     ConflictWait,
     Executed,
@@ -76,8 +75,8 @@ class LeasedRun:
         operation: the operation to execute.
         lease: the operation's.
         recover: turns what the handler raised into a response, or raises it again.
-        around: the caller's transactions around the handler; see :class:`~.transactional.Atomic`.
         admit: raises to refuse a replay.
+        together: whether the handler and the storing of its response are one transaction.
     """
 
     # Known from the claim on.
@@ -92,16 +91,16 @@ class LeasedRun:
         operation: Operation,
         lease: timedelta,
         recover: Recover,
-        around: AbstractContextManager[bool],
         admit: Admit | None,
+        together: bool = False,
     ) -> None:
         self.driver = driver
         self.store = store
         self.operation = operation
         self.seconds = lease.total_seconds()
         self.recover = recover
-        self.around = around
         self.admit = admit
+        self.together = together
         self.wait = ConflictWait(operation.wait)
 
     async def outcome(self) -> Outcome:
@@ -181,17 +180,17 @@ class LeasedRun:
         stored = False
         with kept_alive(self.lease):
             await self._announce(signals.claimed)
-            with self.around as together:
+            with self.store.transaction() if self.together else nullcontext():
                 result = await self.driver.execute(self.execution)
                 payload = result.payload
                 if not isinstance(payload, Payload):
                     raise RolledBack(result)
                 if self.claim.attempt > 1:
                     await self.driver.call(self.execution.validate_all_reached)
-                if together:  # before any commit, so that a late owner commits nothing
+                if self.together:  # before any commit, so that a late owner commits nothing
                     await self._complete(payload)
                     stored = True
-            if not together:  # after all have, or a response could outlive its effects
+            if not stored:
                 stored = await self._complete_in_time(payload)
         if stored:
             await self._announce(signals.completed, payload=payload)
@@ -238,10 +237,10 @@ class LeasedRun:
 
     async def _is_held(self, ended: Result | Exception) -> bool:
         """Whether it is unknown what was committed, so that an operator must settle it."""
-        payload = self.driver.payload
-        unknown = (StoreUnavailable, *UNCERTAIN_ERRORS) if payload else StoreUnavailable
-        if not (self.operation.hold and self.driver.begun and isinstance(ended, unknown)):
+        is_unknown = self.driver.begun and isinstance(ended, StoreUnavailable)
+        if not (self.operation.hold and is_unknown):
             return False
+        payload = self.driver.payload
         if payload is None:
             return True
         try:

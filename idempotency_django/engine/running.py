@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Final
 
 from asgiref.sync import sync_to_async
 
@@ -28,11 +27,10 @@ from .outcomes import (
     decide,
     signal_of,
 )
-from .transactional import Atomic, TransactionalRun
+from .transactional import TransactionalRun
 
 Execute = Callable[[ExecutionContext], Result]
 AsyncExecute = Callable[[ExecutionContext], Awaitable[Result]]
-_NONE: Final = Atomic()
 
 
 def run(
@@ -41,8 +39,8 @@ def run(
     execute: Execute,
     recover: Recover,
     *,
-    atomic: Atomic | None = None,
     admit: Admit | None = None,
+    together: bool = False,
 ) -> Outcome:
     """Execute the operation once, or return the outcome of its earlier execution.
 
@@ -58,22 +56,21 @@ def run(
         execute: executes it.
         recover: called after the rollback with what ``execute`` raised; returns the response, or
             raises the error again. A payload in its response is stored.
-        atomic: the transactions that the caller wants around ``execute``; ``None``: none.
+        together: with a lease, whether ``execute`` and the storing of its response are one
+            transaction, after that of the claim.
         admit: called with the record before a replay is counted and announced; what it raises
             refuses the replay, and leaves this function.
 
     Raises:
         StoreUnavailable: nothing was executed, or all of it was rolled back.
-        OperationInProgress: raised instead of the outcome if the caller's transaction cannot
-        continue;
-            or the database refused to commit because of a conflict.
+        OperationInProgress: the database refused to commit because of a conflict.
         ClaimLost: the claim is gone and has no successor.
     """
 
     if not conf.around_execution:
-        return run_unobserved(store, operation, execute, recover, atomic=atomic, admit=admit)
+        return run_unobserved(store, operation, execute, recover, admit=admit, together=together)
     with observed(operation) as execution:
-        outcome = run_unobserved(store, operation, execute, recover, atomic=atomic, admit=admit)
+        outcome = run_unobserved(store, operation, execute, recover, admit=admit, together=together)
         execution.end_with(outcome)
     return outcome
 
@@ -84,16 +81,16 @@ def run_unobserved(
     execute: Execute,
     recover: Recover,
     *,
-    atomic: Atomic | None = None,
     admit: Admit | None = None,
+    together: bool = False,
 ) -> Outcome:
     """:func:`run` without the context managers of the settings around it."""
     if operation.lease is None:
-        once = TransactionalRun(store, operation, execute, recover, atomic, admit)
+        once = TransactionalRun(store, operation, execute, recover, admit)
         outcome = once.try_once() if operation.wait is None else once.outcome(operation.wait)
     else:
-        driver, around = Blocking(execute), (atomic or _NONE).around_handler(store)
-        leased = LeasedRun(driver, store, operation, operation.lease, recover, around, admit)
+        driver = Blocking(execute)
+        leased = LeasedRun(driver, store, operation, operation.lease, recover, admit, together)
         outcome = driver.run(leased.outcome())
     announce_outcome(outcome, operation)
     return outcome
@@ -135,8 +132,8 @@ async def _arun(
     recover: Recover,
     admit: Admit | None,
 ) -> Outcome:
-    driver, around = Awaiting(execute), _NONE.around_handler(store)
-    leased = LeasedRun(driver, store, operation, lease, recover, around, admit)
+    driver = Awaiting(execute)
+    leased = LeasedRun(driver, store, operation, lease, recover, admit)
     outcome = await driver.run(leased.outcome())
     if signal_of(outcome):  # in a thread: a receiver may ask the database
         await sync_to_async(announce_outcome)(outcome, operation)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -25,10 +25,9 @@ from ..errors import (
 )
 from ..stores import Store
 from ..stores.atomic_blocks import IN_NINJA
-from ..stores.records import Claim, Operation, Payload, Record
+from ..stores.records import Claim, Operation, Payload, Record, Status
 from .context import CURRENT, ExecutionContext
 from .outcomes import (
-    UNCERTAIN_ERRORS,
     Admit,
     ConflictWait,
     Executed,
@@ -48,43 +47,8 @@ from .outcomes import (
     hold_exhausted,
     in_progress,
     make_payload,
-    refusal,
 )
 from .steps import text_of
-
-
-class Atomic:
-    """The transactions that a caller wants around the handler; this one wants none.
-
-    In the transactional mode the claim is made inside them. In the leased mode it is committed
-    before them; the handler and its response share the one on the store's database.
-    """
-
-    def around_claim(self, store: Store) -> ExitStack | None:
-        """Keep the transactions open around a claim without a lease.
-
-        Returns:
-            The callbacks to run when the store's transaction has ended, which is for the caller
-            to do, with the error if it was rolled back. ``None``: the store opens its own.
-        """
-        return None
-
-    def suspended(self) -> AbstractContextManager[object]:
-        """End the transactions for the length of the block, so that who waits in it holds nothing.
-
-        The same transactions begin again after it.
-        """
-        return nullcontext()
-
-    def around_handler(self, store: Store) -> AbstractContextManager[bool]:
-        """End the transactions, so that a claim with a lease can be committed.
-
-        Returns:
-            The same transactions, to be begun later around the handler. In the block, ``True``
-            says that one is on the store's database, so that the response is stored in the block.
-        """
-        return nullcontext(False)
-
 
 Execute = Callable[[ExecutionContext], Result]
 
@@ -102,23 +66,22 @@ _ERRORS: Final = 400  # and above: the status of a response that tells of no suc
 
 
 class _ReplayRefused(Exception):  # carries the reason out of a transaction
-    def __init__(self, error: Exception, *, marked: bool) -> None:
+    def __init__(self, error: Exception) -> None:
         super().__init__()
         self.error = error
-        self.marked = marked  # for rollback, before this left the transaction
 
 
 class TransactionalRun:
     """One operation to run, by one attempt at most.
 
-    Its effects are committed at the end, which a deferred constraint may still prevent.
+    Its effects are committed at the end, which a deferred constraint may still prevent. Within a
+    transaction of the caller's it is a savepoint: all of it commits with that one, or vanishes.
 
     Args:
         store: where the operation's record lives.
         operation: the operation to execute.
         execute: executes it.
         recover: turns what the handler raised into a response, or raises it again.
-        atomic: the caller's transactions, in which the claim is made; ``None``: there are none.
         admit: raises to refuse a replay.
     """
 
@@ -132,32 +95,29 @@ class TransactionalRun:
         operation: Operation,
         execute: Execute,
         recover: Recover,
-        atomic: Atomic | None,
         admit: Admit | None,
     ) -> None:
         self.store = store
         self.operation = operation
         self.execute = execute
         self.recover = recover
-        self.atomic = atomic
-        self.after = None if atomic is None else atomic.around_claim(store)
         self.admit = admit
         self._claimed = False
-        self._committed = False
         self._payload: Payload | None = None
         self._error: Exception | None = None  # the error that rolled it back
-        self._marked = False  # for rollback, before the error left the transaction
 
     def outcome(self, longest: timedelta) -> Outcome:
-        """Run it, after waiting that long at most for another owner."""
+        """Run it, after waiting that long at most for another owner.
+
+        A transaction of the caller's stays open meanwhile, with its locks.
+        """
         wait = ConflictWait(longest)
         while True:
             outcome = self.try_once()
             pause = wait.pause(outcome)
             if pause is None:
                 return outcome
-            with self.atomic.suspended() if self.atomic else nullcontext():
-                time.sleep(pause)
+            time.sleep(pause)
 
     def try_once(self) -> Outcome:
         """Run it, unless another attempt is at it."""
@@ -168,7 +128,7 @@ class TransactionalRun:
                 self.admit(recalled.record)
             return recalled
         try:
-            with self.store.transaction(after=self.after):
+            with self.store.transaction():
                 claim_or_record = acquire(self.store, self.operation)
                 if isinstance(claim_or_record, Claim):
                     if claim_or_record.interrupted and hold_exhausted(self.store, claim_or_record):
@@ -180,29 +140,22 @@ class TransactionalRun:
                     self._replay(outcome.record)
                 return outcome
         except (OperationInProgress, ClaimLost) as error:
-            if not self._claimed and isinstance(error, OperationInProgress):
-                outcome = in_progress(self.store, self.operation, error)
-                if self.after is None:
-                    return outcome
-                if outcome.busy:
-                    raise refusal(outcome) from error
-            if self._claimed and not self._committed:
-                self._note_rollback(error)
-            if self.after is not None or self._committed:
-                raise
+            if not self._claimed:
+                if isinstance(error, ClaimLost):
+                    raise
+                return in_progress(self.store, self.operation, error)
+            self._note_rollback(error)
             self._error, result = error, failure(error)  # refused at COMMIT
         except RolledBack as signal:
             result = signal.result
         except _ReplayRefused as refused:
-            if self.after is not None and not refused.marked:  # it has not been called yet
-                transaction.set_rollback(False, using=self.store.using)
             raise refused.error from None
         except IdempotencyError as error:
             if not (self._claimed and isinstance(error, StoreUnavailable) and error.rolled_back):
                 raise
             result = self._diagnosed(error)
         except Exception as error:
-            if not self._claimed or self._committed:  # then it was raised by a hook
+            if not self._claimed:
                 raise
             self._error, result = error, failure(error)
         # Outside the except clauses, so that an error raised on shows no trace of this detour.
@@ -215,7 +168,7 @@ class TransactionalRun:
             try:
                 self.admit(record)
             except Exception as error:  # noqa: BLE001  # whatever it is, it is raised on outside
-                raise _ReplayRefused(error, marked=self._is_marked()) from None
+                raise _ReplayRefused(error) from None
         if not (record.counted or record.expired):
             self.store.record_replay(record, self.operation)
 
@@ -233,7 +186,7 @@ class TransactionalRun:
         try:
             result = self.execute(self.execution)
             payload = result.payload
-            if isinstance(payload, Payload) and payload.status >= _ERRORS and self._is_marked():
+            if isinstance(payload, Payload) and payload.status >= _ERRORS and _is_marked(store):
                 # An error is not kept if the handler has marked its transaction, or swallowed an
                 # error that did. A success then fails, because its effects would not be there.
                 marked = "The transaction was marked for rollback."
@@ -243,14 +196,11 @@ class TransactionalRun:
                     raise ClaimLost
                 self._payload = payload
         except Exception as error:  # noqa: BLE001  # whatever it is, it rolls back and goes on
-            self._marked = self._is_marked()
             raise RolledBack(self._diagnosed(error)) from None
         finally:
             CURRENT.reset(token)
         if self._payload is None:
             raise RolledBack(result)
-        if self.after is not None:
-            self.after.push(self._ended)
         return result.response
 
     def _diagnosed(self, error: Exception) -> Result:
@@ -276,97 +226,84 @@ class TransactionalRun:
         elif self.claim.attempt == 1:
             error.state = "not-executed"
 
-    def _is_marked(self) -> bool:
-        using = self.store.using
-        return using is not None and connections[using].needs_rollback
-
     def _announce(self) -> None:
         """Called once it is committed, alone or in an outer transaction."""
-        self._committed = True
         if self._payload is not None:
             announce(signals.completed, self.claim, payload=self._payload)
 
-    def _ended(self, _: object, error: BaseException | None, __: object) -> None:
-        """Called when the caller's transaction has ended."""
-        if self._committed or isinstance(error, UNCERTAIN_ERRORS):
-            return
-        if isinstance(error, Exception):
-            self._settle(failure(error))
-
     def _after_rollback(self, result: Result) -> Result:
-        """The result of a rollback, done or left to the caller's transaction."""
-        if self.after is not None:
-            try:
-                if self._error is not None:
-                    with self._open_to_queries():
-                        result = self.recover(self._error)
-            finally:
-                # Until then the caller's transaction shows what was done in it.
-                self.after.callback(self._settle, result)
-            return result
+        """The result of a rollback, recorded."""
         try:
             if self._error is not None:
-                result = self.recover(self._error)
+                with self._savepoint():
+                    result = self.recover(self._error)
         finally:
             self._settle(result)
         return result
 
-    @contextmanager
-    def _open_to_queries(self) -> Iterator[None]:
-        """Remove our mark while an error is turned into a response: Django has not set it yet."""
-        if self._marked:
-            yield
-            return
-        transaction.set_rollback(False, using=self.store.using)
-        try:
-            yield
-        finally:
-            transaction.set_rollback(True, using=self.store.using)
+    def _savepoint(self) -> AbstractContextManager[None]:
+        """Contain a rollback that the response to an error asks for, as REST framework's does.
+
+        It is done already, up to the caller's transaction.
+        """
+        using = self.store.using
+        joined = using is not None and connections[using].in_atomic_block
+        return transaction.atomic(using=using) if joined else nullcontext()
 
     def _settle(self, result: Result) -> None:
-        _settle_rolled_back(self.store, self.claim, result, pinned=self.execution.pinned)
+        """Record the end of the attempt, whose claim was rolled back with it.
 
+        Within a transaction of the caller's, the record lives or dies with that one.
+        """
+        payload, unmade = make_payload(result)
+        if unmade is not None:
+            result = failure(unmade)
+        try:
+            if not _is_marked(self.store) and self._is_settled(payload, result):
+                return
+        except (IdempotencyError, DatabaseFault):
+            # The key is free and the client gets its response; only the audit misses an attempt.
+            logger.warning(
+                "The end of attempt %d of %s could not be recorded: %s",
+                self.claim.attempt,
+                self.operation.name,
+                result.error,
+                exc_info=True,
+            )
+        announce(end_signal(result), self.claim, error=result.error)
+        if unmade is not None:
+            raise unmade
 
-def _settle_rolled_back(store: Store, claim: Claim, result: Result, *, pinned: bool) -> None:
-    """Record the end of an attempt in the transactional mode, whose claim was rolled back with it.
+    def _is_settled(self, payload: Payload | None, result: Result) -> bool:
+        """Record a response, or else the failure; whether the operation is completed now.
 
-    Nothing is recorded if another attempt has begun meanwhile.
-
-    Args:
-        store: where the claim was made.
-        claim: the attempt's.
-        result: why it was rolled back, or the response that is stored nevertheless.
-        pinned: see :meth:`~idempotency_django.stores.base.Store.fail`.
-    """
-    payload, unmade = make_payload(result)
-    if unmade is not None:
-        result = failure(unmade)
-    # An attempt that has completed it meanwhile is not replayed here, so that nothing is counted.
-    uncounted = replace(claim.operation, count_replays=False)
-    try:
+        If a hook has raised after the commit, it was completed before.
+        """
+        store, claim = self.store, self.claim
         with store.transaction():
-            claim_or_record = store.acquire(uncounted)
-            # A record that is not claimed here is not ours, unless the handler has ended its
-            # transaction unseen. Where that is to be held, it is left to a person.
-            left = None if claim.operation.hold else claim
-            mine = claim_or_record if isinstance(claim_or_record, Claim) else left
+            # A record is not replayed here, so that nothing is counted.
+            claim_or_record = store.acquire(replace(claim.operation, count_replays=False))
+            if isinstance(claim_or_record, Claim):
+                mine: Claim | None = claim_or_record
+            elif claim_or_record.status is Status.COMPLETED:
+                return True
+            else:
+                # It is not ours, unless the handler has ended its transaction unseen. Where that
+                # is to be held, it is left to a person.
+                mine = None if claim.operation.hold else claim
             if mine and payload is not None and store.complete(mine, payload):
                 store.on_commit(partial(announce, signals.completed, mine, payload=payload))
-                return
+                return True
             if mine and payload is None:
-                fail(store, mine, result, pinned=pinned)
-    except (IdempotencyError, DatabaseFault):
-        # The key is free and the client gets its response; only the audit misses an attempt.
-        logger.warning(
-            "The end of attempt %d of %s could not be recorded: %s",
-            claim.attempt,
-            claim.operation.name,
-            result.error,
-            exc_info=True,
-        )
-    announce(end_signal(result), claim, error=result.error)
-    if unmade is not None:
-        raise unmade
+                fail(store, mine, result, pinned=self.execution.pinned)
+        return False
+
+
+def _is_marked(store: Store) -> bool:
+    """Whether the store's transaction is marked for rollback, and takes no statement any more."""
+    if store.using is None or not connections[store.using].in_atomic_block:
+        return False  # one that was closed within a transaction keeps the mark
+    return connections[store.using].needs_rollback
 
 
 def _diagnose(error: Exception, operation: str, using: str | None) -> Exception:

@@ -3,7 +3,6 @@
 An adapter subclasses :class:`Adapter` and calls :func:`serve` or :func:`aserve`.
 """
 
-from .atomic_requests import take_over_transactions
 from .described import describe, error_schema
 from .messages import (
     REPLAYED_HEADER,
@@ -63,5 +62,4 @@ __all__ = [
     "readable_route",
     "serve",
     "status_of",
-    "take_over_transactions",
 ]

@@ -41,7 +41,6 @@ from ..errors import (
 )
 from ..policy import UNSAFE_METHODS, Policy, identity, keys
 from ..stores.records import Operation, Record
-from .atomic_requests import RequestTransactions
 from .marking import IN_PROGRESS, NOT_STORED, executed, mark, replayed
 from .messages import (
     PLANNED,
@@ -79,9 +78,7 @@ def log_unread_field(request: HttpRequest) -> None:
         )
 
 
-def serve(
-    adapter: Adapter, policy: Policy, transactions: RequestTransactions | None = None
-) -> HttpResponseBase:
+def serve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
     """Answer a request: run its view once per operation, replay, or refuse.
 
     A view that already runs for a claimed operation is called.
@@ -89,7 +86,6 @@ def serve(
     Args:
         adapter: the request, as its adapter handles it.
         policy: the view's policy, resolved.
-        transactions: what the adapter opened around the request.
 
     Raises:
         IdempotencyError: the request is refused; nothing was executed, or all was rolled back.
@@ -105,15 +101,12 @@ def serve(
 
     setattr(request, PLANNED, True)
     asked_at = time.monotonic()
-    store = plan.store
-    atomic = transactions if transactions and transactions.aliases else None
     try:
         outcome = run(
-            store,
+            plan.store,
             plan.operation,
             partial(_execute, adapter, policy),
             partial(_recover, adapter, policy),
-            atomic=atomic,
             admit=partial(adapter.authorize, policy=policy),
         )
         return _response(adapter, policy, plan, outcome, asked_at)

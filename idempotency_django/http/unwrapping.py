@@ -27,6 +27,7 @@ from asgiref.sync import iscoroutinefunction
 from django import VERSION
 from django.contrib.auth.decorators import user_passes_test
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 from django.db.transaction import Atomic
 from django.utils.decorators import decorator_from_middleware, method_decorator
 from django.utils.functional import Promise
@@ -34,7 +35,6 @@ from django.utils.module_loading import import_string
 from django.views.decorators import cache, clickjacking, common, csrf, debug, http, vary
 
 from ..policy import UNSAFE_METHODS, UNSET, Policy
-from .atomic_requests import ExcludedDatabases
 
 PROTECTED: Final = "idempotency_protected"
 POLICY: Final = "idempotency_policy"
@@ -171,9 +171,6 @@ def protect_innermost(view: Any, protect: Protect) -> Any:
     attributes = vars_of(again)
     for name, value in vars_of(view).items():
         attributes.setdefault(name, value)
-    owned = getattr(again, "_non_atomic_requests", None)
-    if isinstance(owned, ExcludedDatabases):
-        owned.update(iter(getattr(view, "_non_atomic_requests", ())))
     return again
 
 
@@ -251,6 +248,13 @@ def _protected_class_or_handler(view: Any, method: str, seen: set[int]) -> Any:
     if parts and all(part is not None for part in parts):
         return parts[0]
     return view_class if getattr(view_class, PROTECTED, None) else None
+
+
+def transactions_around(view: Any) -> set[str]:
+    """The databases on which Django opens a transaction around it, because of ATOMIC_REQUESTS."""
+    databases = connections.settings.items()
+    wanted = {using for using, options in databases if options["ATOMIC_REQUESTS"]}
+    return wanted.difference(getattr(view, "_non_atomic_requests", ()))
 
 
 def innermost(view: Any) -> Any:

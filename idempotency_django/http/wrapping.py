@@ -13,7 +13,6 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable
-from contextlib import nullcontext
 from types import MethodType
 from typing import Any, Final
 
@@ -33,13 +32,6 @@ from ..errors import IdempotencyError
 from ..logs import escaped
 from ..policy import UNSAFE_METHODS, Policy, resolve
 from ..stores.records import Record
-from .atomic_requests import (
-    ExcludedDatabases,
-    RequestTransactions,
-    asks_for_transaction,
-    request_transactions,
-    take_over_transactions,
-)
 from .messages import (
     Adapter,
     key_header,
@@ -64,12 +56,11 @@ from .unwrapping import (
     module_of,
     name_of,
     protect_innermost,
+    transactions_around,
     validate_framework,
     vars_of,
     view_class_of,
 )
-
-_NOTHING: Final = nullcontext()
 
 _HTTP_ERRORS: Final = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
 
@@ -128,24 +119,19 @@ ADAPTER: Final = "_idempotency_adapter"
 
 
 def serve_view(
-    policy: Policy,
-    transactions: RequestTransactions | None,
-    instance: Any,
-    request: HttpRequest,
-    run: Callable[[], Any],
+    policy: Policy, instance: Any, request: HttpRequest, run: Callable[[], Any]
 ) -> HttpResponseBase:
     """Serve the request; a refusal is a problem.
 
     Args:
         policy: the view's.
-        transactions: what the adapter opened around the request.
         instance: the class-based view whose handler it is; ``None``: it is a function.
         request: the request.
         run: runs the view.
     """
     adapter = getattr(request, ADAPTER, ViewAdapter)(request, run, instance)
     try:
-        return serve(adapter, resolve(policy), transactions)
+        return serve(adapter, resolve(policy))
     except IdempotencyError as error:
         if error.foreign:
             raise
@@ -176,7 +162,6 @@ def _refusal(adapter: ViewAdapter, error: IdempotencyError) -> HttpResponseBase:
 
 
 BY_DECORATOR: Final = "decorator"
-NON_ATOMIC: Final = "_non_atomic_requests"
 
 Serve = Callable[[Any, Callable[[], Any]], Any]
 ServeWithin = Callable[[Policy, Any, Callable[[], Any]], HttpResponseBase]
@@ -234,7 +219,7 @@ def _protected(function: Any, policy: Policy | None) -> Any:
 
 
 def _sync(view: ViewFunction, policy: Policy) -> ViewFunction:
-    """A view that runs once, in the transactions of its request."""
+    """A view that runs once."""
 
     @functools.wraps(view)
     def protected(*args: Any, **kwargs: Any) -> Any:
@@ -243,17 +228,13 @@ def _sync(view: ViewFunction, policy: Policy) -> ViewFunction:
         if not isinstance(request, HttpRequest):
             request, instance = _request_among(args, kwargs), _instance_of(args)
             if not isinstance(request, HttpRequest):
-                return _serve_once(policy, None, None, request, run)
-        transactions = request_transactions(owned)
-        with transactions if transactions.aliases else _NOTHING:
-            return serve_view(policy, transactions, instance, request, run)
+                return _serve_once(policy, None, request, run)
+        return serve_view(policy, instance, request, run)
 
-    owned = take_over_transactions(protected)
     return protected
 
 
 def _async(view: ViewFunction, policy: Policy) -> ViewFunction:
-    # No transaction can span it, ATOMIC_REQUESTS's neither: what Django says of that holds here.
     @functools.wraps(view)
     async def protected(*args: Any, **kwargs: Any) -> Any:
         run = functools.partial(view, *args, **kwargs)
@@ -337,9 +318,6 @@ def _protected_as_view(view: Any, policy: Policy | None) -> Any:
     again = as_view.__func__(protected_class, *actions, **held["initkwargs"])
     attributes = {**vars_of(view), **vars_of(again)}
     attributes |= dict.fromkeys({"cls", "view_class"} & attributes.keys(), protected_class)
-    if not is_async(view):
-        owned = ExcludedDatabases(getattr(view, NON_ATOMIC, ()))
-        attributes[NON_ATOMIC] = protected_class.idempotency_left_out = owned
     vars_of(again).update(attributes)
     return again
 
@@ -387,22 +365,16 @@ def _protected_dispatch(dispatch: Any, policy: Any) -> Any:
         if chosen is None:
             return dispatch(view, *args, **kwargs)
         if is_async(type(view)):
-            if asks_for_transaction(view.dispatch):
+            if transactions_around(view.dispatch):
                 # method_decorator has decorated a stand-in that is not async: Django cannot know.
                 raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
             replace_handler(view, request, functools.partial(aserve_view, chosen, view))
             return _achecked(view, request, dispatch(view, *args, **kwargs))
-        left_out = getattr(view, "idempotency_left_out", getattr(view.dispatch, NON_ATOMIC, None))
-        transactions = None if left_out is None else request_transactions(left_out)
-        view._idempotency_transactions = transactions  # type: ignore[attr-defined]
-        serve_once = functools.partial(_serve_once, chosen, transactions, view)
-        replace_handler(view, request, serve_once)
-        with transactions if transactions and transactions.aliases else _NOTHING:
-            response = dispatch(view, *args, **kwargs)
+        replace_handler(view, request, functools.partial(_serve_once, chosen, view))
+        response = dispatch(view, *args, **kwargs)
         log_unreached(view, request, response)
         return response
 
-    take_over_transactions(protected)
     if iscoroutinefunction(dispatch):
         markcoroutinefunction(protected)
     return protected
@@ -416,16 +388,12 @@ async def _achecked(view: Any, request: HttpRequest, response: Any) -> Any:
 
 
 def _serve_once(
-    policy: Policy,
-    transactions: RequestTransactions | None,
-    instance: View | None,
-    request: Any,
-    run: Callable[[], Any],
+    policy: Policy, instance: View | None, request: Any, run: Callable[[], Any]
 ) -> HttpResponseBase:
     for _, _, request_class, serve_within in _frameworks:
         if isinstance(request, request_class):
             return serve_within(policy, request, run)
-    return serve_view(policy, transactions, instance, request, run)
+    return serve_view(policy, instance, request, run)
 
 
 # The handler of a class-based view.

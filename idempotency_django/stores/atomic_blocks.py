@@ -58,6 +58,6 @@ def forbid_transactions(what: str) -> None:
                 f"{what} is in a store without transactions, but a transaction is open on the "
                 f"database {connection.alias!r}. If it rolls back, the result is stored without "
                 "its effects. If it is a transaction.atomic(), move it inside. If it is "
-                "ATOMIC_REQUESTS, put @idempotent on the view in the URLconf, not on one of its "
-                f"methods, or mark the view with transaction.non_atomic_requests. {IN_NINJA}"
+                "ATOMIC_REQUESTS, mark the view with transaction.non_atomic_requests. "
+                f"{IN_NINJA}"
             )

@@ -180,13 +180,10 @@ class Store(ABC):
 
     # Transactions.
 
-    def transaction(self, *, after: ExitStack | None = None) -> AbstractContextManager[None]:
+    def transaction(self) -> AbstractContextManager[None]:
         """The transaction in which a claim without a lease, handler and response belong together.
 
-        Args:
-            after: given by a caller who has already opened the transaction and ends it; the caller
-                runs these callbacks then. An exception that leaves the block makes the caller's
-                transaction roll back.
+        Within another one, it is a savepoint of that.
 
         Raises:
             OperationInProgress: the store is too busy to begin one, or to commit it, and has rolled

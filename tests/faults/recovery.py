@@ -67,7 +67,6 @@ ONE_BY_ONE = Mode("/transactional/", CHARGE, combined=False)
 DRF = Mode("/drf/", CHARGE)
 TRANSACTIONAL_REQUEST = Mode("/transactional/", CHARGE, atomic_requests=True)
 LEASED = Mode("/leased/", CHARGE)
-WITHIN_REQUEST = Mode("/within-request/", CHARGE, atomic_requests=True)
 STEPPED = Mode("/stepped/", TRANSFER)
 STEPPED_ONE_BY_ONE = Mode("/stepped/", TRANSFER, combined=False)
 RENEWED = Mode("/renewed/", TRANSFER, thread=HEARTBEAT)
@@ -77,7 +76,6 @@ FAILING = (
     DRF,
     TRANSACTIONAL_REQUEST,
     LEASED,
-    WITHIN_REQUEST,
     STEPPED,
     STEPPED_ONE_BY_ONE,
 )

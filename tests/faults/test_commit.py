@@ -22,7 +22,6 @@ from .recovery import (
     STEPPED_ONE_BY_ONE,
     TRANSACTIONAL,
     TRANSACTIONAL_REQUEST,
-    WITHIN_REQUEST,
     Bank,
     Mode,
 )
@@ -36,7 +35,6 @@ COMMITS = {
     DRF: 1,
     TRANSACTIONAL_REQUEST: 1,
     LEASED: 4,  # the claim, the step, the atomic block, the response
-    WITHIN_REQUEST: 2,  # the claim, the request
     STEPPED: 5,  # the claim, three steps, the response
     STEPPED_ONE_BY_ONE: 5,
 }

@@ -2,9 +2,8 @@
 
 Without a step, a leased operation cannot promise one database effect: between the commit of an
 effect and that of the response its process may die, and the retry does it again. So the effects are
-where the promise holds: in the claim's own transaction, in steps, or, under ``ATOMIC_REQUESTS``, in
-the transaction that the answer is in. What stands in ``request.idempotency.atomic()`` alone is of a
-kind that may be done twice.
+where the promise holds: in the claim's own transaction, or in steps. What stands in
+``request.idempotency.atomic()`` alone is of a kind that may be done twice.
 
 The boundaries are enumerated by the database backend, see :mod:`tests.faults.bank.backend`.
 """

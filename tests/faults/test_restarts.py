@@ -26,7 +26,6 @@ from .recovery import (
     STEPPED,
     TRANSACTIONAL,
     TRANSACTIONAL_REQUEST,
-    WITHIN_REQUEST,
     Mode,
     assert_done_once,
 )
@@ -36,7 +35,7 @@ pytestmark = pytest.mark.e2e
 
 SITES = {
     "": (TRANSACTIONAL, LEASED, DRF, STEPPED),
-    "1": (TRANSACTIONAL_REQUEST, WITHIN_REQUEST),
+    "1": (TRANSACTIONAL_REQUEST,),
 }
 """By whether they have ATOMIC_REQUESTS: what is asked of them."""
 CLIENTS = 4  # of each site

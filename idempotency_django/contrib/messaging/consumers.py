@@ -18,7 +18,6 @@ from django.utils.module_loading import import_string
 from ... import engine
 from ...conf import conf
 from ...engine import (
-    Atomic,
     ExecutionContext,
     Item,
     Plan,
@@ -232,19 +231,6 @@ def ending(error: BaseException) -> str:
     return f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else repr(error)
 
 
-class _ClaimCommittedFirst(Atomic):
-    """For a claim that is committed first: the handler and its result are one transaction still.
-
-    In the transactional mode, an attempt that ends with its process leaves nothing that could be
-    counted. This one leaves its claim.
-    """
-
-    @contextmanager
-    def around_handler(self, store: Store) -> Iterator[bool]:
-        with store.transaction():
-            yield True
-
-
 @dataclass(frozen=True, slots=True)
 class EventExecution:
     """One event to handle once.
@@ -265,18 +251,20 @@ class EventExecution:
         """Handle it now.
 
         Args:
-            claim_first: commit the claim first, even in the transactional mode.
+            claim_first: commit the claim first, even in the transactional mode, where an attempt
+                that ends with its process leaves nothing that could be counted.
 
         Raises:
             Exception: it is not handled, and was not before.
         """
         if known := self._known_duplicate():
             return known
-        plan, operation, atomic = self.plan, self.plan.operation, Atomic()
-        if claim_first and operation.lease is None:
-            operation, atomic = replace(operation, lease=plan.policy.lease), _ClaimCommittedFirst()
+        store, operation = self.plan.store, self.plan.operation
+        together = claim_first and operation.lease is None
+        if together:
+            operation = replace(operation, lease=self.plan.policy.lease)
         try:
-            ended = engine.run(plan.store, operation, self.execute, engine.reraise, atomic=atomic)
+            ended = engine.run(store, operation, self.execute, engine.reraise, together=together)
         except Exception as error:
             if dead := self._dead_lettered(error):
                 raise dead from error

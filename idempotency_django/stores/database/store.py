@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any, ClassVar, Final, NoReturn
@@ -434,8 +434,8 @@ class DatabaseStore(Store):
 
     # Transactions.
 
-    def transaction(self, *, after: ExitStack | None = None) -> AbstractContextManager[None]:
-        return StoreTransaction(self._dialect, spans_operation=True, after=after)
+    def transaction(self) -> AbstractContextManager[None]:
+        return StoreTransaction(self._dialect, spans_operation=True)
 
     @contextmanager
     def durable(self, what: str) -> Iterator[None]:

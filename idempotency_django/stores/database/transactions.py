@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NoReturn
@@ -104,12 +103,10 @@ class StoreTransaction:
         dialect: of its database.
         spans_operation: whether it holds all that the operation does. What an operation has done
             elsewhere is not undone with a part of it, so that a part has never failed for certain.
-        after: given by a caller who has opened the transaction already, and ends it.
     """
 
     dialect: Dialect
     spans_operation: bool = False
-    after: ExitStack | None = None
     _atomic: transaction.Atomic = field(init=False)
     _pipeline: Pipeline | None = field(default=None, init=False)
     _committed: list[bool] = field(default_factory=list, init=False)
@@ -117,10 +114,8 @@ class StoreTransaction:
     def __enter__(self) -> None:
         dialect = self.dialect
         if self.spans_operation:
-            if self.after is not None:  # one that is to roll back accepts no statement before
-                self.after.callback(dialect.release)
             dialect.begin()
-        self._atomic = transaction.atomic(using=dialect.using, savepoint=self.after is None)
+        self._atomic = transaction.atomic(using=dialect.using)
         try:
             self._pipeline = dialect.new_pipeline()
             self._atomic.__enter__()
@@ -169,7 +164,7 @@ class StoreTransaction:
             if self._pipeline is not None:
                 self._pipeline.end()
         finally:
-            if self.spans_operation and self.after is None:
+            if self.spans_operation:
                 self.dialect.release()
 
     def _meaning(self, fault: BaseException) -> BaseException:

@@ -84,16 +84,6 @@ def leased(request: HttpRequest) -> JsonResponse:
 
 
 @idempotent(mode="leased")
-def within_request(request: HttpRequest) -> JsonResponse:
-    """The effect is in the request's transaction, and so is the response: for ATOMIC_REQUESTS."""
-    reference = reference_of(request)
-    charge = make(reference, "charge")
-    entry = enter(request.idempotency.derive_key("entry"), reference)
-    fail_if_asked(request)
-    return JsonResponse({"charge": charge, "entry": entry}, status=201)
-
-
-@idempotent(mode="leased")
 def stepped(request: HttpRequest) -> JsonResponse:
     """Debit, a call to the ledger, credit."""
     return JsonResponse(_transfer(request), status=201)
@@ -125,7 +115,6 @@ urlpatterns = [
     path("transactional/", transactional),
     path("drf/", TransactionalView.as_view()),
     path("leased/", leased),
-    path("within-request/", within_request),
     path("stepped/", stepped),
     path("renewed/", renewed),
 ]

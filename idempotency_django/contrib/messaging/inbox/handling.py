@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
@@ -276,8 +276,8 @@ class OwnRecord(Store):
 
     # As the store whose place it takes.
 
-    def transaction(self, *, after: ExitStack | None = None) -> AbstractContextManager[None]:
-        return self._store.transaction(after=after)
+    def transaction(self) -> AbstractContextManager[None]:
+        return self._store.transaction()
 
     def is_busy(self, error: BaseException) -> bool:
         return self._store.is_busy(error)

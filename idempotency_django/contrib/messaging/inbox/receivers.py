@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
-from django.db import connections
+from django.db import connections, transaction
 from django.db.models import AutoField
 from django.db.models.constants import OnConflict
 from django.db.models.sql import InsertQuery
@@ -24,7 +24,7 @@ from django.utils.crypto import salted_hmac
 from django.views import View
 
 from ....errors import DeliveryMalformed, DeliveryTooLarge, IdempotencyError, StoreUnavailable
-from ....http import EXEMPT, INBOX, problem_response, take_over_transactions
+from ....http import EXEMPT, INBOX, problem_response
 from ....models import DatabaseNow
 from ....policy import Policy, digest, keys, named_fingerprints, scopes
 from ....stores import is_open
@@ -261,7 +261,8 @@ class WebhookReceiver(View):
         view.csrf_exempt = True  # the signature says who sent it
         setattr(view, EXEMPT, True)  # for the middleware
         setattr(view, INBOX, True)
-        take_over_transactions(view)
+        for using in connections:
+            transaction.non_atomic_requests(using)(view)
         return view  # type: ignore[no-any-return]
 
     def group(self, event: Event) -> str | None:
