@@ -318,3 +318,30 @@ def test_claims_from_another_header(client: Client) -> None:
 
 
 urlpatterns.append(path("named/", Named.as_view()))
+
+
+urlpatterns.append(path("unknown/", idempotent(principal=lambda call: "")(with_token)))
+
+
+def test_empty_principal() -> None:
+    """A policy that names nobody leaves the key to whoever sent the ``Authorization`` header."""
+    key, one, other = new_key(), "Bearer token-1", "Bearer token-2"
+    first = post(Client(), "/unknown/", key, headers={"Authorization": one})
+    assert first.status_code == 201
+    assert is_replay(post(Client(), "/unknown/", key, headers={"Authorization": one}))
+    refused = post(Client(), "/unknown/", key, headers={"Authorization": other})
+    assert_problem(refused, 422, "mismatch")
+
+
+leased = idempotent(mode="leased", principal=known)(with_token)
+urlpatterns.append(path("leased/", leased))
+
+
+@pytest.mark.parametrize("wrong", [{"EXCLUDE_HEADERS": "X-A"}, {"STATUS_HEADER": ""}])
+def test_wrong_setting(settings: Any, wrong: dict[str, Any]) -> None:
+    """A setting that only a response needs is read before the view has any effect."""
+    settings.IDEMPOTENCY = wrong
+    for _ in range(2):
+        with pytest.raises(ImproperlyConfigured):
+            post(Client(), "/leased/", new_key(), headers={"Authorization": "Bearer token-1"})
+    assert effects() == 0

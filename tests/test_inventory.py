@@ -710,6 +710,17 @@ class TestNoRoute:
         assert said("W071") == []
 
 
+@pytest.mark.parametrize(
+    ("path_info", "covered"),
+    [("/api/x/", True), ("/de/api/x/", True), ("/de-at/api/x/", True), ("/xx/api/x/", False)],
+)
+def test_prefixes_in_each_language(settings: Any, path_info: str, covered: bool) -> None:
+    """A prefix covers the same view in each language of ``i18n_patterns()``."""
+    settings.LANGUAGES = [("en", "English"), ("de", "German")]
+    settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": ["/api/"]}
+    assert routes.is_covered(path_info, []) is covered
+
+
 class TestContradictions:
     """``@idempotent`` and ``@idempotency_exempt`` on one view."""
 

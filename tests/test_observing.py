@@ -616,3 +616,20 @@ def test_path() -> None:
         assert check_settings() == []
         call()
     assert seen == [("executed", None)]
+
+
+@contextmanager
+def swallowing(execution: ObservedExecution) -> Iterator[None]:
+    """A hook that keeps an error to itself, as contextlib.suppress() does."""
+    with suppress(LookupError):
+        yield
+
+
+@pytest.mark.parametrize("url", ["/view/", "/leased/"])
+def test_hook_that_swallows_the_error(client: Client, url: str) -> None:
+    """There is no response without the view's error, so it is raised all the same."""
+    with (
+        override_settings(IDEMPOTENCY={"AROUND_EXECUTION": [swallowing]}),
+        pytest.raises(LookupError, match="boom"),
+    ):
+        post(client, url, new_key(), "boom")

@@ -52,7 +52,14 @@ class ObservedExecution:
 def observed(operation: Operation) -> Iterator[ObservedExecution]:
     """The block is the execution of the operation, from before its claim to after its commit."""
     execution = ObservedExecution(operation)
+    raised: BaseException | None = None
     with ExitStack() as around:
         for manager in conf.around_execution:
             around.enter_context(manager(execution))
-        yield execution
+        try:
+            yield execution
+        except BaseException as error:
+            raised = error
+            raise
+    if raised is not None:  # a manager has swallowed it, but there is no response without it
+        raise raised

@@ -130,7 +130,11 @@ _UNKNOWN: Final = "unknown"
 
 def callers_of(request: HttpRequest, user: Any, auth: Any = None) -> set[str]:
     """The names that records have for the sender of this request; see :func:`principal_of`."""
-    return {principal_of(user, auth), *identity.owners_of(authorization_of(request))} - {""}
+    try:
+        principal = principal_of(user, auth)
+    except ImproperlyConfigured:  # only the principal= of a policy knows such a user
+        principal = ""
+    return {principal, *identity.owners_of(authorization_of(request))} - {""}
 
 
 def authorization_of(request: HttpRequest) -> str:

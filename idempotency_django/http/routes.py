@@ -14,6 +14,7 @@ from django.contrib.admindocs.utils import (
     replace_named_groups,
 )
 from django.urls.converters import get_converters
+from django.utils.translation import get_language_from_path
 
 from ..conf import ALL_UNSAFE, conf
 
@@ -51,6 +52,9 @@ def is_covered(path: str, namespaces: Sequence[str]) -> bool:
 def is_named(chosen: str, path: str, namespaces: Sequence[str]) -> bool:
     """Whether a path prefix or a URL namespace names a view; see :func:`is_covered`."""
     if chosen.startswith("/"):
+        if get_language_from_path(path):  # of i18n_patterns(): each language is covered
+            below = "/" + path[1:].partition("/")[2]
+            return path.startswith(chosen) or below.startswith(chosen)
         return path.startswith(chosen)
     return f":{chosen}:" in f":{':'.join(namespaces)}:"
 

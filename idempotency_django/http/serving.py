@@ -100,6 +100,7 @@ def serve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
         return response
 
     setattr(request, PLANNED, True)
+    conf.for_responses  # noqa: B018  # a wrong setting is refused before the view runs
     asked_at = time.monotonic()
     try:
         outcome = run(
@@ -144,6 +145,7 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
         return response
 
     setattr(adapter.http_request, PLANNED, True)
+    conf.for_responses  # noqa: B018
     asked_at = time.monotonic()
 
     async def execute(execution: ExecutionContext) -> Result:

@@ -76,9 +76,12 @@ def _how_to_send_a_key(policy: Policy) -> str:
 
 
 def identified(policy: Policy, invocation: Invocation) -> Invocation:
-    """The invocation, with the principal that the policy knows it to be from."""
+    """The invocation, with the principal that the policy knows it to be from.
+
+    A policy that returns ``None`` or an empty text does not know: then the request itself decides.
+    """
     principal = policy.principal(invocation) if policy.principal else None
-    if principal is None:
+    if principal is None or principal == "":
         return invocation
     return invocation.changed(principal=_text("principal", principal), authorization="")
 
