@@ -202,7 +202,7 @@ class _ViewFacts:
         """Whether a method is protected inside, and its policy; ``None``: it takes no part."""
         part = part_for(self.view, method)
         if part is self.view and operations_of(part):
-            return False, None  # django-ninja answers that it has no such method
+            return False, None  # django-ninja says that it has no such method
         if protected_part(part, method) is not None:
             return True, None
         return False, None if is_exempt(part) else policy_of(part, method)
@@ -286,7 +286,7 @@ def skipped_middleware() -> list[str]:
 
 
 def _checked(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-    """Log an error if a protected view, or what is around it, has answered without a claim.
+    """Log an error if a protected view, or what is around it, has responded without a claim.
 
     The page of an error that the view raised says that the request has failed.
     """

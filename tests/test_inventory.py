@@ -846,7 +846,7 @@ class TestAnsweredWithoutAClaim:
         post(client, "/x/", new_key())
         [logged] = unprotected
         assert logged.levelno == logging.ERROR
-        assert "is not protected: it answered POST /x/ with 201" in logged.getMessage()
+        assert "is not protected: it responded to POST /x/ with 201" in logged.getMessage()
         unprotected.clear()
 
     def test_refusals_are_no_success(

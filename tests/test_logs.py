@@ -73,7 +73,7 @@ def test_path(unprotected: list[logging.LogRecord]) -> None:
     assert send("unseen").status_code == 200
     [logged] = unprotected
     unprotected.clear()
-    assert f"it answered POST {ESCAPED} with 200" in logged.getMessage()
+    assert f"it responded to POST {ESCAPED} with 200" in logged.getMessage()
     assert logged.getMessage().isprintable()
 
 

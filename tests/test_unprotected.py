@@ -215,7 +215,7 @@ class TestHiddenInside:
         assert unprotected == []
         assert send().status_code == 201
         [logged] = unprotected
-        assert "either is not protected: it answered POST /x/ with 201" in logged.getMessage()
+        assert "either is not protected: it responded to POST /x/ with 201" in logged.getMessage()
         unprotected.clear()
 
     @pytest.mark.parametrize("decorator", [ways.unknown, ways.of_anything])

@@ -121,13 +121,13 @@ class IdempotentViewMixin:  # see below
         to refuse. A ``get_object()`` with parameters gets the URL's arguments.
 
         Raises:
-            PermissionDenied: or ``Http404``, or any other exception. The caller gets the answer
+            PermissionDenied: or ``Http404``, or any other exception. The caller gets the response
                 that the project's exception handler makes of it.
         """
         check_object(self, record)
 
     def rebuild_idempotent_response(self, record: Record) -> HttpResponseBase:
-        """The answer of a record whose body was not kept, for example from the model's rows.
+        """The response of a record whose body was not kept, for example from the model's rows.
 
         Raises:
             ResponseNotStored: the default. The 409 says that the operation was executed.
@@ -138,7 +138,7 @@ class IdempotentViewMixin:  # see below
 class IdempotencyStatusView(APIView):
     """The same as :class:`idempotency_django.http.views.IdempotencyStatusView`, for REST framework.
 
-    It authenticates callers as the project's other views do. If the views that answer 202 have
+    It authenticates callers as the project's other views do. If the views that return 202 have
     other ``authentication_classes``, override them here.
     """
 

@@ -1,6 +1,6 @@
 """One HTTP request, through policy and engine and back: what all HTTP adapters have in common.
 
-An adapter adds an :class:`Adapter`: how its framework runs a view, and how it answers an error.
+An adapter adds an :class:`Adapter`: how its framework runs a view, and what it makes of an error.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def log_unread_field(request: HttpRequest) -> None:
 
 
 def serve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
-    """Answer a request: run its view once per operation, replay, or refuse.
+    """Serve a request: run its view once per operation, replay, or refuse.
 
     A view that already runs for a claimed operation is called.
 

@@ -273,7 +273,7 @@ def _inside(view: Any) -> Any:
 
 
 def is_conditional_outside(view: Any) -> bool:
-    """Whether Django's ``@condition`` is around a view's function and answers a retry first."""
+    """Whether Django's ``@condition`` is around a view's function and meets a retry first."""
     found = False
     while view is not None and maker_of(view) not in _RUN_ONCE and not _is_part(view):
         closure = closure_of(view)
@@ -294,7 +294,7 @@ def _is_conditional(view: Any) -> bool:
 def _is_part(view: Any) -> bool:
     """Whether all of it runs once: it is marked, or is ``@condition`` on the function itself.
 
-    A condition holds before a change and not after it, so a retry gets the answer first.
+    A condition holds before a change and not after it, so a retry gets the response first.
     """
     if _is_conditional(view) and (inner := _inside(view)) is not None:
         return _is_part(inner) or _is_plain(inner)
@@ -384,14 +384,14 @@ def initkwargs_of(view: Any) -> dict[str, Any]:
 
 
 def handlers_of(view: Any) -> dict[str, str]:
-    """The unsafe methods that a class-based view answers, and the names of its handlers."""
+    """The unsafe methods that a class-based view handles, and the names of its handlers."""
     view_class, actions = view_class_of(view), getattr(view, "actions", None)
     own = getattr(view_class, "http_method_names", None)
-    answered = initkwargs_of(view).get("http_method_names", own)
+    handled = initkwargs_of(view).get("http_method_names", own)
     names = {
         method: method.lower() if actions is None else actions.get(method.lower())
         for method in sorted(UNSAFE_METHODS)
-        if not isinstance(answered, list | tuple | set | frozenset) or method.lower() in answered
+        if not isinstance(handled, list | tuple | set | frozenset) or method.lower() in handled
     }
     return {method: name for method, name in names.items() if name and hasattr(view_class, name)}
 

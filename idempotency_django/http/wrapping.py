@@ -279,7 +279,7 @@ def register_framework(base: type, mixin: type, request: type, serve_within: Ser
         base: the base class of its views.
         mixin: comes before a view class and protects it.
         request: the class of the requests that its handlers get.
-        serve_within: serves such a request, whose view already runs: it answers, or
+        serve_within: serves such a request, whose view already runs: it responds, or
             calls what runs the handler.
     """
     _frameworks.append((base, mixin, request, serve_within))
@@ -405,7 +405,7 @@ def replace_handler(view: Any, request: HttpRequest, serve: Serve) -> None:
     Decorators on the handler run for every request. A handler that is protected already stays.
 
     Args:
-        view: the instance of a class-based view that answers this request.
+        view: the instance of a class-based view that handles this request.
         request: the request.
         serve: called with the request, as the handler gets it, and what runs the handler.
 
@@ -467,13 +467,13 @@ def log_unreached(view: Any, request: HttpRequest, response: HttpResponseBase) -
 
 
 def log_unclaimed(view: Any, request: HttpRequest, response: HttpResponseBase) -> None:
-    """Log an error if a protected view answered without a claim, and successfully."""
+    """Log an error if a protected view responded without a claim, and successfully."""
     method = request.method
     if method not in UNSAFE_METHODS or not 200 <= response.status_code < 300:
         return
     if key_header(request) is not None:
         logger.error(
-            "%s is not protected: it answered %s %s with %s without calling the protected "
+            "%s is not protected: it responded to %s %s with %s without calling the protected "
             "handler. Put @idempotent on the function that does the work.",
             name_of(view),
             request.method,

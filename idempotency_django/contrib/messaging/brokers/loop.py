@@ -34,7 +34,7 @@ logger = logging.getLogger("idempotency_django")
 
 BACKOFF: Final = Backoff(timedelta(seconds=1), timedelta(minutes=1))
 HANDLER_TIMEOUT: Final = timedelta(minutes=15)
-"""After this time, the log says that a handler hangs, and nobody calls the process alive."""
+"""After this time, the log says that a handler hangs, and the process gives no sign of life."""
 POLL: Final = 1.0
 """Seconds that a source waits for a message, and the loop between two signs of life."""
 

@@ -188,7 +188,7 @@ class WebhookReceiver(View):
 
         urlpatterns = [path("webhooks/stripe/", StripeHook.as_view())]
 
-    A delivery is answered with 200 when it is committed, or was before. ``manage.py
+    A delivery gets 200 when it is committed, or was before. ``manage.py
     process_inbox`` calls the handlers.
 
     Attributes:
@@ -274,7 +274,7 @@ class WebhookReceiver(View):
         return ""
 
     def on_stored(self) -> None:
-        """Called when a message was committed, before the sender is answered.
+        """Called when a message was committed, before the sender gets its response.
 
         Override it to have messages processed soon, for example by
         :func:`idempotency_django.contrib.messaging.tasks.nudge`. If it raises, that is logged, and
