@@ -162,19 +162,13 @@ def test_several_operations(view: str) -> None:
 
 
 def test_anonymous(view: str) -> None:
-    """What a visitor did is for whoever knows its key, as with the address of a 202."""
+    """What a visitor did is nobody's own: knowing its key is not enough, for a replay also has to
+    pass the view's own checks, and to ask for the same.
+    """
     key = new_key()
     post(Client(), "/charges/", key)
     for client in (Client(), logged_in("alice")):
-        assert len(look(client, key, view)) == 1
-
-
-def test_guessable_key_of_nobody(view: str) -> None:
-    """A key that can be guessed proves nothing: the operation is not shown."""
-    key = new_key()
-    post(Client(), "/charges/", key)
-    IdempotencyKey.objects.update(key="order-17")
-    assert look(Client(), "order-17", view) == []
+        assert look(client, key, view) == []
 
 
 def test_authorization(view: str, settings: Any) -> None:

@@ -89,17 +89,15 @@ def status_for(callers: set[str], token: str, key: str) -> dict[str, Any] | None
 
 def _operations_with(key: str, callers: set[str]) -> Iterator[dict[str, Any]]:
     """The operations of the callers' own requests with a key, in all databases of stores."""
-    # An unguessable key of nobody's is for everybody who has it, as an anonymous caller can be.
-    owners = callers | {""} if keys.is_unguessable(key) else callers
     model = apps.get_model("idempotency_django", "IdempotencyKey")
     for using, store in {stores[alias].using: stores[alias] for alias in conf.stores}.items():
         if using is None:
             continue
         # Of requests only: a call or a message has no path, and its key is not a client's.
-        rows = model.objects.using(using).filter(key=key, principal__in=owners).exclude(path="")
+        rows = model.objects.using(using).filter(key=key, principal__in=callers).exclude(path="")
         for scope, name, principal in rows.values_list("scope", "operation", "principal"):
             # Some databases compare without regard to case.
-            record = store.get(key, scope) if principal in owners else None
+            record = store.get(key, scope) if principal in callers else None
             if record is not None and not record.expired:
                 yield {"operation": name, **describe_operation(record)}
 
