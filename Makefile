@@ -40,7 +40,7 @@ quick: $(VENV)/.installed-test  ## Run the most useful tests, on PostgreSQL and 
 # Tests with database code run on both; all others on SQLite, which starts at once. Slow tests
 # (races, processes, clocks) run in `make test` only.
 QUICK_STORES := contract/test_stores.py $(patsubst %,test_%.py,atomic_requests calls database_store \
-    dialects engine executions failed_records leases migrations purge statements stores transactions) \
+    dialects engine executions failed_records leases migrations purge statements stores) \
     outbox/test_publishing.py outbox/test_relay.py streams/test_sequences.py webhooks/test_processing.py
 QUICK_ADAPTERS := docs/test_completeness.py docs/test_guarantees.py $(patsubst %,test_%.py,adapters checks conf conformance \
     consumers decorators drf errors fingerprints house http keys middleware policy \

@@ -44,8 +44,8 @@ id                                     problem
 ``idempotency_django.W056``            Django's ``@condition`` handles a retry before its record
 ``idempotency_django.W057``            middleware changes template responses without effect
 ``idempotency_django.E060``            a view has a policy, but no protection
-``idempotency_django.E062``            a leased view is in a transaction of ``ATOMIC_REQUESTS``
 ``idempotency_django.W061``            a Celery task has a policy or key, but not our base class
+``idempotency_django.E062``            a leased view is in a transaction of ``ATOMIC_REQUESTS``
 ``idempotency_django.W070``            Celery deduplicates messages before its tasks see them
 ``idempotency_django.W071``            ``MIDDLEWARE_PROTECTS`` names no route or namespace
 =====================================  =========================================================

@@ -249,7 +249,7 @@ def test_timeout(receiver: Receiver, name: str) -> None:
     """A receiver that is silent, or whose answer has no end, is given up. The others get theirs."""
     with ThreadPoolExecutor() as pool:
         answers = pool.submit(
-            publisher(receiver, timeout=timedelta(seconds=0.5)).publish,
+            publisher(receiver, timeout=timedelta(seconds=2)).publish,
             [outgoing(name), outgoing("quick")],
         )
         slow, quick = answers.result(timeout=60)

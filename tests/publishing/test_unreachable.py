@@ -19,6 +19,7 @@ import pytest
 from amqp import spec
 from django.core.exceptions import ImproperlyConfigured
 
+from idempotency_django.contrib import messaging
 from idempotency_django.contrib.messaging import KafkaPublisher, KombuPublisher
 from idempotency_django.contrib.messaging.brokers.base import (
     BrokerUnavailable,
@@ -395,8 +396,9 @@ def test_missing_client(monkeypatch: pytest.MonkeyPatch) -> None:
         ("celery", "celery", "celery.CeleryPublisher"),
     ):
         with monkeypatch.context() as without:
-            path = f"{PUBLISHERS}.{module}"
+            place, _, name = module.rpartition(".")
             without.setitem(sys.modules, client, None)
-            without.delitem(sys.modules, path.rpartition(".")[0], raising=False)
+            without.delitem(sys.modules, f"{PUBLISHERS}.{place}", raising=False)
+            without.delitem(vars(messaging), name, raising=False)  # imported at its first use
             with pytest.raises(ImproperlyConfigured, match=rf"idempotency-django\[{extra}\]"):
-                Topic(name="orders", backend=path).publisher()
+                Topic(name="orders", backend=f"{messaging.__name__}.{name}").publisher()

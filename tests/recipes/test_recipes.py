@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -135,8 +134,10 @@ def test_killed_and_poisoned(recipe: Recipe, start: Any, tmp_path: Path) -> None
         assert process.wait(PATIENCE) == -signal.SIGKILL, (tmp_path / "log").read_text()
     last = start()
     dead = InboxMessage.objects.filter(source="consumer:billing", state="dead")
-    await_that(lambda: len(effect_counts()) == 4 and dead.count() == 2, PATIENCE)
-    time.sleep(1)  # acknowledged
+    await_that(
+        lambda: len(effect_counts()) == 4 and dead.count() == 2 and recipe.broker.waiting() == 0,
+        PATIENCE,
+    )
     last.send_signal(signal.SIGTERM)
     assert last.wait(PATIENCE) == 0
     assert effect_counts() == dict.fromkeys(["a", "w", "c", "b"], 1)

@@ -63,6 +63,10 @@ class Broker(ABC):
     def left(self) -> int:
         """How many messages are not acknowledged; asked once nobody reads from the place."""
 
+    def waiting(self) -> int:
+        """How many messages the broker has not given away for good, while others read from it."""
+        return self.left()
+
     def source(self) -> Source:
         """What the loop reads from."""
         return KombuSource(self.url, self.place, self.options)
@@ -234,6 +238,9 @@ class RabbitMQ(Kombu):
     def _there(self) -> None:
         self.ready()  # which is answered after what was published
 
+    def waiting(self) -> int:
+        return self.ready()
+
     def ready(self) -> int:
         """How many messages nobody has been given yet."""
         return int(self._queue.queue_declare(passive=True).message_count)
@@ -249,8 +256,15 @@ class Redis(Kombu):
         self._client = redis.Redis.from_url(server.url)
 
     def left(self) -> int:
+        return super().left() + self._held()
+
+    def waiting(self) -> int:
+        return int(self._client.llen(self.place)) + self._held()
+
+    def _held(self) -> int:
+        """Those that a process has in hand, or had when it was killed."""
         held = [json.loads(value) for value in self._client.hvals("unacked")]
-        return super().left() + [routing_key for _, _, routing_key in held].count(self.place)
+        return [routing_key for _, _, routing_key in held].count(self.place)
 
     def close(self) -> None:
         super().close()
