@@ -31,6 +31,7 @@ Each of these takes a POST like that one, as alice (alice-token) or bob (bob-tok
   /plain/orders/        a Django view, which the middleware protects
   /decorated/orders/    a Django view with the decorator
   /async/orders/        an async Django view with the decorator
+  /v1/charges           for Stripe's own clients, with DIALECT=stripe: stripe.StripeClient(…)
   /webhooks/standard/   a webhook, signed as Standard Webhooks with WEBHOOK_SECRET
   /webhooks/stripe/     a webhook, signed as Stripe's with STRIPE_WEBHOOK_SECRET
   /api/invoices/        versions: only who has read an invoice's last version can change it

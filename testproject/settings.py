@@ -61,6 +61,7 @@ IDEMPOTENCY: dict[str, Any] = {
         "database": IN_DATABASE,
     },
     "POLICY": {"lease": timedelta(seconds=float(os.environ.get("LEASE_SECONDS") or 30))},
+    "DIALECT": os.environ.get("DIALECT") or "ietf",
     # No broker: the process that sends a message hands it to its consumer. See background.py.
     "OUTBOX": {
         "payments": {

@@ -19,6 +19,7 @@ urlpatterns = [
     path("api/published/", published.PublishedView.as_view()),
     path("webhooks/standard/", webhooks.StandardHook.as_view()),
     path("webhooks/stripe/", webhooks.StripeHook.as_view()),
+    path("v1/charges", views.StripeChargeView.as_view()),
     path("plain/orders/", views.plain_order),
     path("decorated/orders/", views.decorated_order),
     path("async/orders/", views.async_order),

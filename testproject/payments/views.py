@@ -14,6 +14,7 @@ from django.http.response import HttpResponseBase
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST, require_safe
 from rest_framework import generics, permissions, viewsets
+from rest_framework.authentication import TokenAuthentication
 from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -53,6 +54,19 @@ class EffectView(APIView):
 
     def post(self, request: Request) -> Response:
         return _response(request, perform(request, self.kind, request.data))
+
+
+class Bearer(TokenAuthentication):
+    """The API's tokens, as Stripe's clients send them."""
+
+    keyword = "Bearer"
+
+
+class StripeChargeView(IdempotentViewMixin, EffectView):
+    """A view for Stripe's own clients, which understand the errors of ``DIALECT=stripe``."""
+
+    kind = Kind.CHARGE
+    authentication_classes = [Bearer, TokenAuthentication]
 
 
 class OrderView(IdempotentViewMixin, EffectView):

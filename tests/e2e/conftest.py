@@ -93,7 +93,7 @@ def serve(database: Database, ledger_url: str, tmp_path_factory: pytest.TempPath
             "LEASE_SECONDS": LEASE,
             "SIMULATE": "1",
             "WORKERS": str(WORKERS),
-            **dict.fromkeys(("ASGI", "BROKER_URL", "CACHED", "REDIS_URL"), ""),
+            **dict.fromkeys(("ASGI", "BROKER_URL", "CACHED", "DIALECT", "REDIS_URL"), ""),
             **environment,
         }
         with running(log, **given) as url:
@@ -113,6 +113,13 @@ def server(serve: Serve) -> Iterator[Server]:
 def asgi_server(serve: Serve) -> Iterator[Server]:
     """The same under ASGI. No lease ends during a test."""
     with serve(ASGI="1", LEASE_SECONDS=LONG_LEASE) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def stripe_server(serve: Serve) -> Iterator[Server]:
+    """The same with the errors of Stripe's API."""
+    with serve(DIALECT="stripe") as server:
         yield server
 
 
