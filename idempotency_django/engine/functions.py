@@ -85,8 +85,8 @@ def idempotent_call(
         policy: the policy; by default the project's.
 
     Returns:
-        The result as ``DjangoJSONEncoder`` writes it and JSON reads it back, also the first time: a
-        tuple is a list, and a ``Decimal`` is a string.
+        The result as ``DjangoJSONEncoder`` writes it and JSON reads it back, also the first time.
+        So a tuple is a list, and a ``Decimal`` is a string.
 
     Raises:
         KeyMalformed: the key is not 1-255 visible ASCII characters.
