@@ -21,6 +21,9 @@ from ..atomic_blocks import IN_NINJA, is_open
 from .checks import NOT_MIGRATED
 from .dialects import Dialect, Pipeline
 
+_NO_TRANSACTION: Final = "25P01"
+"""PostgreSQL's code where the transaction was ended unseen, and a savepoint went with it."""
+
 
 def translate_error(
     dialect: Dialect, error: DatabaseFault, *, rolled_back: bool = False
@@ -179,4 +182,5 @@ class StoreTransaction:
         if stopped or self.dialect.was_ended_by_server(fault):
             return translate_error(self.dialect, fault, rolled_back=True)
         unsure = isinstance(fault, OperationalError | InterfaceError)
+        unsure = unsure or self.dialect.code(fault.__cause__) == _NO_TRANSACTION
         return StoreUnavailable(UNCONFIRMED_MESSAGE) if unsure else fault
