@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
 from django.utils import timezone
-from rest_framework.authentication import TokenAuthentication
+from rest_framework.authentication import BaseAuthentication, TokenAuthentication
 from rest_framework.authtoken.models import Token
 from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
@@ -265,3 +265,26 @@ def test_stores_without_a_database(view: str, settings: Any) -> None:
     alice = logged_in("alice")
     post(alice, "/charges/", "order-17")
     assert look(alice, "order-17", view) == []
+
+
+class WithoutPrimaryKey:
+    """A user whom only the policy of a view can name."""
+
+    is_authenticated = True
+
+
+class ByName(BaseAuthentication):
+    def authenticate(self, request: Request) -> tuple[WithoutPrimaryKey, None]:
+        return WithoutPrimaryKey(), None
+
+
+class NamedStatus(drf.IdempotencyStatusView):
+    authentication_classes: ClassVar[list[Any]] = [ByName]
+
+
+urlpatterns.append(path("operations/named/", NamedStatus.as_view()))
+
+
+def test_user_without_a_primary_key() -> None:
+    """Whom only a policy's ``principal=`` can name finds nothing, and sees no error."""
+    assert look(Client(), new_key(), "named") == []
