@@ -26,7 +26,7 @@ from tests.kafka import bootstrap, make_topic
 from tests.servers import Server
 from tests.sqs import client_options, kombu_url, make_queue
 
-PATIENCE = 60  # seconds
+PATIENCE = 120  # seconds
 
 
 def await_that(condition: Callable[[], bool], patience: float = PATIENCE) -> None:

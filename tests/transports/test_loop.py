@@ -208,16 +208,18 @@ def test_a_handler_that_hangs(
     monkeypatch.setattr(running, "HANDLER_TIMEOUT", timedelta(microseconds=1))
     billing, memory = Billing(), Memory(message(paid("a")))
     waits: list[None] = []
-    over = threading.Event()
+    begun, over = threading.Event(), threading.Event()
     real = running.wait
 
     def wait(*arguments: Any) -> Any:
+        assert begun.wait(30)
         waits.append(None)
         if len(waits) > 5:
             over.set()
         return real(*arguments)
 
     def hang_here(event: Event) -> None:
+        begun.set()
         over.wait(30)
 
     monkeypatch.setattr(running, "wait", wait)

@@ -83,10 +83,12 @@ def test_slower_than_the_broker_waits(place: Any, name: str, short: dict[str, An
     broker, calls = place(name, **short), list[str]()
     if isinstance(broker, Kafka):
         broker.config |= {"session.timeout.ms": 2000, "max.poll.interval.ms": 2000}
-    consumer = booking(calls, threading.Event(), 6.0)
+    hold = threading.Event()
+    consumer = booking(calls, hold, 6.0)
     broker.publish(paid("a"))
     with broker.running(consumer) as first, broker.running(consumer) as second:
         await_that(lambda: bool(Effect.objects.exists()))
+        hold.set()  # the next one is quick
         broker.publish(paid("b"))
         await_that(lambda: Effect.objects.count() == 2 and broker.left() == 0)
     assert (first.error, second.error) == (None, None)
