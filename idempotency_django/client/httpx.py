@@ -15,14 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import httpx
 
-from .retrying import (
-    SAFE_METHODS,
-    Call,
-    OutcomeUnknown,
-    Retries,
-    new_key,
-    refuse_body,
-)
+from .retrying import SAFE_METHODS, Call, OutcomeUnknown, Retries, new_key, refuse_body
 
 if TYPE_CHECKING:
     Base = Any
@@ -30,7 +23,6 @@ else:
     Base = object
 
 _KEY: Final = "idempotency_key"
-_CALL: Final = "idempotency_call"
 _NOT_SENT: Final = (
     httpx.ConnectError,
     httpx.ConnectTimeout,
@@ -43,65 +35,56 @@ _ERRORS: Final = 400
 class _Keyed(Base):  # type: ignore[misc]  # a client of httpx
     """What both clients share: the key of a request, and the flow of its attempts."""
 
-    _check_hook: Any  # a hook, which is async in an async client
-
     def __init__(self, *args: Any, **options: Any) -> None:
         self.retries = Retries.taken_from(options)
         super().__init__(*args, **options)
 
-    def _begin_call(self, request: httpx.Request) -> Call | None:
-        """Give the request its key; ``None``: it is sent as it is."""
-        if request.method in SAFE_METHODS:
+    def _keyed(self, request: httpx.Request) -> httpx.Request | None:
+        """A copy of the request with a key; ``None``: it is sent as it is."""
+        key = request.extensions.get(_KEY, "")
+        if request.method in SAFE_METHODS or key is None:
             return None
-        retries, method, url = self.retries, request.method, str(request.url)
-        if _KEY in request.extensions:
-            if (key := request.extensions[_KEY]) is None:
-                return None
-            request.headers[retries.header] = retries.header_value(key)
+        method, url, header = request.method, request.url, self.retries.header
         if not _can_resend(request):
-            raise refuse_body(method, url)
-        if retries.header not in request.headers:
-            request.headers[retries.header] = retries.header_value(new_key(method, url))
-        call = Call(retries, request.headers[retries.header], method, url)
-        request.extensions = {**request.extensions, _CALL: call}
-        hooks = self.event_hooks["request"]
-        if hooks[-1:] != [self._check_hook]:  # the last one, to see what the others do
-            hooks[:] = [*(hook for hook in hooks if hook != self._check_hook), self._check_hook]
-        return call
-
-    def _check_key(self, request: httpx.Request) -> None:
-        call = request.extensions.get(_CALL)
-        if call is not None:
-            call.refuse_other_key(request.headers.get(call.header))
-            call.is_sent = True  # as far as we know
+            raise refuse_body(method, str(url))
+        keyed = httpx.Request(
+            method,
+            url,
+            headers=request.headers,
+            stream=request.stream,
+            extensions=request.extensions,
+        )
+        if _KEY in request.extensions:
+            keyed.headers[header] = self.retries.header_value(key)
+        elif header not in keyed.headers:
+            keyed.headers[header] = self.retries.header_value(new_key(method, str(url)))
+        return keyed
 
     async def _attempts(
-        self, call: Call, request: httpx.Request, send: Any, read: Any, close: Any, sleep: Any
+        self, request: httpx.Request, send: Any, read: Any, close: Any, sleep: Any
     ) -> httpx.Response:
         """The response that holds for each attempt. The functions may be async."""
-        with call.naming_key():
-            while True:
-                call.begin()
+        call = Call(self.retries, request.headers[self.retries.header])
+        while True:
+            call.begin()
+            try:
+                response = await _result_of(send(request))
+                if response.status_code >= _ERRORS:
+                    await _result_of(read(response))  # despite stream=True
+            except Exception as error:
+                wait = call.failed(error, sent=not isinstance(error, _NOT_SENT))
+                if wait is None:
+                    raise
+            else:
                 try:
-                    response = await _result_of(send(request))
-                    if response.status_code >= _ERRORS:
-                        await _result_of(read(response))  # despite stream=True
-                except Exception as error:
-                    wait = call.failed(
-                        error, sent=call.is_sent and not isinstance(error, _NOT_SENT)
-                    )
-                    if wait is None:
-                        raise
-                else:
-                    try:
-                        wait = call.received(response)
-                    except OutcomeUnknown:
-                        await _result_of(close(response))  # despite stream=True
-                        raise
-                    if wait is None:
-                        return response  # type: ignore[no-any-return]
-                    await _result_of(close(response))
-                await _result_of(sleep(wait))
+                    wait = call.received(response)
+                except OutcomeUnknown:
+                    await _result_of(close(response))  # despite stream=True
+                    raise
+                if wait is None:
+                    return response  # type: ignore[no-any-return]
+                await _result_of(close(response))
+            await _result_of(sleep(wait))
 
 
 class IdempotentClient(_Keyed, httpx.Client):
@@ -116,8 +99,9 @@ class IdempotentClient(_Keyed, httpx.Client):
     is the same on each attempt at the execution. ``None`` turns key and retries off. A request with
     a key follows no redirect.
 
-    A response is returned if it holds for each attempt. Each exception has the attribute
-    ``idempotency_key``. Safe requests are sent as they are.
+    A response is returned if it holds for each attempt. Each error of an attempt has the attribute
+    ``idempotency_key``. Safe requests are sent as they are. A request of your own that you pass to
+    ``send()`` is not changed: a copy of it gets the key, and is the response's ``request``.
 
     Args:
         args: as for ``httpx.Client``.
@@ -130,30 +114,24 @@ class IdempotentClient(_Keyed, httpx.Client):
     """
 
     def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
-        call = self._begin_call(request)
-        if call is None:
+        keyed = self._keyed(request)
+        if keyed is None:
             return super().send(request, **options)
         send = partial(super().send, **{**options, "follow_redirects": False})
         read, close = httpx.Response.read, httpx.Response.close
-        return _finished(self._attempts(call, request, send, read, close, time.sleep))
-
-    def _check_hook(self, request: httpx.Request) -> None:
-        self._check_key(request)
+        return _finished(self._attempts(keyed, send, read, close, time.sleep))
 
 
 class AsyncIdempotentClient(_Keyed, httpx.AsyncClient):
     """The same as :class:`IdempotentClient`, on ``httpx.AsyncClient``."""
 
     async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
-        call = self._begin_call(request)
-        if call is None:
+        keyed = self._keyed(request)
+        if keyed is None:
             return await super().send(request, **options)
         send = partial(super().send, **{**options, "follow_redirects": False})
         read, close = httpx.Response.aread, httpx.Response.aclose
-        return await self._attempts(call, request, send, read, close, anyio.sleep)
-
-    async def _check_hook(self, request: httpx.Request) -> None:
-        self._check_key(request)
+        return await self._attempts(keyed, send, read, close, anyio.sleep)
 
 
 async def _result_of(value: Any) -> Any:

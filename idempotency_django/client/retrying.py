@@ -13,8 +13,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from math import inf
@@ -299,51 +298,21 @@ class Call:
     Args:
         retries: how its client retries.
         value: the value of its key header.
-        method: its method.
-        url: its URL.
 
     Attributes:
-        header: the name of its key header.
         attempts: how many attempts have begun.
-        is_sent: whether something of the current attempt may have been sent; for its client.
     """
 
-    def __init__(self, retries: Retries, value: str, method: str, url: str) -> None:
+    def __init__(self, retries: Retries, value: str) -> None:
         self.key = value.strip().removeprefix('"').removesuffix('"')
-        self.header = retries.header
-        self._value = value
         self._retries = retries
-        self._method = method
-        self._url = url
         lifetime = retries.lifetime
         self._lifetime = inf if lifetime is None else lifetime.total_seconds()
         self.attempts = 0
-        self.is_sent = False
         self._in_progress = 0  # those that found the operation in progress
         self._taken = 0  # tokens of the budget
         self._is_unknown = False  # whether an attempt may have been executed
         self._began = _clocks()
-
-    @contextmanager
-    def naming_key(self) -> Iterator[None]:
-        """Let each exception of the block carry the key, as ``idempotency_key`` and in a note.
-
-        Raises:
-            OutcomeUnknown: an attempt may have been executed, and the block raised another error.
-        """
-        try:
-            yield
-        except BaseException as error:
-            if isinstance(error, OutcomeUnknown):
-                raise
-            if self._is_unknown and isinstance(error, Exception):
-                reason = "it ended with an error that a retry does not mend"
-                raise OutcomeUnknown(self.key, self.attempts, reason) from error
-            error.idempotency_key = self.key  # type: ignore[attr-defined]
-            error.add_note(
-                f"{self._method} {_shown(self._url)} had the idempotency key {self.key!r}."
-            )
-            raise
 
     def begin(self) -> None:
         """Begin the next attempt, before anything is sent.
@@ -354,7 +323,6 @@ class Call:
         if self.attempts and self._elapsed >= self._lifetime:
             raise OutcomeUnknown(self.key, self.attempts, "the lifetime of the key is over")
         self.attempts += 1
-        self.is_sent = False
 
     def received(self, response: Any) -> float | None:
         """The seconds until the next attempt; ``None``: return the response.
@@ -378,33 +346,25 @@ class Call:
         return self._wait(cost, at_least, response=response)
 
     def failed(self, error: Exception, *, sent: bool = True) -> float | None:
-        """The seconds until the next attempt; ``None``: raise the error, through naming_key().
+        """The seconds until the next attempt; ``None``: raise the error.
 
         Args:
-            error: instead of a response.
+            error: instead of a response. It gets the key, as ``idempotency_key``.
             sent: whether the request may have reached the server.
 
         Raises:
             OutcomeUnknown: there is no further attempt, and one may have reached the server.
         """
-        if not is_retryable(error):
-            self._is_unknown |= sent and getattr(error, "response", None) is None
-            return None
-        self._is_unknown |= sent
-        return self._wait(_TRANSIENT_COST, error=error)
-
-    def refuse_other_key(self, value: str | None) -> None:
-        """Check the header of a request that is about to be sent.
-
-        Raises:
-            ValueError: another key is in it, so the attempts could have different ones.
-        """
-        if value != self._value:
-            raise ValueError(
-                f"A request hook or an auth has changed the header {self.header} of "
-                f"{self._method} {_shown(self._url)} to {value!r}. Each attempt must send the same "
-                "key: pass it as idempotency_key, and leave the header as it is."
-            )
+        error.idempotency_key = self.key  # type: ignore[attr-defined]
+        retryable = is_retryable(error)
+        is_refused = not retryable and getattr(error, "response", None) is not None
+        self._is_unknown |= sent and not is_refused
+        if retryable:
+            return self._wait(_TRANSIENT_COST, error=error)
+        if self._is_unknown:
+            reason = "it ended with an error that a retry does not mend"
+            raise OutcomeUnknown(self.key, self.attempts, reason) from error
+        return None
 
     def _wait(
         self,

@@ -24,7 +24,7 @@ URL = "https://shop.example.com/charges/?a=1"
 
 
 def call(**options: Any) -> Call:
-    return Call(Retries(**options), '"order-17"', "POST", URL)
+    return Call(Retries(**options), '"order-17"')
 
 
 @pytest.fixture
