@@ -22,9 +22,7 @@ from threading import Barrier
 
 import httpx
 from redis import Redis
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from idempotency_django.contrib.messaging import StandardWebhooks
 from testproject import ledger, settings
@@ -44,19 +42,20 @@ AT_ONCE = 20
 LEASE = "3"  # seconds
 PATIENCE = 10  # how often the client sends a request that is refused as "in progress"
 NO_RESPONSE = "no response"
+WIDTH = 80
 
-INTRODUCTION = (
-    "Alice's program sends charges of 25.00 EUR to [bold]POST {path}[/], each with its own key in "
-    "the header [bold]Idempotency-Key[/]. The reference app runs under gunicorn: two processes, "
-    "SQLite. An effect is a row in its table of payments; a transfer has three: its debit, its "
-    "booking in an external ledger, and its credit. A payment with a message has two: its own, "
-    "and that of another process, which gets the message from the outbox."
-)
+INTRODUCTION = """\
+A payments API under gunicorn: two processes, SQLite. A program sends it charges
+of 25.00 EUR, each with its own Idempotency-Key. Then things go wrong.
+"""
 
-ON_SQLITE = (
-    "On SQLite the duplicates of a charge wait for its write lock. On PostgreSQL, MariaDB and "
-    "MySQL they are refused with 409 at once, and the client sends them again."
-)
+WHAT_NEXT = """\
+To try it yourself:
+
+  make serve       the same API at http://127.0.0.1:8000/, with its admin
+  make test        the tests, on servers of their own
+  README.md        protect a view of your own in two minutes
+"""
 
 
 @dataclass(frozen=True)
@@ -73,27 +72,50 @@ TRACED = Charge()
 
 
 @dataclass(frozen=True)
-class Step:
-    """The requests of a step, the expected result and the actual result."""
+class Scene:
+    """One line of the demo.
+
+    Attributes:
+        sent: what the client sends, or what happens to it.
+        response: what came back.
+        expected_response: what should have come back.
+        effects: what the counters show.
+        expected_effects: what they should show.
+    """
 
     sent: str
-    expected_response: str
     response: str
-    expected_effects: int | str
-    effects: int | str
+    expected_response: str
+    effects: str
+    expected_effects: str
 
     @property
-    def right(self) -> bool:
-        return (self.expected_response, self.expected_effects) == (self.response, self.effects)
+    def is_right(self) -> bool:
+        return (self.response, self.effects) == (self.expected_response, self.expected_effects)
+
+    def __str__(self) -> str:
+        """In columns, within 80 characters."""
+        return f"  {self.sent:40} {self.response:24} {self.effects}"
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """Scenes that belong together."""
+
+    heading: str
+    scenes: Iterator[Scene]
 
 
 class Client:
-    """Alice's program, and her look at what it has done."""
+    """A user's program, and its look at the effects."""
 
-    def __init__(self, http: httpx.Client, path: str, ledger_url: str = "") -> None:
+    def __init__(
+        self, http: httpx.Client, path: str, ledger_url: str = "", user: str = "alice"
+    ) -> None:
         self._http = http
         self._path = path
         self._ledger = ledger_url
+        self._user = user
 
     def send(
         self, charge: Charge, fault: str = "", patience: int = PATIENCE
@@ -101,7 +123,7 @@ class Client:
         """The response; ``None`` when the connection ended without one."""
         body = {"reference": charge.reference, "amount": charge.amount, "currency": "EUR"}
         headers = {
-            "Authorization": "Token alice-token",
+            "Authorization": f"Token {self._user}-token",
             "Idempotency-Key": f'"{charge.key}"',
             "X-Simulate": fault,
         }
@@ -131,44 +153,55 @@ class Client:
         response = self._http.get("/effects/", params={"reference": charge.reference})
         return int(response.raise_for_status().json()["count"])
 
+    def charges(self, charge: Charge) -> str:
+        """The number of charges that were made, in words."""
+        return charges(self.effects(charge))
+
     def parts(self, transfer: Charge) -> str:
         """The number of times that each part of the transfer was made: debit, booking, credit."""
-        asked = {"reference": transfer.reference}
-        posted = self._http.get("/postings/", params=asked).raise_for_status().json()
-        booked = self._http.get(f"{self._ledger}/calls", params=asked).raise_for_status().json()
-        return f"{posted['debit']}+{booked['effects']}+{posted['credit']}"
+        params = {"reference": transfer.reference}
+        posted = self._http.get("/postings/", params=params).raise_for_status().json()
+        booked = self._http.get(f"{self._ledger}/calls", params=params).raise_for_status().json()
+        return f"{posted['debit']} + {booked['effects']} + {posted['credit']}"
 
-    def deliver(self, asked: Charge) -> str:
+    def deliver(self, order: Charge) -> str:
         """The statuses of a webhook that its sender delivers three times, signed."""
-        data = {"reference": asked.reference, "amount": asked.amount}
+        data = {"reference": order.reference, "amount": order.amount}
         body = json.dumps({"type": "order.paid", "data": data}).encode()
-        signed = StandardWebhooks([settings.WEBHOOK_SECRET]).sign(body, message_id=asked.key)
+        signed = StandardWebhooks([settings.WEBHOOK_SECRET]).sign(body, message_id=order.key)
         headers = {"Content-Type": "application/json", **signed}
         sent = [self._http.post(WEBHOOKS, content=body, headers=headers) for _ in range(3)]
         return ", ".join(str(response.status_code) for response in sent)
 
-    def when_done(self, asked: Charge) -> int:
+    def wait_for_effects(self, order: Charge) -> int:
         """The number of effects, after waiting for the first one."""
-        ends = time.monotonic() + PATIENCE
-        while not (seen := self.effects(asked)) and time.monotonic() < ends:
+        deadline = time.monotonic() + PATIENCE
+        while not (seen := self.effects(order)) and time.monotonic() < deadline:
             time.sleep(0.1)
         return seen
 
-    def made_and_told(self, charge: Charge) -> str:
+    def payments_and_messages(self, charge: Charge) -> str:
         """The number of payments, and of their messages that another process has handled."""
-        asked = {"reference": charge.reference}
-        kinds = self._http.get("/effects/", params=asked).raise_for_status().json()["kinds"]
-        return f"{kinds.get('published', 0)}+{kinds.get('consumed', 0)}"
+        params = {"reference": charge.reference}
+        kinds = self._http.get("/effects/", params=params).raise_for_status().json()["kinds"]
+        return f"{kinds.get('published', 0)} + {kinds.get('consumed', 0)}"
 
-    def when_told(self, charge: Charge, expected: str) -> str:
-        """The same, once it is what is expected, or has had the time to be."""
-        ends = time.monotonic() + PATIENCE
-        while (seen := self.made_and_told(charge)) != expected and time.monotonic() < ends:
+    def wait_for_messages(self, charge: Charge, expected: str) -> str:
+        """:meth:`payments_and_messages`, once it is the expected one or has had time to be."""
+        deadline = time.monotonic() + PATIENCE
+        while (seen := self.payments_and_messages(charge)) != expected:
+            if time.monotonic() > deadline:
+                break
             time.sleep(0.1)
         return seen
 
 
-def said(response: httpx.Response | None) -> str:
+def charges(count: int) -> str:
+    """A number of charges in words."""
+    return "1 charge" if count == 1 else f"{count} charges"
+
+
+def summary(response: httpx.Response | None) -> str:
     """A response in a few words."""
     if response is None:
         return NO_RESPONSE
@@ -176,135 +209,175 @@ def said(response: httpx.Response | None) -> str:
     return f"{response.status_code}{replayed}"
 
 
-def said_at_once(responses: list[httpx.Response | None]) -> str:
+def summary_of_many(responses: list[httpx.Response | None]) -> str:
     """Many responses in a few words."""
-    words = [said(response) for response in responses]
-    executed, replayed = words.count("201"), words.count("201 replayed")
-    failed = len(words) - executed - replayed
-    return f"{executed} executed, {replayed} replayed" + (f", {failed} failed" if failed else "")
+    words = [summary(response).replace("201 replayed", "replayed") for response in responses]
+    return ", ".join(f"{words.count(word)} x {word}" for word in sorted(set(words)))
 
 
-def retries(client: Client) -> Iterator[Step]:
+def duplicates(protected: Client, unprotected: Client) -> Iterator[Scene]:
+    unprotected_charge, charge = Charge(), Charge()
+    yield Scene(
+        "without protection",
+        summary_of_many(unprotected.send_at_once(unprotected_charge)),
+        f"{AT_ONCE} x 201",
+        unprotected.charges(unprotected_charge),
+        charges(AT_ONCE),
+    )
+    yield Scene(
+        "with protection",
+        summary_of_many(protected.send_at_once(charge)),
+        f"1 x 201, {AT_ONCE - 1} x replayed",
+        protected.charges(charge),
+        charges(1),
+    )
+
+
+def retries(client: Client, other_user: Client) -> Iterator[Scene]:
     charge = Charge()
     first = client.send(charge)
-    yield Step("A charge with a new key", "201", said(first), 1, client.effects(charge))
+    yield Scene(
+        "a charge with a new key", summary(first), "201", client.charges(charge), charges(1)
+    )
 
     again = client.send(charge)
     same = "same bytes" if first and again and first.content == again.content else "other bytes"
-    response, expected = f"{said(again)}, {same}", "201 replayed, same bytes"
-    yield Step("The same request again: a retry", expected, response, 1, client.effects(charge))
+    yield Scene(
+        "the same request again",
+        f"{summary(again)}, {same}",
+        "201 replayed, same bytes",
+        client.charges(charge),
+        charges(1),
+    )
 
-    other = client.send(replace(charge, amount=9900))
-    yield Step("Its key again, another amount", "422", said(other), 1, client.effects(charge))
+    other_amount = client.send(replace(charge, amount=9900))
+    yield Scene(
+        "its key with another amount",
+        summary(other_amount),
+        "422",
+        client.charges(charge),
+        charges(1),
+    )
+
+    others = replace(charge, reference=Charge().reference)
+    response = other_user.send(others)
+    yield Scene(
+        "its key from another user, a new charge",
+        summary(response),
+        "201",
+        other_user.charges(others),
+        charges(1),
+    )
 
 
-def duplicates(client: Client) -> Iterator[Step]:
-    charge = Charge()
-    response = said_at_once(client.send_at_once(charge))
-    expected = f"1 executed, {AT_ONCE - 1} replayed"
-    yield Step(f"{AT_ONCE} duplicates at once", expected, response, 1, client.effects(charge))
-
-
-def crash_before_the_commit(client: Client) -> Iterator[Step]:
+def crashes(client: Client) -> Iterator[Scene]:
     charge = Charge()
     lost = client.send(charge, "kill=after-effect")
-    sent = "SIGKILL to the process before its commit"
-    yield Step(sent, NO_RESPONSE, said(lost), 0, client.effects(charge))
+    effects = client.charges(charge)
+    yield Scene("killed before its commit", summary(lost), NO_RESPONSE, effects, charges(0))
     retry = client.send(charge)
-    yield Step("The retry", "201", said(retry), 1, client.effects(charge))
+    yield Scene("  the retry", summary(retry), "201", client.charges(charge), charges(1))
 
-
-def crash_after_the_commit(client: Client) -> Iterator[Step]:
     charge = Charge()
     lost = client.send(charge, "kill=after-commit")
-    sent = "SIGKILL to the process after its commit"
-    yield Step(sent, NO_RESPONSE, said(lost), 1, client.effects(charge))
+    effects = client.charges(charge)
+    yield Scene("killed after its commit", summary(lost), NO_RESPONSE, effects, charges(1))
     retry = client.send(charge)
-    yield Step("The retry", "201 replayed", said(retry), 1, client.effects(charge))
+    yield Scene("  the retry", summary(retry), "201 replayed", client.charges(charge), charges(1))
 
 
-def crash_between_steps(client: Client) -> Iterator[Step]:
+def steps(client: Client) -> Iterator[Scene]:
     transfer = Charge()
     lost = client.send(transfer, "kill=after-ledger")
-    sent = "A transfer; SIGKILL after two of its three steps"
-    yield Step(sent, NO_RESPONSE, said(lost), "1+1+0", client.parts(transfer))
+    parts = client.parts(transfer)
+    yield Scene("killed after the second step", summary(lost), NO_RESPONSE, parts, "1 + 1 + 0")
     early = client.send(transfer, patience=1)
-    sent = "A retry while the dead process has its lease"
-    yield Step(sent, "409", said(early), "1+1+0", client.parts(transfer))
+    parts = client.parts(transfer)
+    yield Scene("  a retry before its lease has ended", summary(early), "409", parts, "1 + 1 + 0")
     resumed = client.send(transfer)
-    sent = "A retry after that: the third step alone is left"
-    yield Step(sent, "201", said(resumed), "1+1+1", client.parts(transfer))
+    parts = client.parts(transfer)
+    yield Scene("  a retry after that", summary(resumed), "201", parts, "1 + 1 + 1")
 
 
-def messages(client: Client, payment: Charge) -> Iterator[Step]:
-    uncommitted = Charge()
+def messages(client: Client, payment: Charge) -> Iterator[Scene]:
     lost = client.send(payment, "kill=after-commit")
-    sent = "A payment with a message; SIGKILL after its commit"
-    yield Step(sent, NO_RESPONSE, said(lost), "1+1", client.when_told(payment, "1+1"))
+    effects = client.wait_for_messages(payment, "1 + 1")
+    yield Scene("killed after its commit", summary(lost), NO_RESPONSE, effects, "1 + 1")
     retry = client.send(payment)
-    sent = "The retry: its message is not published again"
-    yield Step(sent, "201 replayed", said(retry), "1+1", client.when_told(payment, "1+1"))
+    effects = client.wait_for_messages(payment, "1 + 1")
+    yield Scene("  the retry", summary(retry), "201 replayed", effects, "1 + 1")
+
+    uncommitted = Charge()
     lost = client.send(uncommitted, "kill=after-effect")
-    sent = "Another; SIGKILL before its commit"
-    yield Step(sent, NO_RESPONSE, said(lost), "0+0", client.made_and_told(uncommitted))
+    effects = client.payments_and_messages(uncommitted)
+    yield Scene("killed before its commit", summary(lost), NO_RESPONSE, effects, "0 + 0")
     retry = client.send(uncommitted)
-    sent = "The retry: one payment, one message"
-    yield Step(sent, "201", said(retry), "1+1", client.when_told(uncommitted, "1+1"))
+    effects = client.wait_for_messages(uncommitted, "1 + 1")
+    yield Scene("  the retry", summary(retry), "201", effects, "1 + 1")
 
 
-def webhooks(client: Client) -> Iterator[Step]:
-    asked, later = Charge(), Charge()
-    response = client.deliver(asked)
+def webhooks(client: Client) -> Iterator[Scene]:
+    order, later = Charge(), Charge()
+    response = client.deliver(order)
     client.deliver(later)
-    client.when_done(later)  # by then, the first one had every chance of a second effect
-    sent = "A webhook that its sender delivers three times"
-    yield Step(sent, "200, 200, 200", response, 1, client.when_done(asked))
+    client.wait_for_effects(later)  # by then, the first one had every chance of a second effect
+    effects = charges(client.wait_for_effects(order))
+    yield Scene("delivered three times", response, "200, 200, 200", effects, charges(1))
 
 
-def redeliveries(protected: Client, unprotected: Client, broker: Redis) -> Iterator[Step]:
+def redeliveries(protected: Client, unprotected: Client, broker: Redis) -> Iterator[Scene]:
     job, other = Charge(), Charge()
     responses = [
-        protected.send(job, WORK),
-        protected.send(job, WORK),
         unprotected.send(other, WORK),
+        protected.send(job, WORK),
+        protected.send(job, WORK),
     ]
     while broker.llen("celery") or broker.hlen("unacked"):
         time.sleep(0.1)
-    sent = "A job of 3 s that Redis delivers each second: ours"
-    yield Step(sent, "202", said(responses[0]), 1, protected.effects(job))
-    sent = "The request for it again: a retry"
-    yield Step(sent, "202 replayed", said(responses[1]), 1, protected.effects(job))
-    sent = "To compare: with Celery's own deduplication"
-    done = unprotected.effects(other)
-    yield Step(sent, "202", said(responses[2]), max(done, 2), done)
+    count = unprotected.effects(other)
+    expected = charges(max(count, 2))
+    sent = "with Celery's own deduplication"
+    yield Scene(sent, summary(responses[0]), "202", charges(count), expected)
+    sent = "with IdempotentTask"
+    yield Scene(sent, summary(responses[1]), "202", protected.charges(job), charges(1))
+    sent = "  its request again"
+    yield Scene(sent, summary(responses[2]), "202 replayed", protected.charges(job), charges(1))
 
 
-def comparison(client: Client) -> Iterator[Step]:
-    charge = Charge()
-    response = said_at_once(client.send_at_once(charge))
-    sent = f"To compare: {AT_ONCE} duplicates without protection"
-    expected = f"{AT_ONCE} executed, 0 replayed"
-    yield Step(sent, expected, response, AT_ONCE, client.effects(charge))
-
-
-def chapters(url: str, ledger_url: str, broker: str, path: str) -> Iterator[list[Step]]:
+def chapters(url: str, ledger_url: str, broker: str, path: str) -> Iterator[Chapter]:
     """Everything that is shown, in order."""
     one_request_each = httpx.Limits(max_keepalive_connections=0)
-    with httpx.Client(base_url=url, limits=one_request_each, timeout=60) as http:
-        client = Client(http, path)
-        for chapter in (retries, duplicates, crash_before_the_commit, crash_after_the_commit):
-            yield list(chapter(client))
-        yield list(crash_between_steps(Client(http, TRANSFERS, ledger_url)))
-        yield list(messages(Client(http, PUBLISHED), TRACED))
-        yield list(webhooks(client))
-        with Redis.from_url(broker) as queue:
-            clients = Client(http, JOBS), Client(http, UNPROTECTED_JOBS)
-            yield list(redeliveries(*clients, queue))
-        yield list(comparison(Client(http, UNPROTECTED)))
+    with (
+        httpx.Client(base_url=url, limits=one_request_each, timeout=60) as http,
+        Redis.from_url(broker) as queue,
+    ):
+        client, bob = Client(http, path), Client(http, path, user="bob")
+        unprotected = Client(http, UNPROTECTED)
+        yield Chapter(
+            f"{AT_ONCE} duplicates of a charge, sent at once", duplicates(client, unprotected)
+        )
+        yield Chapter("Retries", retries(client, bob))
+        yield Chapter("A process is killed while it charges", crashes(client))
+        yield Chapter(
+            "A transfer: debit + booking at a provider + credit",
+            steps(Client(http, TRANSFERS, ledger_url)),
+        )
+        yield Chapter(
+            "A payment + its message, handled in another process",
+            messages(Client(http, PUBLISHED), TRACED),
+        )
+        yield Chapter("A signed webhook", webhooks(client))
+        yield Chapter(
+            "A Celery task of 3 s, which the broker delivers every second",
+            redeliveries(Client(http, JOBS), Client(http, UNPROTECTED_JOBS), queue),
+        )
 
 
-def shown(folder: Path, path: str, timelines: list[str]) -> Iterator[list[Step]]:
-    """The same, with servers that keep their data and their logs in the folder."""
+def show(console: Console, folder: Path, path: str) -> int:
+    """Run the servers, which keep their data and logs in the folder, and print each scene as it
+    happens; returns how many are wrong.
+    """
+    wrong = 0
     with ledger.running(folder / "ledger.log") as ledger_url, valkey() as broker:
         environment = {
             "DATABASE_URL": f"sqlite:///{folder}/demo.sqlite3",
@@ -318,60 +391,45 @@ def shown(folder: Path, path: str, timelines: list[str]) -> Iterator[list[Step]]
             "WORKERS": "2",
         }
         with running(folder / "server.log", **environment) as url:
-            yield from chapters(url, ledger_url, broker.url, path)
-            timelines.append(timeline_of(TRACED, environment))
+            for chapter in chapters(url, ledger_url, broker.url, path):
+                console.print(f"[bold]{chapter.heading}[/]")
+                for scene in chapter.scenes:
+                    print_scene(console, scene)
+                    wrong += not scene.is_right
+                console.print()
+            console.print("[bold]What the operator sees of that payment and its message[/]")
+            console.print(timeline_of(TRACED, environment), markup=False, soft_wrap=True)
+    return wrong
+
+
+def print_scene(console: Console, scene: Scene) -> None:
+    """One line; another one says what was expected where it differs."""
+    console.print(str(scene), style="" if scene.is_right else "bold red", markup=False)
+    if not scene.is_right:
+        expected = f"{scene.expected_response:24} {scene.expected_effects}"
+        console.print(f"  {'WRONG; expected:':40} {expected}", style="bold red", markup=False)
 
 
 def timeline_of(charge: Charge, environment: dict[str, str]) -> str:
     """The timeline of one key, from the operator's command."""
-    command = [sys.executable, "-m", "testproject.manage", "trace_idempotency", charge.key]
-    settings = {"DJANGO_SETTINGS_MODULE": "testproject.settings"}  # whatever the caller's are
+    module = "testproject.manage"
+    command = [sys.executable, "-m", module, "trace_idempotency", charge.key, "--skip-checks"]
+    settings = {"DJANGO_SETTINGS_MODULE": "testproject.settings"}  # not the caller's
     return subprocess.check_output(  # noqa: S603  # nothing in it comes from outside
         command, cwd=ROOT, env={**os.environ, **settings, **environment}, text=True
     )
 
 
-def table_of(told: list[list[Step]]) -> Table:
-    """The steps in colours, each with what was expected and what was seen."""
-    table = Table(box=box.ROUNDED)
-    for heading in ("Sent", "Response\nexpected", "Response\nseen"):
-        table.add_column(heading)
-    for heading in ("Effects\nexpected", "Effects\nseen"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
-    for chapter in told:
-        for step in chapter:
-            colour, verdict = ("green", "right") if step.right else ("bold red", "WRONG")
-            table.add_row(
-                step.sent,
-                step.expected_response,
-                f"[{colour}]{step.response}[/]",
-                str(step.expected_effects),
-                f"[{colour}]{step.effects}[/]",
-                f"[{colour}]{verdict}[/]",
-            )
-        table.add_section()
-    return table
-
-
 def main(path: str = CHARGES) -> int:
     """Run the demo; returns the exit code."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 120  # a log has no width of its own
-    console.print(INTRODUCTION.format(path=path))
-    with tempfile.TemporaryDirectory() as folder, console.status("Sending …"):
-        timelines: list[str] = []
-        told = list(shown(Path(folder), path, timelines))
-    console.print(table_of(told))
-    console.print("The payment with a message, from its request to what it led to elsewhere:\n")
-    console.print(*timelines, markup=False, soft_wrap=True)
-    console.print(ON_SQLITE)
-    wrong = [step for chapter in told for step in chapter if not step.right]
+    console = Console(highlight=False, width=WIDTH)
+    console.print(INTRODUCTION)
+    with tempfile.TemporaryDirectory() as folder:
+        wrong = show(console, Path(folder), path)
     if wrong:
-        console.print(f"[bold red]{len(wrong)} of these are wrong.[/]")
+        console.print(f"[bold red]{wrong} of these are wrong.[/]")
         return 1
-    console.print("[green]All of it is right.[/] To try it yourself: [bold]make serve[/]")
+    console.print(f"[green]All of it is right.[/] {WHAT_NEXT}")
     return 0
 
 

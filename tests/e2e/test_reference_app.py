@@ -36,6 +36,9 @@ def test_the_demo_succeeds() -> None:
     assert run.returncode == 0, run.stderr
     assert "All of it is right." in run.stdout
     assert "WRONG" not in run.stdout
+    assert run.stderr == ""
+    scenes, _ = run.stdout.split("What the operator sees")
+    assert all(len(line) <= 80 for line in scenes.splitlines())
 
 
 def test_the_demo_fails_where_a_count_is_wrong() -> None:
