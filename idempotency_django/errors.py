@@ -23,7 +23,7 @@
     ├── ConcurrentModification     409  the object was changed after it was loaded
     ├── IllegalTransition          409  the object is in a state that this step does not start from
     ├── StoreUnavailable           503  the store cannot be reached; nothing was executed
-    ├── StepsChanged               500  the stored steps are not the steps of the code
+    ├── StepsChanged               500  a stored step was not called
     └── ClaimLost                  500  the claim was lost during execution
 
 :exc:`StreamFenced` and :exc:`AlreadyProcessed` are not among them: they end the loop that reads a
@@ -260,14 +260,13 @@ class StoreUnavailable(IdempotencyError):
 
 
 class StepsChanged(IdempotencyError):
-    """An earlier attempt stored steps that the code no longer has, or has in another order."""
+    """The attempt ended without a step that an earlier attempt has stored."""
 
     slug = "steps-changed"
     title = "Steps of the operation changed"
     default_detail = (
-        "The steps in the code don't match the steps that an earlier attempt stored, so the "
-        "operation cannot be resumed. The effects of both attempts stay. An operator must "
-        "complete or release the operation."
+        "The attempt ended without a step that an earlier attempt has stored. The effects of both "
+        "attempts stay. An operator must complete or release the operation."
     )
 
 

@@ -194,7 +194,7 @@ class IdempotencyKey(models.Model):
         return f"{self.key} ({self.scope})"
 
 
-STEPS_INDEX: Final = "idempotency_step_position_uniq"
+STEPS_INDEX: Final = "idempotency_step_record_idx"
 
 
 class IdempotencyStep(models.Model):
@@ -211,7 +211,6 @@ class IdempotencyStep(models.Model):
         db_index=False,
         db_constraint=False,
     )
-    position = models.PositiveSmallIntegerField(_("position"))
     name = models.CharField(_("name"), max_length=100)
     attempt = models.PositiveIntegerField(_("attempt"))
     result = StoredTextField(_("result"))
@@ -220,10 +219,10 @@ class IdempotencyStep(models.Model):
     class Meta:
         verbose_name = _("idempotency step")
         verbose_name_plural = _("idempotency steps")
-        ordering = ("record", "position")
-        constraints = [models.UniqueConstraint(fields=["record", "position"], name=STEPS_INDEX)]
+        ordering = ("record", "id")
+        indexes = [models.Index(fields=["record"], name=STEPS_INDEX)]
         # Steps contain providers' responses; they are shown with the key, with its permission.
         default_permissions = ()
 
     def __str__(self) -> str:
-        return f"{self.position + 1}. {self.name}"
+        return self.name

@@ -117,16 +117,15 @@ def copies(count: int, made: IdempotencyKey) -> list[IdempotencyKey]:
     )
 
 
-def step(made: IdempotencyKey, position: int = 0, **columns: Any) -> IdempotencyStep:
+def step(made: IdempotencyKey, number: int = 0, **columns: Any) -> IdempotencyStep:
     """A recovery point of a record, in its database."""
     stored = IdempotencyStep(
         record=made,
-        position=position,
         **{
-            "name": f"step-{position}",
+            "name": f"step-{number}",
             "attempt": 1,
-            "result": json.dumps({"position": position}),
-            "completed_at": made.created_at + timedelta(milliseconds=position),
+            "result": json.dumps({"number": number}),
+            "completed_at": made.created_at + timedelta(milliseconds=number),
             **columns,
         },
     )

@@ -557,15 +557,15 @@ class TestDetail:
         script = json.dumps({"note": "<script>alert(1)</script>"})
         # The first step is older than the attempt that is running: another one made it.
         first = ago(minutes=12)
-        step(made, 0, name="<i>debit</i>", result=script, completed_at=first)
-        step(made, 1, name="ledger", attempt=2, result='"5ec2e7"')
-        step(record(alias), 0, name="somebody else's")
+        step(made, name="<i>debit</i>", result=script, completed_at=first)
+        step(made, name="ledger", attempt=2, result='"5ec2e7"')
+        step(record(alias), name="somebody else's")
         said = page(operator, detail(made))
         told = said.split("idempotency-timeline")[1].split("<li")[1:]
         expected = [
-            "Step 1, <i>debit</i>, by attempt 1",
+            "Step <i>debit</i>, by attempt 1",
             "Attempt 2 began",
-            "Step 2, ledger, by attempt 2",
+            "Step ledger, by attempt 2",
             "Lease ended",
             "Expires",
         ]
@@ -578,7 +578,7 @@ class TestDetail:
         assert "<i>" not in raw
         with CaptureQueriesContext(connections[alias]) as queries:
             public = page(auditor, detail(made))
-        assert "Step 2, ledger, by attempt 2" in public
+        assert "Step ledger, by attempt 2" in public
         assert "alert(1)" not in public
         result = f"{IdempotencyStep._meta.db_table}.result"
         asked = "".join(query["sql"] for query in queries)
@@ -590,8 +590,8 @@ class TestDetail:
         page(operator, detail(made))  # the content types are asked for once
         counts = []
         for count in (0, 1, 30):
-            for position in range(IdempotencyStep.objects.using(alias).count(), count):
-                step(made, position)
+            for number in range(IdempotencyStep.objects.using(alias).count(), count):
+                step(made, number)
             with CaptureQueriesContext(connections[alias]) as queries:
                 page(operator, detail(made))
             counts.append(len(queries))

@@ -64,7 +64,7 @@ def interrupted(alias: str, *, hold: bool = True, **changes: Any) -> tuple[Datab
     claim = store.acquire(operation)
     assert isinstance(claim, Claim)
     with store.durable("A step"):
-        assert store.save_step(claim, Step(position=0, name="debit", attempt=1, result="17"))
+        assert store.save_step(claim, Step(name="debit", attempt=1, result="17"))
     eventually(lambda: row(alias, interrupted=True))
     return store, claim
 
@@ -118,7 +118,7 @@ class TestCompleting:
         assert not store.extend(claim, 60)
         with pytest.raises(ClaimLost), store.fenced(claim):
             pass
-        late = Step(position=1, name="credit", attempt=1, result="1")
+        late = Step(name="credit", attempt=1, result="1")
         with suppress(ClaimLost), store.durable("A step"):
             store.save_step(claim, late)
         assert state(alias) == before
@@ -269,8 +269,8 @@ class TestReleasing:
     ) -> None:
         """It is said before where the retry begins, and that is where it does."""
         made = record(alias, held=True, fingerprint="f" * 64, **traits)
-        for position in range(steps):
-            step(made, position)
+        for number in range(steps):
+            step(made, number)
         assert said in page(settler, detail(made, "release"))
         settle(settler, made, "release")
         store = DatabaseStore("default", using=alias)

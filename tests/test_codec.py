@@ -68,7 +68,7 @@ def test_what_nobody_wrote(headers: str) -> None:
 
 def test_step() -> None:
     """A recovery point is read as it was written."""
-    step = Step(position=1, name="charge", attempt=2, result="[1, null]")
+    step = Step(name="charge", attempt=2, result="[1, null]")
     assert decode_step(encode_step(step)) == step
 
 
@@ -76,8 +76,8 @@ SECRET = "Zq7-plaintext"
 HEADERS = (("Content-Type", "text/plain"), ("X-Name", SECRET))
 RESPONSE = Payload(200, HEADERS, f"{SECRET} as bytes".encode())
 STEPS = [
-    Step(position=0, name="look up", attempt=1, result=f'"{SECRET}"'),
-    Step(position=1, name="charge", attempt=1, result=f'{{"text": "{SECRET}"}}'),
+    Step(name="look up", attempt=1, result=f'"{SECRET}"'),
+    Step(name="charge", attempt=1, result=f'{{"text": "{SECRET}"}}'),
 ]
 USUAL = "idempotency_django.stores.database.DatabaseStore"
 

@@ -494,7 +494,7 @@ class TestLock:
             claim = store.acquire(other)
             assert isinstance(claim, Claim)
             with store.durable("It"):
-                step = Step(position=0, name="a", attempt=claim.attempt, result="1")
+                step = Step(name="a", attempt=claim.attempt, result="1")
                 assert store.save_step(claim, step)
             assert store.fail(claim, "no")
 

@@ -24,7 +24,7 @@ from idempotency_django.policy import UNSET, Policy
     ("row", "text"),
     [
         (IdempotencyKey(key="k", scope="s"), "k (s)"),
-        (IdempotencyStep(position=0, name="charge"), "1. charge"),
+        (IdempotencyStep(name="charge"), "charge"),
         (InboxMessage(message_id="m", source="stripe"), "m (stripe)"),
         (OutboxMessage(message_id="m", topic="orders"), "m (orders)"),
         (OutboxStream(stream="orders/17"), "orders/17"),
@@ -33,7 +33,7 @@ from idempotency_django.policy import UNSET, Policy
     ids=lambda value: type(value).__name__,
 )
 def test_rows_are_named_as_the_operator_knows_them(row: Model, text: str) -> None:
-    """By key and scope, by id and origin, by place and name."""
+    """By key and scope, by id and origin, by name."""
     assert str(row) == text
 
 

@@ -108,14 +108,13 @@ def with_steps(made: list[IdempotencyKey], alias: str) -> None:
     steps = [
         IdempotencyStep(
             record=one,
-            position=position,
-            name=f"step {position}",
+            name=f"step {number}",
             attempt=1,
             result="null",
             completed_at=one.created_at,
         )
         for one in made
-        for position in range(2)
+        for number in range(2)
     ]
     IdempotencyStep.objects.using(alias).bulk_create(steps)
 
@@ -301,7 +300,7 @@ def test_plan(analyzed: bool) -> None:
     assert {step["Index Name"] for step in steps if "Index Name" in step} == {
         "idempotency_purge_at_idx",
         "idempotency_django_idempotencykey_pkey",
-        "idempotency_step_position_uniq",
+        "idempotency_step_record_idx",
     }
     assert all(step["Actual Rows"] <= 2 * batch for step in steps)  # a record's two steps
 

@@ -1,12 +1,12 @@
-"""Steps belong to the thread that runs the handler: their order must be the same each time."""
+"""Steps in threads of the handler's, and threads within a step."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from idempotency_django import engine
@@ -29,35 +29,55 @@ def attempt(operation: Operation, handler: Any) -> Any:
     return engine.run(DatabaseStore("default"), operation, execute, reraise)
 
 
-def test_step_in_a_thread() -> None:
-    """A step from a thread of the handler's is refused before it does anything, on each attempt.
-
-    Which of several threads comes first is not the same each time, so that a retry would find
-    other steps and be refused for ever, after some of them were done.
-    """
+def test_steps_in_threads() -> None:
+    """Threads of the handler's may begin steps, each time in another order."""
     operation, done = an_operation(lease=30 * SECOND), []
 
-    def handler(order: list[str]) -> Any:
-        def run(execution: ExecutionContext) -> None:
-            with ThreadPoolExecutor(1) as thread:  # the one who happens to come first, comes first
-                steps = [thread.submit(_step, execution, name, done) for name in order]
-                for step in steps:
-                    step.result(PATIENCE)
+    def handler(execution: ExecutionContext) -> list[object]:
+        names = "abc" if execution.attempt == 1 else "cab"
+        with ThreadPoolExecutor(1) as thread:
+            steps = [thread.submit(_step, execution, name, done) for name in names]
+            results = [step.result(PATIENCE) for step in steps]
+        if execution.attempt == 1:
             raise InterruptedError
+        return results
 
-        return run
-
-    for order in (["a", "b"], ["b", "a"]):
-        with pytest.raises(
-            ImproperlyConfigured, match=r"'[ab]' was started outside of the handler's thread"
-        ):
-            attempt(operation, handler(order))
-    assert done == []
+    with pytest.raises(InterruptedError):
+        attempt(operation, handler)
+    assert attempt(operation, handler) == Executed([None] * 3)
+    assert sorted(done) == ["a", "b", "c"]
 
 
-def _step(execution: ExecutionContext, name: str, done: list[str]) -> None:
+def test_two_threads_with_one_name() -> None:
+    """Of two threads that call one step at once, the second is refused before it runs."""
+    done: list[str] = []
+    begun, refused = Event(), Event()
+
+    def wait() -> None:
+        done.append("a")
+        begun.set()
+        assert refused.wait(PATIENCE)
+
+    def handler(execution: ExecutionContext) -> None:
+        with ThreadPoolExecutor(1) as thread:
+            first = thread.submit(_in_thread, execution.step, "a", wait)
+            assert begun.wait(PATIENCE)
+            with pytest.raises(ValueError, match="two steps with the name 'a'"):
+                execution.step("a", wait)
+            refused.set()
+            first.result(PATIENCE)
+
+    assert isinstance(attempt(an_operation(lease=30 * SECOND), handler), Executed)
+    assert done == ["a"]
+
+
+def _step(execution: ExecutionContext, name: str, done: list[str]) -> object:
+    return _in_thread(execution.step, name, done.append, name)
+
+
+def _in_thread(function: Any, *args: Any) -> object:
     try:
-        execution.step(name, done.append, name)
+        return function(*args)
     finally:
         connections.close_all()
 

@@ -29,7 +29,7 @@ def derived_keys_page(
     model_admin: ModelAdmin[Any], request: HttpRequest, rows: QuerySet[Any], record: Any
 ) -> HttpResponse:
     """The derived keys of the record, the one among the rows: of its steps, and of a name typed."""
-    steps = IdempotencyStep.objects.using(rows.db).filter(record=record.pk).order_by("position")
+    steps = IdempotencyStep.objects.using(rows.db).filter(record=record.pk).order_by("pk")
     name = request.GET.get("name", "")[:LONGEST_NAME]
     names = dict.fromkeys([*steps.values_list("name", flat=True), *filter(None, [name])])
     fingerprint = rows.values_list("fingerprint", flat=True).get()

@@ -376,7 +376,7 @@ class Records(Source):
 
     def _steps(self, members: dict[Any, Member], shown: Confidential) -> Iterator[Entry]:
         """The steps of all members, in one query; two more, if confidential things are shown."""
-        every = IdempotencyStep.objects.using(self.using).order_by("record", "position")
+        every = IdempotencyStep.objects.using(self.using).order_by("record", "pk")
         steps = every.filter(record__in=list(members)).defer("result")
         own = [pk for pk, member in members.items() if member.reference == shown.results_of]
         results = dict(every.filter(record__in=own).values_list("pk", "result")) if own else {}
@@ -388,8 +388,8 @@ class Records(Source):
             fingerprints = dict(rows.values_list("pk", "fingerprint"))
         for step in found:
             member = members[step.record_id]
-            values = {"place": step.position + 1, "name": step.name, "attempt": step.attempt}
-            what = _("step %(place)d, %(name)s, by attempt %(attempt)d")
+            values = {"name": step.name, "attempt": step.attempt}
+            what = _("step %(name)s, by attempt %(attempt)d")
             yield entry(
                 member,
                 what % values,

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import count
 from typing import Any, Final
@@ -20,15 +19,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
 from ..stores import Store
-from ..stores.records import NAMESPACE, Claim, Operation, Step, derived_key, reference
-from .leases import Lease, validate_thread
-from .steps import (
-    Steps,
-    current_run,
-    running,
-    validate_not_nested,
-    validate_step_name,
-)
+from ..stores.records import NAMESPACE, Claim, Operation, derived_key, reference
+from .leases import Lease
+from .steps import Steps, current_step
 
 CURRENT: Final[ContextVar[ExecutionContext | None]] = ContextVar(
     "idempotency_execution", default=None
@@ -44,23 +37,27 @@ def current_execution() -> ExecutionContext | None:
     return CURRENT.get()
 
 
-@dataclass(eq=False, repr=False)
 class ExecutionContext:
-    """One attempt at an operation, as its handler sees it."""
+    """One attempt at an operation, as its handler sees it.
 
-    _store: Store  # where the operation's record lives
-    _claim: Claim  # the right to execute
-    _lease: Lease | None  # None: a transaction holds the claim
-    _thread: int | None = None  # the handler's, whose steps have an order; None: no matter which
-    _has_derived: bool = field(default=False, init=False)
-    _has_steps: bool = field(default=True, init=False)
+    Args:
+        store: where the operation's record lives.
+        claim: the right to execute.
+        lease: the claim's; ``None``: a transaction holds the claim.
+    """
+
+    pinned = False
+    """Whether the key stays with this request if the attempt fails. It does once a key was derived,
+    because the effects under that key stay."""
+
+    def __init__(self, store: Store, claim: Claim, lease: Lease | None) -> None:
+        self._store = store
+        self._claim = claim
+        self._lease = lease
+        self._steps = Steps(store, claim, lease) if lease and store.supports_steps else None
 
     @cached_property
-    def _steps(self) -> Steps:  # few handlers have any
-        return Steps(self._store, self._claim)
-
-    @cached_property
-    def _calls(self) -> dict[Any, Any]:  # few handlers send any
+    def _calls(self) -> dict[str, dict[str, Iterator[int]]]:  # few handlers send any
         return {}
 
     def __repr__(self) -> str:
@@ -96,14 +93,6 @@ class ExecutionContext:
         """The reference of its record, for the ``caused_by`` of other operations."""
         return self.operation.cause_reference or reference(self.key, self.scope)
 
-    @property
-    def pinned(self) -> bool:
-        """Whether the key stays with this request if the attempt fails.
-
-        It does once a key was derived or a step was stored: their effects stay.
-        """
-        return self._has_derived or ("_steps" in vars(self) and self._steps.are_stored)
-
     def derive_key(self, name: str) -> str:
         """A key for another service: a UUID (RFC 9562, version 5).
 
@@ -115,7 +104,7 @@ class ExecutionContext:
         Args:
             name: what the key is for, such as ``"charge"``.
         """
-        self._has_derived = True
+        self.pinned = True
         fingerprint = self.operation.fingerprint
         return derived_key(scope=self.scope, key=self.key, fingerprint=fingerprint, name=name)
 
@@ -128,9 +117,8 @@ class ExecutionContext:
         Args:
             call: what is called, such as ``"POST https://pay.example.com/charges"``.
         """
-        step, noted = current_run()
-        calls = self._calls if noted is None else noted
-        number = next(calls.setdefault((self, call), count()))
+        step = current_step()
+        number = next(self._calls.setdefault(step, {}).setdefault(call, count()))
         return self.derive_key("\0".join(("call", step, call, str(number))))
 
     def derive_id(self, name: str) -> str | None:
@@ -144,7 +132,7 @@ class ExecutionContext:
         """
         if self._lease is None:
             return None
-        self._has_derived = True  # the key stays with its request, and so does the derived key
+        self.pinned = True  # another request must not get the same id
         return str(uuid.uuid5(NAMESPACE, f"{self._claim.origin}:{name}"))
 
     def atomic(self) -> AbstractContextManager[None]:
@@ -159,10 +147,6 @@ class ExecutionContext:
             return transaction.atomic(using=self._store.using)  # the claim's own holds it already
         self._lease.ensure()
         return self._store.fenced(self._claim)
-
-    def refuse_steps(self) -> None:
-        """Let :meth:`step` raise despite the lease: the handler runs in one transaction."""
-        self._has_steps = False
 
     def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call the function, store its result once per key, and return the result.
@@ -182,21 +166,17 @@ class ExecutionContext:
 
         Raises:
             TypeError: the result is not JSON; the step was rolled back.
+            ValueError: another step of the attempt has this name, or it is too long.
             ClaimLost: the operation was taken over; the step was not begun, or was rolled back.
-            StepsChanged: an earlier attempt stored other steps than the code now has.
-            ImproperlyConfigured: the policy is not ``leased``; the store keeps no steps; a
-                transaction around the step would keep it from committing; or another thread than
-                the handler's calls it, so that the order of steps could change.
+            ImproperlyConfigured: the policy is not ``leased``; the store keeps no steps; or a
+                transaction around the step would keep it from committing.
         """
-        lease = self._leased(name)
-        validate_thread(self._thread, name)
-        self._steps.load()
-        position, stored = self._steps.reach(name)
-        if stored is not None:
-            return json.loads(stored.result)
-        with self._steps.beginning(name):
-            lease.ensure()
-            return self._commit(position, name, partial(function, *args, **kwargs))
+        steps = self._steps_for(name)
+        with steps.calling(name):
+            result = steps.result_of(name)
+            if result is None:
+                result = steps.commit(name, partial(function, *args, **kwargs))
+        return json.loads(result)
 
     async def astep(
         self,
@@ -211,63 +191,34 @@ class ExecutionContext:
         A coroutine function is awaited outside any transaction, and its result is stored
         afterwards. A plain function runs in a thread, within the transaction, as in :meth:`step`.
         """
-        lease = self._leased(name)
-        if not self._steps.loaded:
-            await sync_to_async(self._steps.load)()
-        position, stored = self._steps.reach(name)
-        if stored is not None:
-            return json.loads(stored.result)
-        work = partial(function, *args, **kwargs)
-        with self._steps.beginning(name):
-            if lease.is_over:
-                await sync_to_async(lease.ensure)()
-            if not iscoroutinefunction(function):
-                return await sync_to_async(self._commit)(position, name, work)
-            with running(name):
-                result = await work()
-            return await sync_to_async(self._commit)(position, name, lambda: result)
+        if not iscoroutinefunction(function):
+            return await sync_to_async(self.step)(name, function, *args, **kwargs)
+        steps = self._steps_for(name)
+        with steps.calling(name):
+            result = await sync_to_async(steps.result_of)(name)
+            if result is None:
+                returned = await function(*args, **kwargs)
+                result = await sync_to_async(steps.commit)(name, lambda: returned)
+        return json.loads(result)
 
-    def _commit(self, position: int, name: str, make: Callable[[], Any]) -> Any:
-        """Store the result in the transaction that produces it; return it as it reads back."""
-        saved: list[Step] = []
+    def validate_all_called(self) -> None:
+        """Raise ``StepsChanged`` if this attempt never called a stored step of an earlier one."""
+        if self._steps is not None:
+            self._steps.validate_all_called()
 
-        def note() -> None:
-            for step in saved:
-                self._steps.note(step)
-
-        with self._store.durable(f"The step {name!r}"):
-            # Before the function's own hooks: one of them may raise after the commit and end them
-            # all.
-            self._store.on_commit(note)
-            with running(name):
-                result = make()
-            saved.append(self._steps.save(position, name, result))
-        note()  # a test's transaction runs no hooks
-        return json.loads(saved[0].result)
-
-    def validate_all_reached(self) -> None:
-        """Raise ``StepsChanged`` if an earlier attempt stored steps that this one never reached.
-
-        It is called before the operation is completed: what those steps did would be forgotten.
-        """
-        if self._lease is None or not self._store.supports_steps:
-            return
-        self._steps.validate_all_reached()
-
-    def _leased(self, name: str) -> Lease:
-        """The lease, if the policy and the store can keep a step."""
-        validate_step_name(name)
-        if self._lease is None or not self._has_steps:
+    def _steps_for(self, name: str) -> Steps:
+        """The steps, if the policy and the store can keep this one, which is called now."""
+        if self._lease is None:
             raise ImproperlyConfigured(
                 f"The step {name!r} cannot be stored: in the transactional mode, a failed attempt "
                 "is rolled back as a whole. Give the policy mode='leased', or register the "
                 "handler of a message with on(…, steps=True)."
             )
-        if not self._store.supports_steps:
+        if self._steps is None:
             raise ImproperlyConfigured(
                 f"The step {name!r} cannot be stored: the store {self._store.alias!r} "
                 f"({type(self._store).__name__}) doesn't support steps. Use "
                 "idempotency_django.stores.database.DatabaseStore."
             )
-        validate_not_nested(name)
-        return self._lease
+        self._calls.pop(name, None)
+        return self._steps

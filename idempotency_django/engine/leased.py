@@ -25,7 +25,7 @@ from ..errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUnav
 from ..stores import Store
 from ..stores.records import Claim, Operation, Payload, Record, Status
 from .context import CURRENT, ExecutionContext
-from .leases import Lease, handlers_thread, kept_alive
+from .leases import Lease, kept_alive
 from .outcomes import (
     Admit,
     ConflictWait,
@@ -144,7 +144,9 @@ class LeasedRun:
         """Run the handler and store its response, or record why not."""
         self.claim = claim
         self.lease = Lease(self.store, claim, self.seconds, asked_at)
-        self.execution = ExecutionContext(self.store, claim, self.lease, handlers_thread())
+        # Where a transaction holds all that the handler does, an attempt has no steps to resume.
+        lease = None if self.together else self.lease
+        self.execution = ExecutionContext(self.store, claim, lease)
         ended: Result | Exception
         try:
             return await self._executed()
@@ -186,7 +188,7 @@ class LeasedRun:
                 if not isinstance(payload, Payload):
                     raise RolledBack(result)
                 if self.claim.attempt > 1:
-                    await self.driver.call(self.execution.validate_all_reached)
+                    await self.driver.call(self.execution.validate_all_called)
                 if self.together:  # before any commit, so that a late owner commits nothing
                     await self._complete(payload)
                     stored = True

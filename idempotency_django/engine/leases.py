@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import os
@@ -13,35 +12,9 @@ from contextlib import contextmanager
 from typing import Final
 from weakref import WeakKeyDictionary, finalize
 
-from django.core.exceptions import ImproperlyConfigured
-
 from ..errors import ClaimLost, OperationInProgress
 from ..stores import Store
 from ..stores.records import Claim
-
-
-def handlers_thread() -> int | None:
-    """The thread that runs the handler; ``None``: an event loop runs it, which orders its steps."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return threading.get_ident()
-    return None
-
-
-def validate_thread(thread: int | None, name: str) -> None:
-    """Refuse to begin a step in another thread than its handler's.
-
-    Raises:
-        ImproperlyConfigured: this is another one.
-    """
-    if thread not in (None, threading.get_ident()):
-        raise ImproperlyConfigured(
-            f"The step {name!r} was started outside of the handler's thread. The order of threads "
-            "can change, and so would the order of steps in the next attempt. Start steps in the "
-            "handler's thread, and use threads only within a step."
-        )
-
 
 logger = logging.getLogger("idempotency_django")
 

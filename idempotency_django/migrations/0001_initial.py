@@ -87,7 +87,6 @@ class Migration(migrations.Migration):
             name='IdempotencyStep',
             fields=[
                 ('id', models.BigAutoField(primary_key=True, serialize=False)),
-                ('position', models.PositiveSmallIntegerField(verbose_name='position')),
                 ('name', models.CharField(max_length=100, verbose_name='name')),
                 ('attempt', models.PositiveIntegerField(verbose_name='attempt')),
                 ('result', models.TextField(verbose_name='result')),
@@ -97,9 +96,9 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'idempotency step',
                 'verbose_name_plural': 'idempotency steps',
-                'ordering': ('record', 'position'),
+                'ordering': ('record', 'id'),
                 'default_permissions': (),
-                'constraints': [models.UniqueConstraint(fields=('record', 'position'), name='idempotency_step_position_uniq')],
+                'indexes': [models.Index(fields=['record'], name='idempotency_step_record_idx')],
             },
         ),
         migrations.SeparateDatabaseAndState(

@@ -260,13 +260,11 @@ class Step:
     """A recovery point: a named step of an operation, and its result.
 
     Attributes:
-        position: its place among the operation's steps, from 0.
         name: the step's name.
         attempt: which attempt ran it.
         result: what it returned, as JSON.
     """
 
-    position: int
     name: str
     attempt: int
     result: str

@@ -435,9 +435,9 @@ class LeasesContract(ContractSetting):
 class StepsContract(LeasesContract):
     """Steps, for stores that keep them."""
 
-    def step(self, claim: Claim, position: int, name: str) -> bool:
+    def step(self, claim: Claim, name: str) -> bool:
         """Store a step in a transaction of its own; whether it was committed."""
-        step = Step(position=position, name=name, attempt=claim.attempt, result="[1, null]")
+        step = Step(name=name, attempt=claim.attempt, result="[1, null]")
         try:
             with self.store.durable("The step"):
                 return self.store.save_step(claim, step)
@@ -445,7 +445,7 @@ class StepsContract(LeasesContract):
             return False
 
     def names(self, claim: Claim) -> list[str]:
-        """The names of the stored steps, in order."""
+        """The names of the stored steps, in the order in which they were stored."""
         return [step.name for step in self.store.steps(claim)]
 
     def test_steps_survive(self) -> None:
@@ -454,15 +454,15 @@ class StepsContract(LeasesContract):
             return
         first = self.leased()
         assert self.names(first) == []
-        assert self.step(first, 0, "debit")
-        assert self.step(first, 1, "card")
+        assert self.step(first, "debit")
+        assert self.step(first, "card")
         self.store.fail(first, "no", pinned=True)
         second = self.taken_over(first)
         assert list(self.store.steps(second)) == [
-            Step(position=0, name="debit", attempt=1, result="[1, null]"),
-            Step(position=1, name="card", attempt=1, result="[1, null]"),
+            Step(name="debit", attempt=1, result="[1, null]"),
+            Step(name="card", attempt=1, result="[1, null]"),
         ]
-        assert self.step(second, 2, "credit")
+        assert self.step(second, "credit")
         assert self.names(second) == ["debit", "card", "credit"]
 
     def test_late_owner_stores_no_step(self) -> None:
@@ -471,18 +471,18 @@ class StepsContract(LeasesContract):
             return
         late = self.interrupted()
         claim = self.taken_over(late)
-        assert not self.step(late, 0, "late")
+        assert not self.step(late, "late")
         assert self.names(claim) == []
-        assert self.step(claim, 0, "debit")
+        assert self.step(claim, "debit")
         assert self.store.complete(claim, RESPONSE)
-        assert not self.step(claim, 1, "too late")
+        assert not self.step(claim, "too late")
 
     def test_steps_bind_the_request(self) -> None:
         """A failed attempt with steps is resumed by the same request only."""
         if not self.store.supports_steps:
             return
         claim = self.leased()
-        self.step(claim, 0, "debit")
+        self.step(claim, "debit")
         self.store.fail(claim, "no")
         found = self.refused(claim, fingerprint="0" * 64)
         assert (found.status, found.fingerprint) == (Status.FAILED, "f" * 64)
@@ -493,7 +493,7 @@ class StepsContract(LeasesContract):
         if not self.store.supports_steps:
             return
         claim = self.leased(ttl=MOMENT)
-        self.step(claim, 0, "debit")
+        self.step(claim, "debit")
         assert self.store.complete(claim, RESPONSE)
         self.expire(claim.operation)
         assert self.names(self.taken_over(claim)) == []

@@ -288,9 +288,7 @@ class StoreMachine(RuleBasedStateMachine):
         """A claimant has come to a recovery point."""
         slot, claim = self._claimant(age)
         steps = slot.life.steps if slot.life else []
-        step = Step(
-            position=len(steps), name=f"step {len(steps)}", attempt=claim.attempt, result="[1]"
-        )
+        step = Step(name=f"step {len(steps)}", attempt=claim.attempt, result="[1]")
         try:
             with self.store.durable("The step"):
                 done = self.store.save_step(claim, step)

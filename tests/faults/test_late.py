@@ -100,11 +100,11 @@ def test_paused_around_its_effects(at: Place, workers: list[Worker], how: str, m
     assert at.effects(key) == 1
     if how == "steps":
         assert [at.effects(f"{step} {key}") for step in (1, 3)] == [1, 1]
-        stored = list(at.row(key).steps.order_by("position").values_list("name", "attempt"))
+        stored = list(at.row(key).steps.order_by("pk").values_list("name", "attempt"))
         first = {"between": 1, "effect": 1, "after": 2}[moment]
         assert stored == [
-            (name, 1 if position < first else 2)
-            for position, name in enumerate(["first", "second", "third"])
+            (name, 1 if place < first else 2)
+            for place, name in enumerate(["first", "second", "third"])
         ]
 
 

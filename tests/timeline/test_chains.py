@@ -153,7 +153,7 @@ def test_from_request_to_step(client: Client, app: Celery) -> None:
         ["created", "completed"],
         ["published to the outbox", "sent"],
         ["created", "completed", "replayed"],
-        ["created", "step 1, charge, by attempt 1", "completed"],
+        ["created", "step charge, by attempt 1", "completed"],
     ]
 
 
@@ -301,8 +301,8 @@ def test_at_one_moment() -> None:
         "published to the outbox",
         "sent",
         "created",
-        "step 1, charge, by attempt 1",
-        "step 2, mail, by attempt 1",
+        "step charge, by attempt 1",
+        "step mail, by attempt 1",
         "completed",
         "replayed",
     ]

@@ -67,7 +67,7 @@ def test_text() -> None:
         ("2", "published to the outbox"),
         ("2", "sent"),
         ("3", "created"),
-        ("3", "step 1, charge, by attempt 1"),
+        ("3", "step charge, by attempt 1"),
         ("3", "completed"),
         ("1", "expires"),
         ("3", "expires"),

@@ -292,17 +292,12 @@ class EventExecution:
     def execute(self, execution: ExecutionContext) -> engine.Result:
         """Call the handler, within an execution of the operation."""
         with without_exits():
-            return json_result(self.plan, self.handler(self.event, self._given(execution)))
+            return json_result(self.plan, self.handler(self.event, execution))
 
     async def _aexecute(self, execution: ExecutionContext) -> engine.Result:
         with without_exits(awaited=True):
-            result = await self.handler(self.event, self._given(execution))
+            result = await self.handler(self.event, execution)
             return json_result(self.plan, result)
-
-    def _given(self, execution: ExecutionContext) -> ExecutionContext:
-        if self.plan.operation.lease is None:  # also where the claim is committed first
-            execution.refuse_steps()
-        return execution
 
     def to_outcome(self, ended: engine.Outcome) -> Handled | Duplicate:
         """The consumer's outcome for an outcome of the engine.

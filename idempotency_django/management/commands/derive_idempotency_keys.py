@@ -78,5 +78,5 @@ class Command(BaseCommand):
 def _names_of_steps(store: Store, key: str, scope: str) -> list[str]:
     if store.using is None:
         return []
-    steps = IdempotencyStep.objects.using(store.using).order_by("position")
+    steps = IdempotencyStep.objects.using(store.using).order_by("pk")
     return list(steps.filter(record__key=key, record__scope=scope).values_list("name", flat=True))

@@ -364,9 +364,9 @@ class DatabaseStore(Store):
 
     def steps(self, claim: Claim) -> Sequence[Step]:
         rows = IdempotencyStep.objects.using(self.using).filter(record=claim.record_id)
-        columns = ("position", "name", "attempt", "result")
+        columns = ("name", "attempt", "result")
         with self._translated():
-            return [Step(**row) for row in rows.order_by("position").values(*columns)]
+            return [Step(**row) for row in rows.order_by("pk").values(*columns)]
 
     def save_step(self, claim: Claim, step: Step) -> bool:
         with self._translated():

@@ -217,7 +217,6 @@ class Dialect(ABC):
     def save_step(self, claim: Claim, step: Step) -> bool:
         """Lock the claim's row likewise, and add a step to it, which is in the codec's form."""
         given = {
-            "position": step.position,
             "name": step.name,
             "attempt": step.attempt,
             "result": step.result,

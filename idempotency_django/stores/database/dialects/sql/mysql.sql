@@ -91,10 +91,10 @@ FOR UPDATE
 -- save_step --
 -- Locks the row likewise, and adds a step to it.
 INSERT INTO {steps} (
-    {step_record}, {step_position}, {step_name}, {step_attempt}, {step_result},
+    {step_record}, {step_name}, {step_attempt}, {step_result},
     {step_completed_at}
 )
-SELECT {id}, %(position)s, %(name)s, %(attempt)s, %(result)s, UTC_TIMESTAMP(6)
+SELECT {id}, %(name)s, %(attempt)s, %(result)s, UTC_TIMESTAMP(6)
 FROM {table}
 WHERE {id} = %(id)s AND {owner_token} = %(token)s AND {status} = 'in_progress'
 FOR UPDATE

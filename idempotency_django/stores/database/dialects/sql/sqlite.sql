@@ -57,11 +57,11 @@ WHERE {id} = %(id)s AND {owner_token} = %(token)s AND {status} = 'in_progress'
 -- save_step --
 -- Adds a step to the row of a claim, as long as it is its owner's.
 INSERT INTO {steps} (
-    {step_record}, {step_position}, {step_name}, {step_attempt}, {step_result},
+    {step_record}, {step_name}, {step_attempt}, {step_result},
     {step_completed_at}
 )
 SELECT
-    {id}, %(position)s, %(name)s, %(attempt)s, %(result)s,
+    {id}, %(name)s, %(attempt)s, %(result)s,
     STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'NOW')
 FROM {table}
 WHERE {id} = %(id)s AND {owner_token} = %(token)s AND {status} = 'in_progress'
