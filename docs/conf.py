@@ -56,5 +56,6 @@ copybutton_prompt_is_regexp = True
 html_theme = "furo"
 pygments_dark_style = "github-dark"
 html_title = f"{project} {release}"
+html_logo = html_favicon = "_static/logo.svg"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]

@@ -226,5 +226,5 @@ def _check_targets(targets: list[str]) -> None:
 def _check_requirement(requirement: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     name, _, extras = requirement.rstrip("]").partition("[")
-    assert name == project["name"]
+    assert name in (project["name"], ".")
     assert set(filter(None, extras.split(","))) <= set(project["optional-dependencies"])

@@ -33,12 +33,13 @@ def test_links_in_the_repository() -> None:
 
 
 def test_links_of_the_description() -> None:
-    """Each link is absolute, and leads to a page of the website."""
+    """Each link is absolute, and leads to a page or a picture of the website."""
     links = targets(description())
     assert len(links) == len(targets((ROOT / "README.md").read_text()))
     assert not [link for link in links if not link.startswith(WEBSITE)]
     pages = [link.removeprefix(WEBSITE) or "index" for link in links]
-    assert not [page for page in pages if not (ROOT / "docs" / f"{page}.md").is_file()]
+    files = [page if page.startswith("_static/") else f"{page}.md" for page in pages]
+    assert not [file for file in files if not (ROOT / "docs" / file).is_file()]
 
 
 def test_description() -> None:

@@ -77,7 +77,8 @@ def test_links_of_the_description() -> None:
     """Each link of the package's description leads to a page of the site, and to its anchor."""
     for link in re.findall(rf"\]\({WEBSITE}([^)]*)\)", description()):
         page, mark, anchor = link.partition("#")
-        assert is_there(f"{page or 'index'}.html{mark}{anchor}", (SITE / "x").resolve()), link
+        file = page if page.startswith("_static/") else f"{page or 'index'}.html"
+        assert is_there(f"{file}{mark}{anchor}", (SITE / "x").resolve()), link
 
 
 @pytest.fixture(scope="module")
