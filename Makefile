@@ -39,13 +39,16 @@ quick: $(VENV)/.installed-test  ## Run the most useful tests, on PostgreSQL and 
 
 # Tests with database code run on both; all others on SQLite, which starts at once. Slow tests
 # (races, processes, clocks) run in `make test` only.
-QUICK_STORES := contract/test_stores.py $(patsubst %,test_%.py,atomic_requests calls database_store \
-    dialects engine executions failed_records leases migrations purge statements stores) \
-    outbox/test_publishing.py outbox/test_relay.py streams/test_sequences.py webhooks/test_processing.py
-QUICK_ADAPTERS := docs/test_completeness.py docs/test_guarantees.py $(patsubst %,test_%.py,adapters checks conf conformance \
-    consumers decorators drf errors fingerprints house http keys middleware policy \
-    project replay_authorization scopes secrets status uploads) \
-    transports/test_loop.py webhooks/test_receiving.py
+QUICK_STORES := contract/test_stores.py \
+    $(patsubst %,engine/test_%.py,atomic_requests calls engine executions failed_records leases) \
+    $(patsubst %,stores/test_%.py,database_store dialects migrations purge statements stores) \
+    $(patsubst %,contrib/messaging/%.py,outbox/test_publishing outbox/test_relay \
+    streams/test_sequences webhooks/test_processing)
+QUICK_ADAPTERS := docs/test_completeness.py docs/test_guarantees.py checks/test_checks.py \
+    $(patsubst %,test_%.py,conf decorators errors house middleware project) drf/test_drf.py \
+    $(patsubst %,http/test_%.py,adapters conformance http replay_authorization status uploads) \
+    $(patsubst %,policy/test_%.py,fingerprints keys policy scopes secrets) \
+    $(patsubst %,contrib/messaging/%.py,test_consumers transports/test_loop webhooks/test_receiving)
 QUICKLY := -m pytest -m "not e2e and not soak" -q -rNfE  # MariaDB is not missed here
 
 quick-stores:
@@ -63,20 +66,21 @@ coverage:  ## Run the same tests, and measure how many branches they cover.
 	@$(MAKE) --no-print-directory test COVERAGE=1
 
 # A part writes whole lines, because the others write at the same time.
-PYTEST := -m pytest -qq -p tests.progress -o console_output_style=classic
+PYTEST := -m pytest -qq -p tests.support.progress -o console_output_style=classic
 PART = @TEST_PART=$@ $(PY) $(PYTEST)
 COVERED = @TEST_PART=$@ $(PY) $(if $(COVERAGE),-m coverage run) $(PYTEST)
 
 # Only these files: collecting all tests is slow.
 files_with = $(shell grep -rlE --include='test_*.py' '$(1)' tests)
 FAULTS := tests/faults
-ROOMS := $(filter-out $(FAULTS)/ tests/e2e/,$(sort $(dir $(wildcard tests/*/test_*.py))))
+ROOMS := $(addprefix tests/,client contract contrib docs testing)
+INSIDE := tests/test_*.py $(addprefix tests/,admin checks drf engine http management policy stores)
 OUTSIDE = $(filter-out $(FAULTS)/%,$(call files_with,mark\.e2e))
 
 DRIVER = $(call files_with,mark\.driver)
 
 test-inside:
-	$(COVERED) -m "not e2e and not soak" tests/test_*.py
+	$(COVERED) -m "not e2e and not soak" $(INSIDE)
 
 test-rooms:
 	$(COVERED) -m "not e2e and not soak" $(ROOMS)
@@ -87,10 +91,10 @@ test-psycopg2:
 	$(COVERED) -m "driver and not e2e and not soak" $(DRIVER)
 
 # Projects with USE_TZ=False: tests of code that writes and compares times in messages.
-NAIVE := $(addprefix tests/,outbox/test_local.py outbox/test_outages.py outbox/test_publishing.py \
-    outbox/test_records.py outbox/test_relay.py publishing/test_after_commit.py \
-    publishing/test_http.py publishing/test_relayed.py timeline/test_chains.py \
-    transports/test_published.py webhooks/test_processing.py)
+NAIVE := $(addprefix tests/contrib/,timeline/test_chains.py $(addprefix messaging/, \
+    outbox/test_local.py outbox/test_outages.py outbox/test_publishing.py outbox/test_records.py \
+    outbox/test_relay.py publishing/test_after_commit.py publishing/test_http.py \
+    publishing/test_relayed.py transports/test_published.py webhooks/test_processing.py))
 
 test-naive: export TEST_DATABASES := postgres,sqlite
 test-naive: export TEST_USE_TZ := 0

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import psycopg
 from django.core.management import execute_from_command_line
 
-from tests.servers import postgres, valkey
+from tests.support.servers import postgres, valkey
 
 
 @contextmanager

@@ -13,9 +13,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from tests.contrib.jobs.workers import Jobs
 from tests.e2e import databases
-from tests.jobs.workers import Jobs
-from tests.servers import postgres, valkey
+from tests.support.servers import postgres, valkey
 
 SECONDS = 8.0
 VISIBILITY = 2.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from importlib.util import find_spec
 
-from tests.jobs.app import JOBS, app, effect
+from tests.contrib.jobs.app import JOBS, app, effect
 
 __all__ = ["app"]
 
@@ -17,7 +17,7 @@ if find_spec("celery_once"):
         "settings": {"url": JOBS["broker"], "default_timeout": 3600},
     }
 
-    @app.task(base=QueueOnce, name="tests.jobs.app.once")
+    @app.task(base=QueueOnce, name="tests.contrib.jobs.app.once")
     def once(reference: str, seconds: float) -> int:
         """A task whose message can be sent once at a time."""
         done = effect(reference)

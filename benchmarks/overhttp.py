@@ -17,7 +17,7 @@ from benchmarks.models import Order
 from benchmarks.project import BARE, LABELS, SERVED, new_key
 from benchmarks.report import Section, Table
 from benchmarks.timing import Block, Sample, interleave
-from tests.servers import free_port
+from tests.support.servers import free_port
 
 WORKERS, THREADS = 2, 8
 CONNECTIONS = 4

@@ -27,7 +27,7 @@ from rich.console import Console
 from idempotency_django.contrib.messaging import StandardWebhooks
 from testproject import ledger, settings
 from testproject.server import ROOT, running
-from tests.servers import valkey
+from tests.support.servers import valkey
 
 CHARGES = "/api/charges/"
 TRANSFERS = "/api/transfers/"

@@ -24,11 +24,11 @@ from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.testing import effects
-from tests.kafka import kafka as kafka_server
-from tests.rabbit import rabbitmq
-from tests.servers import Server, valkey
 from tests.settings import ALIASES
-from tests.sqs import sqs
+from tests.support.kafka import kafka as kafka_server
+from tests.support.rabbit import rabbitmq
+from tests.support.servers import Server, valkey
+from tests.support.sqs import sqs
 
 SIGNALS = "claimed completed replayed conflicted mismatched failed released lost".split()
 

@@ -10,7 +10,7 @@ import os
 from contextlib import ExitStack
 from tempfile import TemporaryDirectory
 
-from tests.servers import mariadb, postgres
+from tests.support.servers import mariadb, postgres
 
 _servers = ExitStack()
 os.environ["TEST_SCRATCH"] = _servers.enter_context(TemporaryDirectory(prefix="scratch-"))

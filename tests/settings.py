@@ -12,7 +12,7 @@ if os.environ.get("TEST_PSYCOPG") == "2":
 
 import dj_database_url
 
-from tests.mysql import use_pymysql
+from tests.support.mysql import use_pymysql
 
 sys.path.append(str(Path(__file__).parents[1] / "docs" / "project"))  # the app `shop`
 
@@ -83,6 +83,6 @@ TEMPLATES = [
         },
     }
 ]
-SESSION_ENGINE = "tests.sessions"
+SESSION_ENGINE = "tests.support.sessions"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 STATIC_URL = "/static/"

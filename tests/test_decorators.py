@@ -27,7 +27,7 @@ from idempotency_django.http.unwrapping import EXEMPT, is_marked
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import PAYMENT, Policy, keys, store_errors
 from tests.models import Effect
-from tests.support import assert_problem, assert_replays, effects, is_replay, new_key, post
+from tests.support.shared import assert_problem, assert_replays, effects, is_replay, new_key, post
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 

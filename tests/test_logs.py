@@ -18,7 +18,7 @@ from django.views.generic import View
 import idempotency_django
 from idempotency_django.decorators import idempotent
 from idempotency_django.stores import stores
-from tests.support import new_key
+from tests.support.shared import new_key
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 

@@ -34,7 +34,7 @@ from idempotency_django.middleware import IdempotencyMiddleware
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from tests.models import Effect
-from tests.support import (
+from tests.support.shared import (
     EffectSerializer,
     assert_problem,
     assert_replays,

@@ -12,9 +12,9 @@ import pytest
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.tasks import purge_expired_keys
 from idempotency_django.testing import eventually
-from tests.factories import records
-from tests.outside import environment, running
-from tests.servers import valkey
+from tests.support.factories import records
+from tests.support.outside import environment, running
+from tests.support.servers import valkey
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -50,7 +50,7 @@ def celery(tmp_path: Path) -> Iterator[Path]:
             "stdout": stack.enter_context(log.open("w")),
             "stderr": subprocess.STDOUT,
         }
-        app = ("-m", "celery", "-A", "tests.celery_app")
+        app = ("-m", "celery", "-A", "tests.support.celery_app")
         stack.enter_context(
             running(*app, "worker", "-l", "info", "-c", "1", "--without-mingle", **options)
         )

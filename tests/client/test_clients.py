@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from idempotency_django.client import IdempotentClient, OutcomeUnknown, key_for
-from tests.servers import free_port
+from tests.support.servers import free_port
 
 from .drivers import AT_ONCE, Driver, Httpx
 from .scripted import CUT, CUT_BODY, Reply, Scripted, scripted

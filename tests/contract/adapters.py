@@ -31,8 +31,8 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.policy import Policy
 from tests.models import Effect
-from tests.support import assert_problem, assert_replays, is_replay, post
-from tests.ways import Base
+from tests.support.shared import assert_problem, assert_replays, is_replay, post
+from tests.support.ways import Base
 
 
 @dataclass(frozen=True)

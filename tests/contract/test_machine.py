@@ -18,7 +18,7 @@ from idempotency_django.stores.memory import MemoryStore
 from tests.contract import clocks
 from tests.contract.broken import BROKEN
 from tests.contract.machine import Subject, explore
-from tests.servers import valkey
+from tests.support.servers import valkey
 
 # Many examples take some forty seconds for each store on a machine that has nothing else to do.
 pytestmark = pytest.mark.timeout(1200)

@@ -13,7 +13,7 @@ from idempotency_django.contrib.redis import RedisStore
 from idempotency_django.stores.records import Operation, Record
 from idempotency_django.testing import RESPONSE, StoreContract, an_operation
 from tests.contract import clocks
-from tests.servers import Server
+from tests.support.servers import Server
 
 
 class TestRedisStore(StoreContract):

@@ -210,7 +210,9 @@ class Page:
 
 def _without_variables(words: list[str]) -> list[str]:
     """The command behind the variables that are set for it, which must be variables of ours."""
-    known = "".join((ROOT / "tests" / name).read_text() for name in ("provision.py", "servers.py"))
+    known = "".join(
+        (ROOT / "tests" / name).read_text() for name in ("provision.py", "support/servers.py")
+    )
     while re.match(r"[A-Z_]+=", words[0]):
         name = words.pop(0).partition("=")[0]
         assert name in known, f"There is no variable {name}."

@@ -21,7 +21,7 @@ from sybil import Document
 from sybil.parsers.myst import CodeBlockParser
 
 from tests.docs.examples import ROOT, commands, difference
-from tests.servers import free_port
+from tests.support.servers import free_port
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 PATIENCE = 60  # seconds

@@ -13,7 +13,7 @@ import pytest
 
 from testproject import ledger
 from testproject.server import ROOT, running
-from tests.servers import valkey
+from tests.support.servers import valkey
 
 from . import databases
 from .clients import Api, Order

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from testproject import ledger
-from tests.servers import free_port
+from tests.support.servers import free_port
 
 from .clients import TRANSFERS, Api, Order, executed_of, verdict
 from .conftest import Serve, Server, client_of

@@ -12,8 +12,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from tests import servers
 from tests.e2e.databases import Database
+from tests.support import servers
 
 POOL = 5  # connections to PostgreSQL, fewer than there are clients
 

@@ -24,8 +24,8 @@ from idempotency_django.stores import Store, derived_key
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.testing import PATIENCE, eventually
 from tests.models import Effect
-from tests.outside import environment, running
-from tests.servers import valkey
+from tests.support.outside import environment, running
+from tests.support.servers import valkey
 
 DATABASES = ("postgres", "mariadb")
 PLACES = (*DATABASES, "redis")

@@ -13,8 +13,8 @@ from datetime import timedelta
 from typing import Any
 
 from idempotency_django.policy.scopes import shared
-from tests.outside_settings import *  # noqa: F403  # these are its settings
-from tests.outside_settings import DATABASES
+from tests.support.outside_settings import *  # noqa: F403  # these are its settings
+from tests.support.outside_settings import DATABASES
 
 _given: dict[str, Any] = json.loads(os.environ["TEST_WORKER"])
 

@@ -15,7 +15,7 @@ import dj_database_url
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.mysql import use_pymysql
+from tests.support.mysql import use_pymysql
 
 use_pymysql()
 

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from idempotency_django.testing import eventually
-from tests.servers import _account, _guard, _Order, _postgres_programs, _start, free_port
+from tests.support.servers import _account, _guard, _Order, _postgres_programs, _start, free_port
 
 
 class ReadsFromReplica:

@@ -18,7 +18,7 @@ from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.stores.records import Record, Status
 from idempotency_django.testing import eventually
 from tests.faults.late_processes import PLACES, SCOPE, Place, Worker, place, started
-from tests.support import new_key
+from tests.support.shared import new_key
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True, databases="__all__")]
 

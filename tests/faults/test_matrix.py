@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak import sizes
+from tests.support.soak import sizes
 
 from .boundaries import Strike
 from .ledger import Ledger

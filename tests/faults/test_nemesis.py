@@ -21,9 +21,9 @@ import pytest
 
 from idempotency_django.testing import eventually
 from tests.e2e import databases
-from tests.redis_servers import client, command, valkey_at
-from tests.servers import free_port
-from tests.soak import sizes
+from tests.support.redis_servers import client, command, valkey_at
+from tests.support.servers import free_port
+from tests.support.soak import sizes
 
 from .ledger import Ledger
 from .nemesis import Campaign, Target, Work, workers

@@ -16,8 +16,8 @@ from idempotency_django.testing import eventually
 from tests.faults.late_processes import DATABASES, Place, Worker, place, started
 from tests.faults.late_views import SLOW
 from tests.models import Effect
-from tests.soak import soak
-from tests.support import new_key
+from tests.support.shared import new_key
+from tests.support.soak import soak
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True, databases="__all__")]
 

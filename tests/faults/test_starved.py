@@ -19,8 +19,8 @@ from tests.faults.late_processes import (
     place,
     started,
 )
-from tests.soak import soak
-from tests.support import new_key
+from tests.support.shared import new_key
+from tests.support.soak import soak
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True, databases="__all__")]
 

@@ -1,0 +1,519 @@
+"""Settling what was interrupted, in the admin: completing it by hand, or releasing it."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.db import connections
+from django.http import HttpResponse
+from django.test import Client
+from django.test.utils import CaptureQueriesContext, override_settings
+from django.utils import timezone
+
+from idempotency_django.admin.base import ListAdmin
+from idempotency_django.errors import ClaimLost
+from idempotency_django.models import IdempotencyKey, IdempotencyStep
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.records import Claim, Payload, Record, Status, Step
+from idempotency_django.testing import RESPONSE, an_operation, eventually
+from tests.stores.test_purge import held
+from tests.support.admin_pages import LIST, alias, detail, forgotten, member, messages, page
+from tests.support.factories import StaffFactory, ago, record, step
+
+__all__ = ["alias", "forgotten"]  # fixtures
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+WAYS = ["complete", "release"]
+LEASE = timedelta(milliseconds=1)
+
+
+@pytest.fixture
+def settler() -> Client:
+    """Somebody who may look at records and settle them, and sees no responses."""
+    return member("view_idempotencykey", "settle")
+
+
+def settlement(made: IdempotencyKey, **changed: Any) -> dict[str, Any]:
+    """What an operator sends for a record: enough for both ways."""
+    return {
+        "attempt": made.attempt,
+        "status": 201,
+        "content_type": "application/json",
+        "body": '{"id": 17}',
+        "reason": "The provider has charge 17.",
+        **changed,
+    }
+
+
+def settle(client: Client, made: IdempotencyKey, way: str, **changed: Any) -> HttpResponse:
+    """Settle a record; the page that is shown then."""
+    return client.post(detail(made, way), settlement(made, **changed), follow=True)
+
+
+def interrupted(alias: str, *, hold: bool = True, **changes: Any) -> tuple[DatabaseStore, Claim]:
+    """The claim of an owner that made a step and has not been heard of since."""
+    store = DatabaseStore("default", using=alias)
+    operation = an_operation(lease=LEASE, hold=hold, **changes)
+    claim = store.acquire(operation)
+    assert isinstance(claim, Claim)
+    with store.durable("A step"):
+        assert store.save_step(claim, Step(name="debit", attempt=1, result="17"))
+    eventually(lambda: row(alias, interrupted=True))
+    return store, claim
+
+
+def row(alias: str, *, interrupted: bool = False) -> Any:
+    """The only record."""
+    rows: Any = IdempotencyKey.objects.using(alias)
+    return (rows.interrupted() if interrupted else rows).first()
+
+
+def state(alias: str) -> list[Any]:
+    """All that is known of records and steps."""
+    return [
+        list(model.objects.using(alias).order_by("pk").values())
+        for model in (IdempotencyKey, IdempotencyStep)
+    ]
+
+
+class TestCompleting:
+    """Completing by hand."""
+
+    @pytest.mark.parametrize("hold", [True, False])
+    def test_response(self, alias: str, settler: Client, hold: bool) -> None:
+        """A retry gets the response that was given by hand, and nothing is executed."""
+        store, claim = interrupted(alias, hold=hold)
+        found = row(alias)
+        body = '{\r\n "name": "Zoë 🎈 <b>",\r\n "amount": 10.50\r\n}\r\n'
+        done = settle(settler, found, "complete", body=body)
+        assert messages(done) == ["1 idempotency key: completed by hand."]
+        assert done.redirect_chain == [(detail(found), 302)]
+        retried = store.acquire(claim.operation)
+        assert isinstance(retried, Record)
+        assert retried.status is Status.COMPLETED
+        expected = body.replace("\r\n", "\n").encode()
+        assert retried.payload == Payload(201, (("Content-Type", "application/json"),), expected)
+        after = row(alias)
+        assert abs(after.completed_at - timezone.now()) < timedelta(minutes=1)
+        assert (after.lease_expires_at, after.expires_at) == (None, found.expires_at)
+        assert (after.attempt, after.purge_at) == (1, found.purge_at)
+        assert after.error == ""
+        assert after.owner_token == claim.origin != claim.token
+        assert IdempotencyStep.objects.using(alias).get().name == "debit"
+
+    def test_late_owner(self, alias: str, settler: Client) -> None:
+        """An owner that comes back can write nothing any more, and no transaction either."""
+        store, claim = interrupted(alias)
+        settle(settler, row(alias), "complete")
+        before = state(alias)
+        assert not store.complete(claim, RESPONSE)
+        assert not store.fail(claim, "late")
+        assert not store.extend(claim, 60)
+        with pytest.raises(ClaimLost), store.fenced(claim):
+            pass
+        late = Step(name="credit", attempt=1, result="1")
+        with suppress(ClaimLost), store.durable("A step"):
+            store.save_step(claim, late)
+        assert state(alias) == before
+
+    def test_permanent(self, alias: str, settler: Client) -> None:
+        """What never expires can be completed, and the page says that it is for ever."""
+        made = record(alias, held=True, permanent=True)
+        assert "Every retry gets this response, and nothing is executed." in page(
+            settler, detail(made, "complete")
+        )
+        settle(settler, made, "complete")
+        assert row(alias).status == Status.COMPLETED
+
+    def test_after_its_time_to_live(self, alias: str, settler: Client) -> None:
+        """A response that would never be given is refused, before and after it is sent."""
+        made = record(alias, held=True, created_at=ago(days=2))
+        step(made)
+        before = state(alias)
+        refusal = "so a retry would execute the operation again and not get this response."
+        asked = page(settler, detail(made, "complete"))
+        assert refusal in asked
+        assert "<textarea" not in asked
+        [said] = messages(settle(settler, made, "complete"))
+        assert said.startswith(f"Left unchanged: {made}. Its time to live ended at ")
+        assert refusal in said
+        assert state(alias) == before
+        assert not LogEntry.objects.exists()
+
+    @pytest.mark.parametrize(
+        ("given", "error"),
+        [
+            ({"status": 199}, "greater than or equal to 200"),
+            ({"status": 500}, "less than or equal to 499"),
+            ({"status": "ok"}, "Enter a whole number."),
+            ({"status": ""}, "This field is required."),
+            ({"reason": ""}, "This field is required."),
+            ({"reason": "  \n"}, "This field is required."),
+            ({"reason": "x" * 1001}, "at most 1000 characters"),
+            ({"body": '{"id": 17'}, "Invalid JSON: Expecting ',' delimiter: line 1 column 10"),
+            ({"body": "[" * 100_000}, "Invalid JSON"),
+            ({"content_type": "application/problem+json", "body": "no"}, "Invalid JSON"),
+            ({"content_type": ""}, "Enter the media type of the body."),
+            ({"body": ""}, "Enter JSON, such as null, or leave out the content type."),
+            ({"content_type": "application/problem+json", "body": ""}, "Enter JSON, such as null"),
+            ({"status": 204}, "A response with this status code has no body. Remove the body."),
+            ({"content_type": "text"}, "Enter a media type, for example application/json."),
+            ({"content_type": "text/plain\r\nSet-Cookie: a=b"}, "Enter a media type"),
+            ({"content_type": "text/plain; charset=utf-8\n"}, None),
+            ({"content_type": "text/plain; charset=latin-1"}, "Remove the charset: the body"),
+            ({"body": "a\0b"}, "Null characters are not allowed."),
+            ({"attempt": ""}, "This field is required."),
+        ],
+    )
+    def test_what_is_no_response(
+        self, settler: Client, given: dict[str, Any], error: str | None
+    ) -> None:
+        """A mistake is explained beside what was entered, and nothing is done."""
+        made = record(held=True)
+        before = state("default")
+        said = settle(settler, made, "complete", **given)
+        if error is None:  # only its end is cut off
+            assert row("default").status == Status.COMPLETED
+            return
+        assert error in said.content.decode().replace("&#x27;", "'")
+        assert "The provider has charge 17." in said.content.decode() or "reason" in given
+        assert state("default") == before
+        assert not LogEntry.objects.exists()
+
+    @pytest.mark.parametrize(
+        ("given", "headers", "body"),
+        [
+            ({"status": 204, "body": ""}, [], b""),
+            ({"content_type": "", "body": ""}, [], b""),
+            ({"content_type": "text/plain", "body": " é\n"}, ["text/plain; charset=utf-8"], None),
+            ({"content_type": 'text/csv; charset="UTF-8"'}, ['text/csv; charset="UTF-8"'], None),
+            ({"content_type": "application/xml"}, ["application/xml"], None),
+        ],
+    )
+    def test_headers(
+        self, settler: Client, given: dict[str, Any], headers: list[str], body: bytes | None
+    ) -> None:
+        """The content type is the only header; a text is said to be UTF-8, which it is."""
+        made = record(held=True)
+        settle(settler, made, "complete", **given)
+        after = row("default")
+        assert json.loads(after.response_headers) == [["Content-Type", value] for value in headers]
+        expected = settlement(made, **given)["body"].encode() if body is None else body
+        assert bytes(after.response_body) == expected
+
+
+class TestReleasing:
+    """Releasing for a retry."""
+
+    @pytest.mark.parametrize("hold", [True, False])
+    def test_retry(self, alias: str, settler: Client, hold: bool) -> None:
+        """The next retry executes the operation, from behind its last step."""
+        store, late = interrupted(alias, hold=hold)
+        found = row(alias)
+        done = settle(settler, found, "release", reason="Not charged: <b>sure</b>")
+        assert messages(done) == ["1 idempotency key: released; the next retry is executed."]
+        after = row(alias)
+        assert (after.status, after.lease_expires_at) == (Status.FAILED, None)
+        assert after.owner_token == late.origin != late.token
+        by = LogEntry.objects.get().user.get_username()
+        assert after.error == f"Released by {by}: Not charged: <b>sure</b>"
+        assert abs(after.completed_at - timezone.now()) < timedelta(minutes=1)
+        assert not store.complete(late, RESPONSE)
+        assert not store.extend(late, 60)
+        claim = store.acquire(late.operation)
+        assert isinstance(claim, Claim)
+        assert claim.attempt == 2
+        assert [kept.name for kept in store.steps(claim)] == ["debit"]
+        assert not store.complete(late, RESPONSE)
+
+    def test_error_is_shown_as_text(self, alias: str, settler: Client) -> None:
+        """Who may see errors reads on the page who released it and why."""
+        made = record(alias, held=True)
+        settle(settler, made, "release", reason="<script>alert(1)</script>")
+        seen = member("view_idempotencykey", "view_response").get(detail(made)).content.decode()
+        assert "&lt;script&gt;alert(1)&lt;/script&gt;" in seen
+        assert "<script>alert" not in seen
+        assert "Released by" not in page(settler, detail(made))
+
+    @pytest.mark.parametrize(
+        ("traits", "steps", "said"),
+        [
+            ({}, 0, "The retry starts from the beginning, because no step is stored."),
+            (
+                {},
+                1,
+                "The retry resumes after the one stored step and doesn't run it again. A retry af",
+            ),
+            (
+                {},
+                3,
+                (
+                    "The retry resumes after the last of the 3 stored steps and doesn't run them "
+                    "again."
+                ),
+            ),
+            ({"permanent": True}, 1, "doesn't run it again.</li>"),
+            ({"created_at": ago(days=3)}, 0, "The retry starts from the beginning, because no"),
+            ({"created_at": ago(days=3)}, 1, "It runs the stored steps a second time."),
+        ],
+    )
+    def test_where_it_begins(
+        self, alias: str, settler: Client, traits: dict[str, Any], steps: int, said: str
+    ) -> None:
+        """It is said before where the retry begins, and that is where it does."""
+        made = record(alias, held=True, fingerprint="f" * 64, **traits)
+        for number in range(steps):
+            step(made, number)
+        assert said in page(settler, detail(made, "release"))
+        settle(settler, made, "release")
+        store = DatabaseStore("default", using=alias)
+        claim = store.acquire(an_operation(key=made.key, scope=made.scope, lease=LEASE))
+        assert isinstance(claim, Claim)
+        assert len(store.steps(claim)) == (0 if "created_at" in traits else steps)
+
+
+class TestBothWays:
+    """What completing and releasing have in common."""
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_asked_before(self, alias: str, settler: Client, way: str) -> None:
+        """The page says what follows; looking at it changes nothing."""
+        made = record(alias, held=True, key="<i>k", attempt=3)
+        before = state(alias)
+        raw = settler.get(detail(made, way)).content.decode()
+        assert "What happens then" in raw
+        assert "can no longer complete" in raw
+        assert "&lt;i&gt;k" in raw
+        assert "<i>k" not in raw
+        assert 'name="attempt" value="3"' in raw
+        settler.get(detail(made, way), settlement(made))
+        settler.head(detail(made, way))
+        assert state(alias) == before
+        assert not LogEntry.objects.exists()
+
+    @pytest.mark.parametrize(
+        ("way", "said"),
+        [
+            ("complete", "Completed by hand with status 201 and 10 bytes of body: The provider"),
+            ("release", "Released for retry: The provider has charge 17."),
+        ],
+    )
+    def test_logged(self, alias: str, settler: Client, way: str, said: str) -> None:
+        """Who did what, and why, is in the log and in the record's history."""
+        made = record(alias, held=True)
+        settle(settler, made, way)
+        entry = LogEntry.objects.get()
+        assert (entry.object_id, entry.action_flag) == (str(made.pk), CHANGE)
+        assert entry.user_id == int(settler.session["_auth_user_id"])
+        assert entry.get_change_message().startswith(said)
+        history = page(settler, detail(made, "history"))
+        assert said in history
+        assert entry.user.get_username() in history
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_only_with_the_log(
+        self, alias: str, settler: Client, monkeypatch: pytest.MonkeyPatch, way: str
+    ) -> None:
+        """What cannot be logged is not done."""
+        made = record(alias, held=True)
+        before = state(alias)
+
+        def fail(*args: Any, **options: Any) -> None:
+            raise RuntimeError("the log is full")
+
+        monkeypatch.setattr(type(LogEntry.objects), "log_actions", fail)
+        with pytest.raises(RuntimeError, match="full"):
+            settle(settler, made, way)
+        assert state(alias) == before
+
+    @pytest.mark.parametrize("way", WAYS)
+    @pytest.mark.parametrize(
+        "permissions",
+        [["view_idempotencykey", "view_response", "delete_idempotencykey"], ["settle"]],
+    )
+    def test_permission(self, alias: str, way: str, permissions: list[str]) -> None:
+        """It takes the permission to settle, and the one to look at the record."""
+        made = record(alias, held=True)
+        before = state(alias)
+        client = member(*permissions)
+        if "settle" not in permissions:
+            assert detail(made, way) not in page(client, detail(made))
+        assert client.get(detail(made, way)).status_code == 403
+        assert client.post(detail(made, way), settlement(made)).status_code == 403
+        assert state(alias) == before
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_forged(self, way: str) -> None:
+        """A form on another site cannot settle anything."""
+        client = Client(enforce_csrf_checks=True)
+        client.force_login(StaffFactory(permissions=["view_idempotencykey", "settle"]))
+        made = record(held=True)
+        before = state("default")
+        assert client.post(detail(made, way), settlement(made)).status_code == 403
+        assert state("default") == before
+        client.get(detail(made, way))
+        token = client.cookies["csrftoken"].value
+        sent = settlement(made, csrfmiddlewaretoken=token)
+        assert client.post(detail(made, way), sent).status_code == 302
+        assert state("default") != before
+
+    @pytest.mark.parametrize("way", WAYS)
+    @pytest.mark.parametrize("name", ["0", "nobody"])
+    def test_missing(self, settler: Client, way: str, name: str) -> None:
+        """There is no page for a record that is not there."""
+        url = f"{LIST}{name}/{way}/"
+        assert settler.get(url).status_code == 404
+        assert settler.post(url).status_code == 404
+
+    @pytest.mark.parametrize(
+        ("traits", "state_said"),
+        [
+            ({}, "completed"),
+            ({"failed": True}, "failed"),
+            ({"in_progress": True, "hold": True}, "in progress"),
+        ],
+    )
+    @pytest.mark.parametrize("way", WAYS)
+    def test_only_what_was_interrupted(
+        self, alias: str, settler: Client, way: str, traits: dict[str, bool], state_said: str
+    ) -> None:
+        """Nothing else is offered, or done if it is sent all the same."""
+        made = record(alias, **traits)
+        before = state(alias)
+        assert detail(made, way) not in page(settler, detail(made))
+        because = f"Only an interrupted record can be settled; this one is {state_said}."
+        asked = page(settler, detail(made, way))
+        assert because in asked
+        assert "<textarea" not in asked
+        told = messages(settle(settler, made, way))
+        assert told == [f"Left unchanged: {made}. {because}"]
+        assert because in settle(settler, made, way, reason="").content.decode()
+        assert state(alias) == before
+        assert not LogEntry.objects.exists()
+
+    @pytest.mark.parametrize("trait", ["interrupted", "held"])
+    def test_offered(self, alias: str, settler: Client, trait: str) -> None:
+        """Both ways are on the page of what was interrupted, held or not."""
+        made = record(alias, **{trait: True})
+        said = page(settler, detail(made))
+        assert [detail(made, way) in said for way in WAYS] == [True, True]
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_resumed_meanwhile(self, alias: str, settler: Client, way: str) -> None:
+        """A later attempt is not settled by who looked at an earlier one, even if interrupted."""
+        store, claim = interrupted(alias, hold=False)
+        seen = row(alias)
+        resumed = store.acquire(an_operation(key=claim.key, lease=timedelta(hours=1)))
+        assert isinstance(resumed, Claim)
+        before = state(alias)
+        told = messages(settle(settler, seen, way))
+        assert told[0].endswith(
+            "Only an interrupted record can be settled; this one is in progress."
+        )
+        assert state(alias) == before
+        IdempotencyKey.objects.using(alias).update(lease_expires_at=ago(minutes=1))
+        before = state(alias)
+        told = messages(settle(settler, seen, way))
+        assert told[0].endswith(
+            "Attempt 2 has started since you opened this page, and was interrupted too."
+        )
+        assert state(alias) == before
+        assert not LogEntry.objects.exists()
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_completed_by_a_late_owner(self, alias: str, settler: Client, way: str) -> None:
+        """What its late owner has completed meanwhile keeps the owner's response."""
+        store, claim = interrupted(alias)
+        seen = row(alias)
+        assert store.complete(claim, RESPONSE)
+        told = messages(settle(settler, seen, way))
+        assert told[0].endswith("Only an interrupted record can be settled; this one is completed.")
+        found = store.get(claim.key, claim.scope)
+        assert found is not None
+        assert found.payload == RESPONSE
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_in_use(self, alias: str, settler: Client, way: str) -> None:
+        """What a transaction holds at this moment is neither settled nor waited for."""
+        if not connections[alias].features.has_select_for_update_skip_locked:
+            pytest.skip("SQLite has no locks on rows")
+        made = record(alias, held=True, key="held")
+        before = state(alias)
+        with held(alias, "held"):
+            told = messages(settle(settler, made, way))
+        in_use = "It is in use now, or was deleted. Try again later."
+        assert told == [f"Left unchanged: {made}. {in_use}"]
+        assert state(alias) == before
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_deleted_meanwhile(
+        self, alias: str, settler: Client, monkeypatch: pytest.MonkeyPatch, way: str
+    ) -> None:
+        """A record that is deleted between two looks at it is gone, and the operator is told."""
+        made = record(alias, held=True)
+        settling = ListAdmin._perform
+
+        def deleted_before(page: Any, *args: Any) -> None:
+            IdempotencyKey.objects.using(alias).all().delete()
+            settling(page, *args)
+
+        monkeypatch.setattr(ListAdmin, "_perform", deleted_before)
+        told = messages(settle(settler, made, way))
+        assert told[0] == (
+            f"Left unchanged: {made}. It is in use now, or was deleted. Try again later."
+        )
+        assert state(alias) == [[], []]
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_recalled_no_more(
+        self, alias: str, settler: Client, forgotten: list[Any], way: str
+    ) -> None:
+        """Stores that recall responses forget the record, before anybody sees it changed."""
+        made = record(alias, held=True)
+        page(settler, detail(made, way))
+        settle(settler, made, way, reason="")
+        assert forgotten == []
+        settle(settler, made, way)
+        assert forgotten == [(made.key, made.scope, "uncommitted")]
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_another_is_left_alone(self, alias: str, settler: Client, way: str) -> None:
+        """Only the record of the page is settled."""
+        other, made = record(alias, held=True), record(alias, held=True)
+        settle(settler, made, way)
+        left: Any = IdempotencyKey.objects.using(alias)
+        assert left.interrupted().get() == other
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_no_secret_is_asked_for(self, alias: str, settler: Client, way: str) -> None:
+        """Settling takes no look at responses, errors, results or the owner's token."""
+        made = record(alias, held=True)
+        step(made)
+        with CaptureQueriesContext(connections[alias]) as queries:
+            page(settler, detail(made, way))
+            settle(settler, made, way)
+        asked = [query["sql"] for query in queries if query["sql"].startswith("SELECT")]
+        names = connections[alias].ops.quote_name
+        for column in ("response_headers", "error", "owner_token", "result"):
+            assert not [sql for sql in asked if names(column) in sql], column
+
+
+@pytest.mark.skipif(len(settings.ALIASES) < 2, reason="takes two databases")
+def test_log_in_another_database(settler: Client) -> None:
+    """The log is where the project's is, even if the records are elsewhere."""
+    *_, other = settings.ALIASES.values()
+    store = {
+        "BACKEND": "idempotency_django.stores.database.DatabaseStore",
+        "OPTIONS": {"using": other},
+    }
+    with override_settings(IDEMPOTENCY={"STORES": {"default": store}}):
+        settle(settler, record(other, held=True), "release")
+    assert row(other).status == Status.FAILED
+    assert LogEntry.objects.using("default").count() == 1

@@ -1,0 +1,181 @@
+"""Where an operator finds the keys that a handler derived: a page of the admin, and a command."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+from django.http import HttpRequest, JsonResponse
+from django.test import Client, override_settings
+from django.urls import path
+
+from idempotency_django.decorators import idempotent
+from idempotency_django.models import IdempotencyKey
+from tests.support.admin_pages import detail, member
+from tests.support.shared import new_key, post
+from tests.urls import urlpatterns as tests_urls
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+
+MEMORY = {"default": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"}}
+derived: list[dict[str, str]] = []
+
+
+@idempotent(mode="leased")
+def pay(request: Any) -> JsonResponse:
+    execution = request.idempotency
+    names = ("charge", "refund")
+    derived.append({name: execution.derive_key(name) for name in names})
+    execution.step("charge", lambda: 1)
+    if "fail" in json.loads(request.body)["reference"]:
+        raise LookupError
+    return JsonResponse({})
+
+
+def scoped(call: Any) -> str:
+    return f"tenant:{call.query}"
+
+
+@idempotent(scope=scoped)
+def in_scopes(request: HttpRequest) -> JsonResponse:
+    return JsonResponse({})
+
+
+urlpatterns = [*tests_urls, path("pay/", pay), path("scoped/", in_scopes)]
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    derived.clear()
+
+
+def page_of(record: IdempotencyKey) -> str:
+    return detail(record, "derived_keys")
+
+
+def paid(reference: str = "a") -> tuple[str, dict[str, str]]:
+    """The key of an operation that was executed, and the keys that its handler derived."""
+    key, client = new_key(), Client(raise_request_exception=False)
+    post(client, "/pay/", key, reference)
+    return key, derived[-1]
+
+
+def command(*arguments: str) -> str:
+    written = io.StringIO()
+    call_command("derive_idempotency_keys", *arguments, stdout=written)
+    return written.getvalue()
+
+
+class TestPage:
+    """In the admin."""
+
+    @pytest.mark.parametrize("reference", ["a", "to fail"])
+    def test_keys(self, reference: str) -> None:
+        """It shows what the handler derived: for the stored steps, and for any name typed."""
+        key, handed_out = paid(reference)
+        record = IdempotencyKey.objects.get(key=key)
+        client = member("view_idempotencykey", "view_response")
+        said = client.get(page_of(record)).content.decode()
+        assert handed_out["charge"] in said
+        assert handed_out["refund"] not in said
+        said = client.get(page_of(record), {"name": "refund"}).content.decode()
+        assert handed_out["charge"] in said
+        assert handed_out["refund"] in said
+        change = f"/admin/idempotency_django/idempotencykey/{record.pk}/change/"
+        assert page_of(record) in client.get(change).content.decode()
+
+    def test_permissions(self) -> None:
+        """Without ``view_response`` nobody sees them: a guess could be compared with them."""
+        record = IdempotencyKey.objects.get(key=paid()[0])
+        auditor = member("view_idempotencykey", "settle", "delete_idempotencykey")
+        assert auditor.get(page_of(record)).status_code == 403
+        change = f"/admin/idempotency_django/idempotencykey/{record.pk}/change/"
+        assert page_of(record) not in auditor.get(change).content.decode()
+        assert member("view_response").get(page_of(record)).status_code == 403
+        assert Client().get(page_of(record)).status_code == 302
+
+    def test_no_record(self) -> None:
+        """A record that is gone is told as everywhere in the admin."""
+        client = member("view_idempotencykey", "view_response")
+        assert client.get(page_of(IdempotencyKey(pk=4711))).status_code == 404
+
+    def test_rotation(self, settings: Any) -> None:
+        """They are made of what is stored, so that a rotation of SECRET_KEY changes nothing."""
+        key, handed_out = paid()
+        record = IdempotencyKey.objects.get(key=key)
+        settings.SECRET_KEY = "new"
+        client = member("view_idempotencykey", "view_response")
+        assert handed_out["charge"] in client.get(page_of(record)).content.decode()
+
+    def test_names_are_text(self) -> None:
+        """A name is shown, never taken for HTML, and empty ones are ignored."""
+        record = IdempotencyKey.objects.get(key=paid()[0])
+        client = member("view_idempotencykey", "view_response")
+        said = client.get(page_of(record), {"name": "<b>x</b>" + "n" * 200}).content.decode()
+        assert "<b>x" not in said
+        assert client.get(page_of(record), {"name": ""}).status_code == 200
+
+
+class TestCommand:
+    """In a terminal."""
+
+    def test_keys(self) -> None:
+        """It prints what the handler derived, for the stored steps or for the names given."""
+        key, handed_out = paid()
+        assert command(key) == f"charge: {handed_out['charge']}\n"
+        both = "".join(f"{name}: {value}\n" for name, value in handed_out.items())
+        assert command(key, "charge", "refund") == both
+
+    def test_scopes(self) -> None:
+        """A key in several scopes is listed with them; the chosen one is used."""
+        key = new_key()
+        for tenant in ("a", "b"):
+            assert post(Client(), f"/scoped/?{tenant}", key).status_code == 200
+        with pytest.raises(CommandError, match=r"in several scopes.*\n.*tenant:a.*\n.*tenant:b"):
+            command(key, "charge")
+        scopes = IdempotencyKey.objects.values_list("scope", flat=True)
+        printed = {command(key, "charge", "--scope", scope) for scope in scopes}
+        assert len(printed) == 2
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["nothing", "charge"], "has no key 'nothing'."),
+            (["nothing", "charge", "--scope", "s"], "has no key 'nothing' in 's'"),
+            (["nothing", "charge", "--store", "audit"], "no store 'audit'"),
+        ],
+    )
+    def test_nothing_there(self, arguments: list[str], said: str) -> None:
+        """What does not exist is named."""
+        with pytest.raises(CommandError, match=said):
+            command(*arguments)
+
+    def test_no_step(self) -> None:
+        """Where no step is stored, a name is asked for."""
+        key = new_key()
+        post(Client(), "/scoped/", key)
+        with pytest.raises(CommandError, match="Pass the names of the derived keys"):
+            command(key)
+        assert command(key, "charge").startswith("charge: ")
+
+    def test_other_store(self) -> None:
+        """A store without a table needs the scope, and is asked for the record."""
+        with override_settings(IDEMPOTENCY={"STORES": MEMORY}):
+            key, handed_out = paid()
+            with pytest.raises(CommandError, match="Pass --scope"):
+                command(key, "charge")
+            scope = "anonymous|POST /pay/"
+            given = ["--scope", scope]
+            assert command(key, "charge", *given) == f"charge: {handed_out['charge']}\n"
+            with pytest.raises(CommandError, match="Pass the names of the derived keys"):
+                command(key, *given)
+
+    def test_rotation(self) -> None:
+        """A rotation of SECRET_KEY changes nothing here, either."""
+        key, handed_out = paid()
+        with override_settings(SECRET_KEY="new"):
+            assert command(key, "charge") == f"charge: {handed_out['charge']}\n"

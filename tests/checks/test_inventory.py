@@ -1,0 +1,907 @@
+"""The inventory: every route, what protects it and why not; and the checks that read it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from functools import partial, wraps
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.views import LoginView
+from django.core.checks import WARNING, CheckMessage, run_checks
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, transaction
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import include, path, re_path
+from django.utils.decorators import method_decorator
+from django.views.generic import View
+from django.views.i18n import set_language
+from rest_framework import routers, viewsets
+from rest_framework.decorators import action, api_view
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.urlpatterns import format_suffix_patterns
+from rest_framework.views import APIView
+
+from idempotency_django.checks.inventory import Endpoint, endpoint_of, endpoints
+from idempotency_django.decorators import idempotency_exempt, idempotent, part_of_view
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.http import routes
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import PAYMENT, Policy
+from tests.models import Effect
+from tests.support import ways
+from tests.support.shared import effects, is_replay, new_key, post
+
+POLICY = Policy(required=True)
+NOWHERE = Policy(store="nope")
+
+
+def plain(request: HttpRequest) -> HttpResponse:
+    Effect.objects.create(reference="a")
+    return HttpResponse(status=201)
+
+
+def view(**attributes: Any) -> Any:
+    """A function view with these attributes."""
+
+    def function(request: HttpRequest) -> HttpResponse:
+        return plain.__call__(request)
+
+    function.__dict__.update(attributes)
+    return function
+
+
+def post_(self: Any, request: Any) -> Any:
+    return plain(request)
+
+
+def a_class(**attributes: Any) -> Any:
+    return type("AClass", (View,), {"post": post_, **attributes})
+
+
+class Charges(IdempotentViewMixin, viewsets.ViewSet):
+    authentication_classes = ()
+    idempotency_policy = PAYMENT
+    idempotency_policies = {"preview": None, "pay": POLICY}
+
+    def create(self, request: Request) -> Response:
+        return Response()
+
+    def destroy(self, request: Request, pk: str) -> Response:
+        return Response()
+
+    @action(detail=True, methods=["post"])
+    def pay(self, request: Request, pk: str) -> Response:
+        return Response()
+
+    @action(detail=False, methods=["post"])
+    def preview(self, request: Request) -> Response:
+        return Response()
+
+
+class Unprotected(viewsets.ViewSet):
+    def create(self, request: Request) -> Response:
+        return Response()
+
+
+class Mixed(IdempotentViewMixin, APIView):
+    def post(self, request: Request) -> Response:
+        return Response()
+
+
+CREATE = {"post": "create"}
+
+
+class Orders(APIView):
+    @idempotent(policy=POLICY)
+    def post(self, request: Request) -> Response:
+        return Response()
+
+    def put(self, request: Request) -> Response:
+        return Response()
+
+
+@idempotent(policy=POLICY)
+@api_view(["POST"])
+def below(request: Request) -> Response:
+    return Response()
+
+
+router = routers.SimpleRouter()
+router.register("charges", Charges, basename="charge")
+
+
+def served(*patterns: Any) -> Any:
+    """A URLconf."""
+    return type("urls", (), {"urlpatterns": list(patterns)})
+
+
+@pytest.fixture
+def found(settings: Any) -> Any:
+    """What the inventory finds in these URLs, below the middleware."""
+
+    def find(*patterns: Any, middleware: bool = True) -> list[tuple[Any, ...]]:
+        settings.MIDDLEWARE = ways.MIDDLEWARE if middleware else []
+        settings.ROOT_URLCONF = served(*patterns)
+        return [(e.route, e.method, e.policy, e.how) for e in endpoints()]
+
+    return find
+
+
+def said(number: str) -> list[CheckMessage]:
+    """What the checks say under this id."""
+    return [m for m in run_checks() if m.id == f"idempotency_django.{number}"]
+
+
+class TestEndpoints:
+    """Each endpoint, with the policy that is enforced."""
+
+    def test_viewset(self, found: Any) -> None:
+        """Each action of a viewset, with its own policy, under a route without expressions."""
+        assert found(path("api/", include(router.urls))) == [
+            ("/api/charges/", "POST", PAYMENT, "mixin"),
+            ("/api/charges/preview/", "POST", None, "exempt"),
+            ("/api/charges/{pk}/", "DELETE", PAYMENT, "mixin"),
+            ("/api/charges/{pk}/pay/", "POST", POLICY, "mixin"),
+        ]
+
+    @pytest.mark.parametrize(
+        "way",
+        [
+            idempotent(policy=POLICY)(view()),
+            ways.guard(idempotent(policy=POLICY)(view())),
+            idempotent(policy=POLICY)(ways.guard(view())),
+            idempotent(policy=POLICY)(a_class()).as_view(),
+            idempotent(policy=POLICY)(a_class().as_view()),
+            ways.guard(idempotent(policy=POLICY)(a_class().as_view())),
+            a_class(post=idempotent(policy=POLICY)(post_)).as_view(),
+            a_class(post=method_decorator(idempotent(policy=POLICY))(post_)).as_view(),
+            method_decorator(idempotent(policy=POLICY), name="dispatch")(a_class()).as_view(),
+            below,
+            ways.api(idempotent(policy=POLICY)),
+            ways.api(ways.guard, idempotent(policy=POLICY)),
+        ],
+    )
+    @pytest.mark.parametrize("middleware", [True, False])
+    def test_decorator(self, found: Any, way: Any, middleware: bool) -> None:
+        """Wherever ``@idempotent`` is, its policy is seen."""
+        [(_, method, policy, how)] = found(path("x/", way), middleware=middleware)
+        assert (method in ("POST", "*"), policy, how) == (True, POLICY, "decorator")
+
+    def test_names(self, found: Any) -> None:
+        """Each view has a dotted name of its own, also the function of an ``@api_view``."""
+        found(path("a/", below), path("b/", Orders.as_view()), path("c/", plain))
+        names = dict.fromkeys(each.view_name for each in endpoints())
+        assert list(names) == [f"{__name__}.{name}" for name in ("below", "Orders", "plain")]
+
+    def test_a_choice_of_views(self, found: Any) -> None:
+        """Nobody knows which view it calls, and a decorator may hold a check beside its view."""
+        one, other = idempotent(policy=POLICY)(view()), view()
+        for views in [(one, other), (other, one)]:
+            choose = lambda request, views=views: views["flag" in request.GET](request)  # noqa: E731
+            [(_, _, *told)] = found(path("x/", choose), middleware=False)
+            assert told == [POLICY, "decorator"]
+
+    def test_handler(self, found: Any) -> None:
+        """A handler with a decorator of its own is seen apart from its neighbours."""
+        patterns = [re_path(r"^orders/(?P<number>\d+)/$", Orders.as_view())]
+        protected, other = found(*patterns)
+        assert protected == ("/orders/{number}/", "POST", POLICY, "decorator")
+        assert other[1:2] + other[3:] == ("PUT", "middleware")
+        assert [e[3] for e in found(*patterns, middleware=False)] == ["decorator", ""]
+
+    def test_middleware(self, found: Any, settings: Any) -> None:
+        """What the middleware protects, and what it leaves alone."""
+        patterns = [
+            path("all/", view()),
+            path("own/", view(idempotency_policy=POLICY)),
+            path("none/", view(idempotency_policy=None)),
+            path("exempt/", idempotency_exempt(view())),
+        ]
+        assert [e[2:] for e in found(*patterns)[1:]] == [
+            (POLICY, "middleware"),
+            (None, "exempt"),
+            (None, "exempt"),
+        ]
+        assert found(*patterns)[0][3] == "middleware"
+        assert {e[3] for e in found(*patterns, middleware=False)} == {"", "exempt"}
+        settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": "with-policy"}
+        assert [e[3] for e in found(*patterns)] == ["", "middleware", "exempt", "exempt"]
+
+    @pytest.mark.parametrize("by", [IdempotentViewMixin, None])
+    def test_without_a_policy(self, found: Any, by: Any) -> None:
+        """A view, or an action by name, without a policy was left out on purpose; an action that
+        is not among those with one may have been forgotten.
+        """
+
+        def shown(**attributes: Any) -> list[str]:
+            bases = (by, viewsets.ViewSet) if by is IdempotentViewMixin else (viewsets.ViewSet,)
+            names = {name: Charges.__dict__[name] for name in ("create", "preview")}
+            made: Any = type("Made", bases, {**names, **attributes})
+            view = made.as_view({"post": "create"}), made.as_view({"post": "preview"})
+            return [e[3] for e in found(path("x/", view[0]), path("y/", view[1]))]
+
+        way = "mixin" if by else "middleware"
+        policies = {"idempotency_policies": {"create": POLICY, "preview": None}}
+        assert shown(idempotency_policy=None, **policies) == [way, "exempt"]
+        policies = {"idempotency_policies": {"create": POLICY}}
+        assert shown(idempotency_policy=None, **policies) == [way, ""]
+        assert shown(idempotency_policy=None) == ["exempt", "exempt"]
+
+    def test_policies_of_as_view(self, found: Any) -> None:
+        """What ``as_view()`` gives the view counts more than the class."""
+        one, two = {"idempotency_policy": POLICY}, {"idempotency_policies": {"create": None}}
+        for made, expected in [
+            (Charges.as_view(CREATE, **one), (POLICY, "mixin")),
+            (Charges.as_view(CREATE, **two), (None, "exempt")),
+            (Charges.as_view(CREATE, idempotency_policy=None), (None, "")),  # beside its policies
+            (Mixed.as_view(idempotency_policy=None), (None, "exempt")),
+            (a_class(idempotency_policy=None).as_view(**one), (POLICY, "middleware")),
+        ]:
+            assert found(path("x/", made))[0][2:] == expected
+
+    def test_a_mixin_in_the_wrong_place(self, found: Any) -> None:
+        """It protects nothing, so the endpoint is broken; one check says so."""
+        wrong = type("Wrong", (APIView, IdempotentViewMixin), {"post": post_})
+        found(path("x/", wrong.as_view()))
+        [endpoint] = endpoints()
+        assert "Put the mixin first" in endpoint.problem
+        assert endpoint.enforced is None
+        assert len(said("E011")) == 1
+        assert not said("E022")
+        found()
+        del wrong, endpoint
+        gc.collect()  # or it is a view of the project for other tests
+
+    def test_methods_that_a_class_does_not_answer(self, found: Any) -> None:
+        """What ``http_method_names`` leaves out gets a 405, so it is no endpoint."""
+        reading = ["get", "post"]
+
+        class Listed(Unprotected):
+            http_method_names = reading
+
+            def destroy(self, request: Request) -> Response:
+                return Response()
+
+        actions = {"post": "create", "delete": "destroy"}
+        several = a_class(put=post_, delete=post_)
+        for route in (
+            Listed.as_view(actions),
+            several.as_view(http_method_names=reading),
+            type("Fewer", (several,), {"http_method_names": ("post",)}).as_view(),
+            type("Views", (APIView,), {"http_method_names": reading, "post": post_, "put": post_}),
+        ):
+            view = route.as_view() if isinstance(route, type) else route
+            assert [each[1] for each in found(path("x/", view))] == ["POST"]
+
+    def test_odd_callables(self, found: Any) -> None:
+        """A view may be any callable, also one that has no hash, or a ``cls`` that is no class."""
+
+        class Odd:
+            __hash__ = None  # type: ignore[assignment]
+
+            def __call__(self, request: HttpRequest) -> HttpResponse:
+                return plain(request)
+
+        named = view(cls="shop", initkwargs=None)
+        routes = path("odd/", Odd()), path("named/", named)
+        assert [e[0] for e in found(*routes, middleware=False)] == ["/odd/", "/named/"]
+        run_checks()
+
+    def test_format_suffixes(self, found: Any) -> None:
+        """A route with a suffix is another name of the one without, where there is one."""
+        patterns = [path("orders/", Orders.as_view()), path("pay", below)]
+        expected = found(*patterns)
+        assert found(*format_suffix_patterns(patterns)) == expected
+        assert len(found(*format_suffix_patterns(patterns, suffix_required=True))) == len(expected)
+        assert len(found(*patterns, path("orders.<str:format>", ways.api()))) == len(expected) + 1
+        assert len(found(*patterns, path("pay/<str:format>/", below))) == len(expected) + 1
+        bare = path("mixed.<str:format>", Mixed.as_view(idempotency_policy=None))
+        assert [e[3] for e in found(path("mixed", Mixed.as_view()), bare)] == ["mixin", "exempt"]
+
+    def test_admin(self, found: Any) -> None:
+        """The views of the admin, and those of Django's users, can all be protected."""
+        users = include("django.contrib.auth.urls")
+        found(path("admin/", admin.site.urls), path("users/", users), path("i18n/", set_language))
+        everything = list(endpoints())
+        assert len(everything) > 10
+        assert {e.problem for e in everything} == {""}
+
+
+class TestChecks:
+    """The system checks see every view, however it is protected."""
+
+    @pytest.mark.parametrize(
+        "way",
+        [
+            idempotent(policy=NOWHERE)(view()),
+            ways.guard(idempotent(policy=NOWHERE)(view())),
+            idempotent(policy=NOWHERE)(a_class()).as_view(),
+            a_class(post=idempotent(policy=NOWHERE)(post_)).as_view(),
+            idempotent(policy=NOWHERE)(Orders.as_view()),
+            idempotent(policy=NOWHERE)(api_view(["POST"])(plain)),
+            view(idempotency_policy=NOWHERE),
+        ],
+    )
+    def test_unknown_store(self, found: Any, way: Any) -> None:
+        """E003: a policy that names a store which does not exist, said once for all its routes."""
+        found(path("x/", way), path("y/", way))
+        [message] = said("E003")
+        assert "names the store 'nope'" in message.msg
+
+    def test_promise(self, found: Any) -> None:
+        """E020: a policy of a decorator that asks for what the project has not."""
+        found(path("x/", idempotent(on_conflict="accepted")(view())))
+        assert len(said("E020")) == 1
+
+    @pytest.mark.parametrize("refusal", ways.REFUSED, ids=lambda refusal: refusal.name)
+    def test_refused(self, found: Any, refusal: ways.Refusal) -> None:
+        """E022: a view that would refuse each request with a key, by name and route."""
+        try:
+            made = refusal.make()
+        except ImproperlyConfigured:
+            return  # refused when it is decorated
+        found(path("x/<int:pk>/", made), middleware=refusal.by == "middleware")
+        [message] = said("E022")
+        assert "tests.support.ways." in message.msg
+        assert refusal.says in message.msg
+        assert str(message.hint).startswith("It serves /x/{pk}/. Change the view as")
+        assert "@idempotency_exempt" in str(message.hint)
+
+    def test_below_method_decorator(self, found: Any) -> None:
+        """E022: an unknown decorator below ``method_decorator(idempotent)``."""
+        handler = method_decorator(idempotent)(ways._unknown_method())
+        found(path("x/", a_class(post=handler).as_view()), middleware=False)
+        assert len(said("E022")) == 1
+
+    @pytest.mark.parametrize("way", ways.WAYS, ids=lambda way: way.name)
+    def test_nothing_is_said_of_what_works(self, found: Any, way: ways.Way) -> None:
+        """No way that works is reported, with the middleware and without it."""
+        found(path("x/", way.view))
+        assert [m for m in run_checks() if str(m.id).startswith("idempotency_django.E02")] == []
+
+    @pytest.mark.parametrize("middleware", [True, False])
+    def test_wrong_policy(self, found: Any, middleware: bool) -> None:
+        """E022: an ``idempotency_policy`` that is no policy."""
+        found(path("x/", view(idempotency_policy={"required": True})), middleware=middleware)
+        [message] = said("E022")
+        assert "is a dict; it must be a Policy" in message.msg
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("idempotency_policy", {"required": True}),
+            ("idempotency_policies", {"post": {"required": True}}),
+        ],
+    )
+    def test_wrong_policy_of_the_mixin(
+        self, found: Any, client: Client, name: str, value: Any
+    ) -> None:
+        """E022: the same on a view with the mixin, whose requests are refused with that text."""
+        body = {"post": post_, "authentication_classes": (), name: value}
+        found(
+            path("x/", type("Orders", (IdempotentViewMixin, APIView), body).as_view()),
+            middleware=False,
+        )
+        [message] = said("E022")
+        assert "is a dict; it must be a Policy or None." in message.msg
+        with pytest.raises(ImproperlyConfigured, match="is a dict; it must be a Policy or None"):
+            client.post("/x/", headers={"Idempotency-Key": new_key()})
+
+    @pytest.mark.parametrize("middleware", [True, False])
+    def test_policies_that_are_no_dict(self, found: Any, middleware: bool) -> None:
+        """E022: an ``idempotency_policies`` that is a list."""
+        made = a_class(idempotency_policies=[POLICY])
+        found(path("x/", made.as_view()), middleware=middleware)
+        [message] = said("E022")
+        assert "is a list; it must be a dict of policies by action." in message.msg
+
+    @pytest.mark.parametrize(
+        "made",
+        [
+            lambda: view(idempotency_policy=POLICY),
+            lambda: a_class(idempotency_policy=POLICY).as_view(),
+            lambda: a_class(idempotency_policies={"post": POLICY}).as_view(),
+            lambda: type("A", (APIView,), {"post": post_, "idempotency_policy": POLICY}).as_view(),
+            lambda: type("V", (Unprotected,), {"idempotency_policy": POLICY}).as_view(CREATE),
+            lambda: type("V", (Unprotected,), {"idempotency_policies": {"create": POLICY}}).as_view(
+                CREATE
+            ),
+        ],
+    )
+    def test_policy_that_nothing_reads(self, found: Any, made: Any) -> None:
+        """E060: a view declares a policy, and no mixin, decorator or middleware protects it."""
+        made = made()
+        found(path("x/", made), path("y/", made), middleware=False)
+        [message] = said("E060")
+        assert "has an idempotency policy, but is not protected" in message.msg
+        assert message.msg.startswith("tests.checks.test_inventory.")
+        for way in ("IdempotentViewMixin", "@idempotent(policy=…)", "IdempotencyMiddleware"):
+            assert way in str(message.hint)
+        found(path("x/", made), path("y/", made))
+        assert said("E060") == []
+
+    def test_leased_under_atomic_requests(
+        self, found: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """E062: a claim that could not be committed within the request's transaction."""
+        leased, usual = idempotent(mode="leased")(view()), idempotent(view())
+        marked = transaction.non_atomic_requests(idempotent(mode="leased")(view()))
+        found(path("a/", leased), path("b/", usual), path("c/", marked), middleware=False)
+        assert said("E062") == []
+        monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+        [message] = said("E062")
+        assert "is in the leased mode, but ATOMIC_REQUESTS" in message.msg
+        assert "It serves /a/. Mark the view with transaction.non_atomic" in str(message.hint)
+
+    def test_policies_that_are_read(self, found: Any) -> None:
+        """E060 leaves alone what is protected, exempt, of another action, or declares ``None``."""
+        found(
+            path("a/", include(router.urls)),
+            path("b/", idempotent(a_class(idempotency_policy=POLICY)).as_view()),
+            path("c/", view(idempotency_policy=None)),
+            path("d/", idempotency_exempt(view(idempotency_policy=POLICY))),
+            path("e/", a_class(idempotency_policies={"delete": POLICY}).as_view()),
+            path("f/", a_class(post=idempotent(post_), idempotency_policy=POLICY).as_view()),
+            path("g/", view()),
+            middleware=False,
+        )
+        assert said("E060") == []
+
+    @pytest.mark.parametrize(
+        ("made", "name", "hint"),
+        [
+            (lambda: view(idempotency_polcy=POLICY), "idempotency_polcy", "idempotency_policy"),
+            (
+                lambda: ways.guard(view(idempotency_polcy=POLICY)),
+                "idempotency_polcy",
+                "idempotency_policy",
+            ),
+            (
+                lambda: a_class(idempotent_policy=POLICY).as_view(),
+                "idempotent_policy",
+                "idempotency_policy",
+            ),
+            (
+                lambda: type("Sub", (a_class(idemptency_policies={}),), {}).as_view(),
+                "idemptency_policies",
+                "idempotency_policies",
+            ),
+            (
+                lambda: type("D", (Orders,), {"idempotency_scope": "x"}).as_view(),
+                "idempotency_scope",
+                "get_idempotency_scope",
+            ),
+            (
+                lambda: type(
+                    "D", (Charges,), {"check_idempotency_replay": lambda *_: None}
+                ).as_view({"post": "create"}),
+                "check_idempotency_replay",
+                "check_idempotent_replay",
+            ),
+        ],
+    )
+    def test_misspelled_attribute(self, found: Any, made: Any, name: str, hint: str) -> None:
+        """W037: an attribute that nothing reads, with the one that was probably meant."""
+        found(path("x/", made()), middleware=False)
+        [message] = said("W037")
+        assert f"has an attribute {name!r}, which has no effect." in message.msg
+        assert message.hint == f"Did you mean {hint!r}?"
+
+    def test_attributes_that_are_read(self, found: Any) -> None:
+        """What is read, what the package sets, and names of the project's own are not reported."""
+        found(
+            path("a/", include(router.urls)),
+            path("b/", idempotency_exempt(view())),
+            path("c/", part_of_view(view(idempotency_policy=POLICY, _idempotency_x=1))),
+            path("d/", idempotent(a_class(is_idempotent=True)).as_view()),
+            path("e/", view(idempotent_retries=3)),
+        )
+        assert said("W037") == []
+
+    def test_protected_and_exempt(self, found: Any) -> None:
+        """E024: protected by a handler's decorator, and exempt by its class."""
+        exempt = idempotency_exempt(a_class(post=idempotent(post_)))
+        found(path("x/", exempt.as_view()))
+        assert len(said("E024")) == 1
+
+
+OWN = "/own/"
+BY_PREFIX = {"/api/orders/", "/api/17/"}
+BY_NAMESPACE = {"/shop/carts/", "/shop/v1/carts/", "/shop/v1/items/"}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ("unsafe", {*BY_PREFIX, *BY_NAMESPACE, "/apiary/", "/admin/v1/", OWN}),
+        ("with-policy", {OWN}),
+        (["/"], {*BY_PREFIX, *BY_NAMESPACE, "/apiary/", "/admin/v1/", OWN}),
+        (["/api/"], {*BY_PREFIX, OWN}),
+        (["/api"], {*BY_PREFIX, "/apiary/", OWN}),
+        (("/api/orders/",), {"/api/orders/", OWN}),
+        (["shop"], {*BY_NAMESPACE, OWN}),
+        (["shop:v1"], {"/shop/v1/carts/", "/shop/v1/items/", OWN}),
+        (["v1"], {"/shop/v1/carts/", "/shop/v1/items/", "/admin/v1/", OWN}),
+        (["shop:v1", "/apiary/"], {"/shop/v1/carts/", "/shop/v1/items/", "/apiary/", OWN}),
+        (["sho", "v1:shop", "/shop/v2/", "api"], {OWN}),
+    ],
+    ids=str,
+)
+def test_middleware_protects(
+    client: Client, found: Any, settings: Any, chosen: Any, expected: set[str]
+) -> None:
+    """What the inventory calls protected is what the middleware protects."""
+    settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": chosen}
+    carts = [path("carts/", view()), path("items/", Unprotected.as_view(CREATE))]
+    shop = [carts[0], path("v1/", include((carts, "v1")))]
+    listed = found(
+        path(
+            "api/", include([path("orders/", view()), path("exempt/", idempotency_exempt(view()))])
+        ),
+        re_path(
+            r"^api/(?P<pk>\d+)/$", a_class(post=lambda self, request, pk: plain(request)).as_view()
+        ),
+        path("apiary/", view()),
+        path("shop/", include((shop, "shop"))),
+        path("admin/", include(([path("v1/", view())], "v1"))),
+        path("own/", view(idempotency_policy=Policy())),
+    )
+    requests = {route: route.replace("{pk}", "17") for route, *_ in listed}
+    shown = {requests[route] for route, _, _, how in listed if how == "middleware"}
+    replayed = set()
+    for sent in requests.values():
+        key = new_key()
+        assert not is_replay(post(client, sent, key))
+        if is_replay(post(client, sent, key)):
+            replayed.add(sent)
+    assert shown == replayed == expected
+    by_view = {endpoint.route: endpoint for endpoint in endpoints()}
+    for route, endpoint in by_view.items():
+        assert endpoint_of(endpoint.view, "POST", route).how == endpoint.how  # type: ignore[union-attr]
+
+
+class TestManyRefused:
+    """W023: many views without a policy that cannot be protected are counted, by module."""
+
+    @staticmethod
+    def refused(module: str, **attributes: Any) -> Any:
+        """Another view that cannot be protected, and handles two methods."""
+
+        def post(self: Any, request: Any) -> Any: ...
+
+        unknown = partial(post, None)
+        body = {"post": unknown, "put": unknown, "__module__": module, **attributes}
+        return type("Refused", (View,), body).as_view()
+
+    def test_counted(self, found: Any, settings: Any) -> None:
+        """One warning for all of them, and one error for each view that declares a policy."""
+        views = [self.refused("shop.views") for _ in range(8)]
+        views += [self.refused("shop.api") for _ in range(3)]
+        views += [self.refused(f"shop.app{n}", idempotency_policy=PAYMENT) for n in range(2)]
+        found(*(path(f"{n}/{part}/", each) for n, each in enumerate(views) for part in "ab"))
+        [warning] = said("W023")
+        assert warning.level == WARNING
+        assert warning.msg.startswith("11 views that declare no policy cannot be protected")
+        assert warning.msg.endswith("shop.views (8), shop.api (3).")
+        assert "IDEMPOTENCY['MIDDLEWARE_PROTECTS'] = ['/api/']" in str(warning.hint)
+        assert "idempotency_report" in str(warning.hint)
+        assert {str(m.hint).split("/")[1] for m in said("E022")} == {"11", "12"}
+        settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": ["/api/"]}
+        assert said("W023") == []
+        assert {str(m.hint).split("/")[1] for m in said("E022")} == {"11", "12"}
+
+    def test_few(self, found: Any) -> None:
+        """Up to ten are named, however many routes they have."""
+        views = [self.refused("shop.views") for _ in range(10)]
+        found(*(path(f"{n}/{part}/", each) for n, each in enumerate(views) for part in "ab"))
+        assert said("W023") == []
+        assert {str(m.hint).split("/")[1] for m in said("E022")} == set(map(str, range(10)))
+
+    def test_many_modules(self, found: Any) -> None:
+        """The modules with the most views are named, and the others are counted."""
+        views = [self.refused(f"shop.app{n}") for n in range(10) for _ in range(n + 1)]
+        found(*(path(f"{n}/", each) for n, each in enumerate(views)))
+        [warning] = said("W023")
+        assert warning.msg.endswith(
+            "shop.app9 (10), shop.app8 (9), shop.app7 (8) and 7 more modules."
+        )
+        assert said("E022") == []
+
+    def test_other_problems(self, found: Any) -> None:
+        """What else is wrong with such a view is still said of it."""
+        views = [self.refused("shop.views", idempotency_polcy=PAYMENT) for _ in range(11)]
+        found(*(path(f"{n}/", each) for n, each in enumerate(views)))
+        assert len(said("W023")) == 1
+        assert said("W037")
+
+
+class TestLockedOut:
+    """W031: a key that the project's policy requires of Django's own forms, which send none."""
+
+    FORMS = (path("admin/", admin.site.urls), path("", include("django.contrib.auth.urls")))
+
+    @pytest.fixture(autouse=True)
+    def _required(self, settings: Any) -> None:
+        settings.IDEMPOTENCY = {"POLICY": {"required": True}}
+
+    @pytest.mark.django_db
+    def test_warned(self, found: Any, client: Client) -> None:
+        """One warning for all of them, which says what to do; it is true that nobody can log in."""
+        found(*self.FORMS)
+        [message] = said("W031")
+        assert "/admin/login/" in message.msg
+        assert "more routes" in message.msg
+        assert "IDEMPOTENCY['MIDDLEWARE_PROTECTS'] = ['/api/']" in str(message.hint)
+        for form in ("/admin/login/", "/login/", "/logout/"):
+            assert client.post(form).status_code == 400
+
+    @pytest.mark.django_db
+    def test_other_paths(self, found: Any, settings: Any, client: Client) -> None:
+        """What the hint says ends it, and the forms work again."""
+        settings.IDEMPOTENCY |= {"MIDDLEWARE_PROTECTS": ["/api/"]}
+        found(*self.FORMS)
+        assert said("W031") == []
+        for form in ("/admin/login/", "/admin/logout/", "/logout/"):
+            assert client.post(form).status_code in (200, 302)
+
+    @pytest.mark.parametrize("chosen", ["/admin/", "/login/", "admin"])
+    def test_some_forms(self, found: Any, settings: Any, chosen: str) -> None:
+        """It names what is left."""
+        settings.IDEMPOTENCY |= {"MIDDLEWARE_PROTECTS": [chosen]}
+        found(*self.FORMS)
+        assert len(said("W031")) == 1
+
+    def test_one_form(self, found: Any) -> None:
+        """One route is named, and none is counted."""
+        found(path("in/", LoginView.as_view()))
+        [message] = said("W031")
+        assert message.msg.endswith("so they are refused: /in/.")
+
+    def test_other_views(self, found: Any) -> None:
+        """The project's own views may require what they like, a login of its own included."""
+        own = LoginView.as_view()
+        own.idempotency_policy = POLICY  # type: ignore[attr-defined]
+        found(path("x/", view()), path("in/", own))
+        assert said("W031") == []
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"POLICY": {}},
+            {"POLICY": {"required": {"DELETE"}}},
+            {"POLICY": {"required": "x"}},
+            {"MIDDLEWARE_PROTECTS": "with-policy"},
+        ],
+    )
+    def test_nobody_is_locked_out(self, found: Any, settings: Any, change: Any) -> None:
+        """Nothing is said where no form needs a key, or where the policy itself is wrong."""
+        settings.IDEMPOTENCY |= change
+        found(path("in/", LoginView.as_view(http_method_names=["get", "post"])))
+        assert said("W031") == []
+
+    def test_without_the_middleware(self, found: Any) -> None:
+        """Without the middleware they are not protected at all."""
+        found(*self.FORMS, middleware=False)
+        assert said("W031") == []
+
+
+class TestNoRoute:
+    """W071: a prefix or namespace that protects nothing."""
+
+    @pytest.mark.parametrize("chosen", ["/apii/", "shopp"])
+    def test_warned(self, found: Any, settings: Any, chosen: str) -> None:
+        """A misspelt name would leave its views unprotected, so it is reported."""
+        settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": ["/api/", chosen]}
+        found(path("api/x/", view()))
+        [message] = said("W071")
+        assert repr(chosen) in message.msg
+
+    @pytest.mark.parametrize("chosen", ["/api/", "/api/x/", "/", "shop"])
+    def test_known(self, found: Any, settings: Any, chosen: str) -> None:
+        """A prefix of a route and the namespace of an include are fine."""
+        settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": [chosen]}
+        found(path("api/x/", view()), path("s/", include(([path("y/", view())], "shop"))))
+        assert said("W071") == []
+
+
+@pytest.mark.parametrize(
+    ("path_info", "covered"),
+    [("/api/x/", True), ("/de/api/x/", True), ("/de-at/api/x/", True), ("/xx/api/x/", False)],
+)
+def test_prefixes_in_each_language(settings: Any, path_info: str, covered: bool) -> None:
+    """A prefix covers the same view in each language of ``i18n_patterns()``."""
+    settings.LANGUAGES = [("en", "English"), ("de", "German")]
+    settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": ["/api/"]}
+    assert routes.is_covered(path_info, []) is covered
+
+
+class TestContradictions:
+    """``@idempotent`` and ``@idempotency_exempt`` on one view."""
+
+    @pytest.mark.parametrize(
+        "made",
+        [
+            lambda: idempotent(idempotency_exempt(view())),
+            lambda: idempotency_exempt(idempotent(view())),
+            lambda: idempotent(idempotency_exempt(a_class())),
+            lambda: idempotent(idempotency_exempt(a_class()).as_view()),
+            lambda: idempotency_exempt(idempotent(a_class())),
+            lambda: idempotency_exempt(idempotent(a_class()).as_view()),
+            lambda: idempotency_exempt(Charges),
+        ],
+    )
+    def test_refused(self, made: Any) -> None:
+        """One of them is refused, in either order."""
+        with pytest.raises(ImproperlyConfigured, match="both protected and exempt"):
+            made()
+
+
+@pytest.mark.django_db
+class TestNoPart:
+    """``idempotency_policy = None`` means "takes no part" everywhere."""
+
+    @pytest.mark.parametrize(
+        "way",
+        [
+            view(idempotency_policy=None),
+            a_class(idempotency_policy=None).as_view(),
+            ways.guard(view(idempotency_policy=None)),
+            type("A", (APIView,), {"post": post_, "idempotency_policy": None}).as_view(),
+            type(
+                "A", (APIView,), {"post": post_, "idempotency_policies": {"post": None}}
+            ).as_view(),
+            type(
+                "A", (IdempotentViewMixin, APIView), {"post": post_, "idempotency_policy": None}
+            ).as_view(),
+        ],
+    )
+    def test_none(self, admin_client: Client, settings: Any, way: Any) -> None:
+        """A view under the middleware that says so runs each time."""
+        settings.MIDDLEWARE = ways.MIDDLEWARE
+        settings.ROOT_URLCONF = served(path("x/", way))
+        key = new_key()
+        for _ in range(2):
+            assert not is_replay(post(admin_client, "/x/", key))
+        assert effects() == 2
+        assert not IdempotencyKey.objects.exists()
+
+    def test_action_that_takes_no_part_may_have_any_decorator(
+        self, client: Client, settings: Any
+    ) -> None:
+        """What takes no part is not refused, whatever is around it."""
+        attributes = {"post": ways._unknown_method(), "idempotency_policies": {"post": None}}
+        made = type("A", (IdempotentViewMixin, ways.Base), attributes)
+        settings.ROOT_URLCONF = served(path("x/", made.as_view()))
+        for _ in range(2):
+            assert not is_replay(post(client, "/x/", new_key()))
+        assert effects() == 2
+
+    def test_policy_of_an_action(self, client: Client, settings: Any) -> None:
+        """A policy of one method protects it where the class takes no part."""
+        attributes = {"idempotency_policy": None, "idempotency_policies": {"post": POLICY}}
+        made = type("A", (APIView,), {"post": post_, "put": post_, **attributes})
+        settings.MIDDLEWARE = ways.MIDDLEWARE
+        settings.ROOT_URLCONF = served(path("x/", made.as_view()))
+        assert post(client, "/x/").status_code == 400
+        key = new_key()
+        for _ in range(2):
+            post(client, "/x/", key)
+            assert not is_replay(post(client, "/x/", key, method="put"))
+        assert effects() == 1 + 2
+
+
+def unknown(function: Any) -> Any:
+    """A decorator of a ``dispatch()``."""
+
+    @wraps(function)
+    def inner(self: Any, request: Any) -> Any:
+        return function(self, request)
+
+    return inner
+
+
+@pytest.mark.django_db
+class TestAnsweredWithoutAClaim:
+    """A protected view that has a success while what runs once was not called."""
+
+    class Dispatches(View):
+        def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+            Effect.objects.create(reference="a")
+            return HttpResponse(status=201)
+
+        def post(self, request: HttpRequest) -> HttpResponse:
+            raise AssertionError
+
+    class SkipsInitial(IdempotentViewMixin, APIView):
+        def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+            return None
+
+        def post(self, request: Request) -> Response:
+            Effect.objects.create(reference="a")
+            return Response(status=201)
+
+    @pytest.mark.parametrize(
+        ("way", "middleware"),
+        [
+            (idempotent(Dispatches).as_view(), False),
+            (Dispatches.as_view(), True),
+            (SkipsInitial.as_view(), False),
+        ],
+    )
+    def test_logged(
+        self, client: Client, settings: Any, way: Any, middleware: bool, unprotected: list[Any]
+    ) -> None:
+        """It is logged as an error, for each such request that brought a key."""
+        if middleware:
+            settings.MIDDLEWARE = ways.MIDDLEWARE
+        settings.ROOT_URLCONF = served(path("x/", way))
+        post(client, "/x/")
+        assert unprotected == []
+        post(client, "/x/", new_key())
+        [logged] = unprotected
+        assert logged.levelno == logging.ERROR
+        assert "is not protected: it responded to POST /x/ with 201" in logged.getMessage()
+        unprotected.clear()
+
+    def test_refusals_are_no_success(
+        self, client: Client, settings: Any, unprotected: list[Any]
+    ) -> None:
+        """A decorator that turns a caller away is not reported."""
+        settings.MIDDLEWARE = ways.MIDDLEWARE
+        settings.ROOT_URLCONF = served(path("x/", ways.guard(view())))
+        assert post(client, "/x/", new_key()).status_code == 403
+        assert unprotected == []
+
+
+ROUTES = {
+    "orders/<int:pk>/pay/": ("/orders/{pk}/pay/", "/orders/<int:pk>/pay/"),
+    "files/<path:name>": ("/files/{+name}", "/files/<path:name>"),
+    "<path:folder>/^(?P<pk>\\d+)$": ("/{+folder}/{pk}", None),
+    "<unknown:name>/": ("/{name}/", "/<unknown:name>/"),
+    "": ("/", "/"),
+    "api/^charges/$": ("/api/charges/", "/api/charges/"),
+    "^charges/(?P<pk>[^/.]+)/$": ("/charges/{pk}/", "/charges/{pk}/"),
+    "^charges/(?P<pk>\\d+)/$": ("/charges/{pk}/", "/charges/{pk}/ #781b86e6"),
+    "^charges/(?P<pk>\\w+)/$": ("/charges/{pk}/", None),
+    "^charges/(?P<pk>\\d+)/": ("/charges/{pk}/", None),
+    "^charges/(\\d+)/$": ("/charges/{var}/", None),
+    "^charges/((\\d+)-(\\w+))/pay/([a-z]+)/$": ("/charges/{var}/pay/{var}/", None),
+    "<str:tenant>/^charges\\.(?P<format>[a-z0-9]+)/?$": ("/{tenant}/charges.{format}/", None),
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_routes(route: str) -> None:
+    """A route is shown, and named, without a regular expression, always alike."""
+    shown, name = ROUTES[route]
+    assert routes.readable_route(route) == shown
+    named = routes.name_of_route(route)
+    assert named == name if name else named.startswith(f"{shown} #")
+    assert not any(sign in named for sign in "^$?(\\[")
+
+
+def test_distinct_routes_have_distinct_names() -> None:
+    """The name is part of the default scope, so no two routes share one."""
+    assert len({routes.name_of_route(route) for route in ROUTES}) == len(ROUTES)
+
+
+@pytest.mark.django_db
+def test_operation_of_a_regular_expression(client: Client, settings: Any) -> None:
+    """The audit names the operation without the expression."""
+    settings.MIDDLEWARE = ways.MIDDLEWARE
+    settings.ROOT_URLCONF = served(re_path(r"^x/(?:\d+)/$", ways.plain))
+    post(client, "/x/17/", new_key())
+    name = IdempotencyKey.objects.get().operation
+    assert name.startswith("POST /x/")
+    assert "\\" not in name
+
+
+def test_endpoint_is_a_value() -> None:
+    """Two endpoints with equal fields are equal."""
+    assert Endpoint("/", "POST", None, None, "") == Endpoint("/", "POST", None, None, "")

@@ -1,0 +1,1 @@
+"""The ring around the core."""

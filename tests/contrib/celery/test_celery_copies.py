@@ -1,0 +1,449 @@
+"""Messages of Celery that come while their task is in progress, or when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from copy import deepcopy
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import Celery, chord, states
+from celery.app.trace import build_tracer
+from celery.exceptions import Reject
+from django.utils.timezone import now
+from kombu import Message
+from kombu.exceptions import OperationalError
+
+from idempotency_django.admin.changelist import COPIES
+from idempotency_django.contrib.celery import IdempotentTask
+from idempotency_django.engine.functions import idempotent_call
+from idempotency_django.errors import OperationHeld, OperationInProgress, StoreUnavailable
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.records import referred
+from tests.models import Effect
+from tests.support.shared import effects
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LEASED = Policy(mode="leased", lease=timedelta(seconds=30))
+
+
+class Post:
+    """A broker's queue, and a worker that takes one message at a time."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.app = stack.enter_context(
+            Celery("post", broker="memory://", backend="cache+memory://", set_as_current=False)
+        )
+        self.app.backend.client.cache.clear()  # which all apps of the process share
+        self.app.conf.task_default_queue = f"post-{uuid4()}"
+        self.app.conf.broker_connection_retry_on_startup = True
+        self._queue = stack.enter_context(
+            stack.enter_context(self.app.connection_for_read()).SimpleQueue(
+                self.app.conf.task_default_queue
+            )
+        )
+
+    def take(self) -> Message | None:
+        """The next message; ``None``: there is none."""
+        try:
+            message = self._queue.get_nowait()
+        except self._queue.Empty:
+            return None
+        message.ack()
+        return message
+
+    def deliver(self, message: Message, *, redelivered: bool = False) -> str:
+        """Execute what a message asks for, as a worker does; the state that it ends in."""
+        args, kwargs, embed = message.payload
+        info = {**message.delivery_info, "redelivered": redelivered, "priority": 7}
+        request = {**message.headers, **embed, "delivery_info": info, "hostname": "here"}
+        request["reply_to"] = message.properties.get("reply_to")
+        task = self.app.tasks[message.headers["task"]]
+        tracer = build_tracer(task.name, task, app=self.app)
+        ended = tracer(message.headers["id"], args, kwargs, request)
+        return str(ended.info.state if ended.info else states.SUCCESS)
+
+
+@pytest.fixture
+def post() -> Iterator[Post]:
+    with ExitStack() as stack:
+        yield Post(stack)
+
+
+def book(reference: str = "a") -> int:
+    return int(Effect.objects.create(reference=reference).pk)
+
+
+def a_task(post: Post, during: Callable[[], None], policy: Policy = LEASED, **options: Any) -> Any:
+    """A task during whose first attempt something else happens."""
+
+    @post.app.task(
+        base=IdempotentTask, bind=True, idempotency_policy=policy, shared=False, **options
+    )
+    def pay(self: IdempotentTask, reference: str = "a") -> int:
+        if self.execution.attempt == 1:
+            during()
+        return book(reference)
+
+    return pay
+
+
+def test_in_progress(post: Post) -> None:
+    """A delivery that comes while the task is in progress sends the message once more, for the
+    time when the lease ends, and is acknowledged. The copy then returns the first result.
+    """
+    copies: list[Message] = []
+
+    def during() -> None:
+        assert post.deliver(first, redelivered=True) == states.IGNORED
+        copies.append(post.take())
+
+    pay = a_task(post, during)
+    pay.apply_async(task_id="one")
+    first = post.take()
+    assert post.deliver(first) == states.SUCCESS
+    [copy] = copies
+    assert copy.headers["id"] == "one"
+    wait = datetime.fromisoformat(copy.headers["eta"]) - now()
+    assert timedelta(0) < wait <= timedelta(seconds=31)
+    assert post.deliver(copy) == states.SUCCESS
+    assert effects() == 1
+    assert post.take() is None
+    # By that beginning of its scope, the admin leaves the copy's record out of its list.
+    assert IdempotencyKey.objects.filter(scope__startswith=COPIES).count() == 1
+
+
+def test_what_a_copy_keeps(post: Post) -> None:
+    """A copy is the same message: its id, its place among others, and what comes after it."""
+    copies: list[Message] = []
+
+    def during() -> None:
+        post.deliver(first, redelivered=True)
+        copies.append(post.take())
+
+    pay = a_task(post, during, time_limit=100)
+    link = pay.s().set(task_id="linked")
+    pay.apply_async(
+        ("b",),
+        task_id="one",
+        parent_id="parent",
+        root_id="root",
+        group_id="group",
+        group_index=3,
+        chord=pay.s(),
+        chain=[pay.s()],
+        link=link,
+        link_error=pay.s(),
+        headers={"mine": "yes"},
+        expires=0.5,
+        priority=7,
+        shadow="other",
+        argsrepr="(hidden)",
+        ignore_result=True,
+        soft_time_limit=50,
+        reply_to="me",
+    )
+    first = post.take()
+    asked_for = deepcopy(first.payload)
+    post.deliver(first)
+    [copy] = copies
+    changed = {"eta", "expires", "idempotency_copies", "origin"}
+    assert {k: v for k, v in copy.headers.items() if k not in changed} == {
+        k: v for k, v in first.headers.items() if k not in changed
+    }
+    assert copy.headers["idempotency_copies"] == 1
+    assert copy.headers["expires"] is None  # it was begun in time
+    assert copy.payload == asked_for
+    assert copy.properties["correlation_id"] == "one"
+    assert copy.properties["reply_to"] == "me"
+    assert copy.properties["priority"] == 7
+
+
+def test_copies_form_one_chain(post: Post) -> None:
+    """However often a message or one of its copies is delivered, each copy has one successor."""
+    sent: list[str] = []
+
+    def during() -> None:
+        waiting = [first]
+        for _ in range(3):
+            for message in [*waiting, *waiting]:
+                assert post.deliver(message, redelivered=True) == states.IGNORED
+            waiting = list(iter(post.take, None))
+            sent.extend(message.headers["idempotency_copies"] for message in waiting)
+
+    pay = a_task(post, during)
+    pay.apply_async(task_id="one")
+    first = post.take()
+    post.deliver(first)
+    assert sent == [1, 2, 3]
+
+
+def test_transaction_in_progress(post: Post, settings: Any) -> None:
+    """Nobody knows when a transaction ends, so copies wait longer each time, up to a lease."""
+    settings.IDEMPOTENCY = {"RETRY_AFTER": timedelta(seconds=4)}
+    policy = Policy(lease=timedelta(seconds=30))
+    waits: list[bool] = []
+
+    def during() -> None:
+        message = first
+        for seconds in (4, 8, 16, 30, 30):
+            before = now()
+            post.deliver(message, redelivered=True)
+            message = post.take()
+            sent = datetime.fromisoformat(message.headers["eta"]) - timedelta(seconds=seconds)
+            waits.append(before <= sent <= now())
+
+    pay = a_task(post, during, policy)
+    pay.apply_async(task_id="one")
+    first = post.take()
+    post.deliver(first)
+    assert waits == [True] * 5
+
+
+@pytest.mark.parametrize("visible", [10, None])
+def test_before_redis_delivers_again(post: Post, visible: int | None) -> None:
+    """A copy waits for half as long at most as the broker waits for its acknowledgement."""
+    post.app.conf.broker_transport_options = {"visibility_timeout": visible} if visible else {}
+    halves: list[bool] = []
+
+    def during() -> None:
+        before = now()
+        post.deliver(first, redelivered=True)
+        sent = datetime.fromisoformat(post.take().headers["eta"]) - timedelta(seconds=5)
+        halves.append(before <= sent <= now())  # else for what is left of the lease, 30 seconds
+
+    pay = a_task(post, during)
+    pay.apply_async(task_id="one")
+    first = post.take()
+    post.deliver(first)
+    assert halves == [visible is not None]
+
+
+def test_store_that_cannot_be_reached(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that could not be begun for want of its store does not fail: it comes again."""
+
+    def refuse(*_: object) -> None:
+        raise StoreUnavailable
+
+    pay = a_task(post, lambda: None)
+    pay.apply_async(task_id="one")
+    with monkeypatch.context() as patched:
+        patched.setattr(DatabaseStore, "acquire", refuse)
+        assert post.deliver(post.take()) == states.IGNORED
+    assert post.deliver(post.take()) == states.SUCCESS
+    assert effects() == 1
+
+
+def test_lease_that_was_lost(post: Post) -> None:
+    """A late owner whose claim is gone leaves the task to the next delivery."""
+    pay = a_task(post, lambda: IdempotencyKey.objects.all().delete() and None)
+    pay.apply_async(task_id="one")
+    assert post.deliver(post.take()) == states.IGNORED
+    copy = post.take()
+    assert copy.headers["idempotency_copies"] == 1
+
+
+def test_error_of_another_operation(post: Post) -> None:
+    """An operation within the task that is in progress is the task's own failure."""
+
+    @post.app.task(base=IdempotentTask, shared=False)
+    def pay() -> None:
+        raise OperationInProgress
+
+    pay.apply_async()
+    assert post.deliver(post.take()) == states.FAILURE
+    assert post.take() is None
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_broker_that_takes_nothing(post: Post, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    """Where no copy can be sent, the broker is to deliver this message again; a message that was
+    acknowledged before its task fails the task.
+    """
+    ended: list[Any] = []
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OperationalError
+
+    def during() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(post.app, "send_task", refuse)
+            try:
+                ended.append(post.deliver(first, redelivered=True))
+            except Reject as reject:
+                ended.append(reject.requeue)
+
+    pay = a_task(post, during, acks_late=late)
+    pay.apply_async(task_id="one")
+    first = post.take()
+    post.deliver(first)
+    assert ended == [states.REJECTED if late else states.FAILURE]
+
+
+# When it is over.
+
+
+def test_callbacks_are_sent_once(post: Post) -> None:
+    """A delivery that comes after the end sends nothing that was sent already."""
+    pay = a_task(post, lambda: None)
+    pay.apply_async(task_id="one", link=pay.si("linked"), chain=[pay.si("next")])
+    first = post.take()
+    for _ in range(2):
+        assert post.deliver(first, redelivered=True) == states.SUCCESS
+    assert len(list(iter(post.take, None))) == 2
+
+
+def test_callbacks_that_may_have_been_sent(post: Post) -> None:
+    """Where Celery has no result, callbacks are sent again: with the same ids."""
+    pay = a_task(post, lambda: None, ignore_result=True)
+    pay.apply_async(task_id="one", link=[pay.si("linked"), pay.si("linked")])
+    first = post.take()
+    for _ in range(2):
+        post.deliver(first)
+    sent = list(iter(post.take, None))
+    assert len(sent) == 4
+    assert len({message.headers["id"] for message in sent}) == 2
+    for message in sent:
+        post.deliver(message)
+    assert effects("linked") == 2
+
+
+def test_chord_that_counts(post: Post) -> None:
+    """A result backend that counts the parts of a chord counts each of them once."""
+
+    @post.app.task(shared=False)
+    def collect(results: list[int]) -> list[int]:
+        return results
+
+    pay = a_task(post, lambda: None)
+    chord([pay.si("a"), pay.si("b")], app=post.app)(collect.s())
+    parts = list(iter(post.take, None))
+    for part in [parts[0], *parts]:
+        assert post.deliver(part, redelivered=True) == states.SUCCESS
+    body = post.take()
+    assert post.deliver(body) == states.SUCCESS
+    assert post.take() is None
+
+
+def test_result_that_only_celery_has(post: Post) -> None:
+    """Where our record does not hold the result, a delivery returns what Celery has stored."""
+    seen: list[Any] = []
+    pay = a_task(post, lambda: None, Policy(max_response_bytes=0), on_success=_noting(seen))
+    pay.apply_async(task_id="one")
+    first = post.take()
+    for _ in range(2):
+        assert post.deliver(first, redelivered=True) == states.SUCCESS
+    assert seen == [Effect.objects.get().pk] * 2
+
+
+def test_result_that_nobody_has(post: Post) -> None:
+    """Where Celery has none either, the delivery fails and says so."""
+    pay = a_task(post, lambda: None, Policy(max_response_bytes=0))
+    pay.apply_async(task_id="one")
+    first = post.take()
+    assert post.deliver(first) == states.SUCCESS
+    post.app.backend.forget("one")
+    assert post.deliver(first, redelivered=True) == states.FAILURE
+    assert effects() == 1
+
+
+@pytest.mark.parametrize("redelivered", [True, False])
+def test_failed_task(post: Post, redelivered: bool) -> None:
+    """A failure that Celery has recorded stands for all deliveries of that message. Somebody who
+    sends a failed task again, with its id, wants it to be executed.
+    """
+    attempts: list[int] = []
+
+    @post.app.task(base=IdempotentTask, bind=True, shared=False)
+    def pay(self: IdempotentTask) -> int:
+        attempts.append(self.execution.attempt)
+        if self.execution.attempt == 1:
+            raise OSError
+        return book()
+
+    pay.apply_async(task_id="one")
+    first = post.take()
+    assert post.deliver(first) == states.FAILURE
+    again = post.deliver(first, redelivered=redelivered)
+    assert again == (states.IGNORED if redelivered else states.SUCCESS)
+    assert attempts == ([1] if redelivered else [1, 2])
+
+
+def _noting(seen: list[Any]) -> Callable[..., None]:
+    def on_success(self: Any, retval: Any, *_: Any) -> None:
+        seen.append(retval)
+
+    return on_success
+
+
+# Which operation it comes from.
+
+
+def test_parents(post: Post) -> None:
+    """The record of each task names the operation that sent it: a call, a task, a chain, a link."""
+
+    @post.app.task(base=IdempotentTask, bind=True, shared=False)
+    def child(self: IdempotentTask, *_: Any) -> None: ...
+
+    @post.app.task(base=IdempotentTask, bind=True, shared=False)
+    def parent(self: IdempotentTask) -> None:
+        child.apply_async(task_id="child")
+
+    def call(_: Any) -> None:
+        parent.apply_async(
+            task_id="parent",
+            link=child.s().set(task_id="linked"),
+            chain=[child.s().set(task_id="last"), child.s().set(task_id="next")],
+        )
+
+    idempotent_call(call, key="call", scope="calls")
+    while message := post.take():
+        assert post.deliver(message) == states.SUCCESS
+    causes = {
+        row.key: referred(row.caused_by)[0]
+        for row in IdempotencyKey.objects.filter(scope__startswith="task:")
+    }
+    assert causes == {
+        "parent": "call",
+        "child": "parent",
+        "linked": "parent",
+        "next": "parent",
+        "last": "next",
+    }
+
+
+def test_a_retry_has_no_other_parent(post: Post) -> None:
+    """A task that retries, or is sent again, is not its own parent."""
+
+    @post.app.task(base=IdempotentTask, bind=True, shared=False)
+    def pay(self: IdempotentTask) -> None:
+        if self.execution.attempt == 1:
+            raise self.retry(countdown=1)
+
+    pay.apply_async(task_id="one")
+    assert post.deliver(post.take()) == states.RETRY
+    assert post.deliver(post.take()) == states.SUCCESS
+    assert IdempotencyKey.objects.get().caused_by == ""
+
+
+def test_limited_attempts(post: Post) -> None:
+    """A task whose attempts are used up is held: its next delivery fails, and says so."""
+
+    @post.app.task(base=IdempotentTask, shared=False, max_attempts=2)
+    def pay() -> None:
+        book()
+        raise OSError
+
+    pay.apply_async(task_id="one")
+    message = post.take()
+    for _ in range(3):
+        assert post.deliver(message) == states.FAILURE
+    assert isinstance(post.app.backend.get_result("one"), OperationHeld)
+    assert effects() == 0
+    assert IdempotencyKey.objects.get().attempt == 2

@@ -1,0 +1,205 @@
+"""Two people edit the same thing in forms: the second one gets a message, not a lost update."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django import forms
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connection
+from django.db.models import F
+from django.db.models.signals import pre_save
+from django.forms import modelform_factory
+from django.test import Client
+from django.urls import path
+from django.utils.html import escape
+
+from idempotency_django.contrib.concurrency import VersionedAdmin, VersionedForm
+from idempotency_django.contrib.concurrency.forms import STALE
+from idempotency_django.errors import ConcurrentModification
+from idempotency_django.testing.contract import in_threads
+from tests.contrib.concurrency.models import Extended, Ticket
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+
+site = admin.AdminSite()
+
+
+class UppercaseForm(forms.ModelForm):
+    """A form of the project's own, which knows nothing of versions."""
+
+    def clean_title(self) -> str:
+        return str(self.cleaned_data["title"]).upper()
+
+
+@admin.register(Ticket, site=site)
+class TicketAdmin(VersionedAdmin):
+    form = UppercaseForm
+    fieldsets = [("First", {"fields": ["title"]}), ("Second", {"fields": ("amount",)})]
+
+
+site.register(Extended, VersionedAdmin)
+urlpatterns = [path("admin/", site.urls)]
+
+TicketForm = modelform_factory(Ticket, form=VersionedForm, fields=["title", "version"])
+
+
+def filled(ticket: Ticket, **values: Any) -> VersionedForm:
+    """The form as its user sends it, who saw the ticket as it is in memory."""
+    shown = TicketForm(instance=ticket)
+    hidden = {field.name: field.value() for field in shown.hidden_fields()}
+    assert hidden == {"version": ticket.version}
+    return TicketForm({**hidden, **values}, instance=Ticket.objects.get(pk=ticket.pk))
+
+
+class TestForm:
+    def test_unchanged(self) -> None:
+        """A form that is not stale is saved."""
+        form = filled(Ticket.objects.create(title="a"), title="b")
+        assert form.is_valid()
+        form.save()
+        assert list(Ticket.objects.values_list("title", "version")) == [("b", 2)]
+
+    def test_stale(self) -> None:
+        """A form whose object was changed since it was shown is invalid, and says why."""
+        ticket = Ticket.objects.create(title="a")
+        Ticket.objects.get().save()
+        form = filled(ticket, title="b")
+        assert not form.is_valid()
+        assert form.non_field_errors() == [STALE]
+        assert form.has_error("__all__", "stale")
+
+    def test_faster(self) -> None:
+        """What is changed after the validation is refused by save()."""
+        form = filled(Ticket.objects.create(title="a"), title="b")
+        assert form.is_valid()
+        Ticket.objects.get().save()
+        with pytest.raises(ConcurrentModification):
+            form.save()
+        assert Ticket.objects.get().title == "a"
+
+    def test_left_out(self) -> None:
+        """A client that leaves the version out does not overwrite blindly."""
+        ticket = Ticket.objects.create(title="a")
+        form = TicketForm({"title": "b"}, instance=ticket)
+        assert "version" in form.errors
+
+    def test_new(self) -> None:
+        """A form for a new object is as any other."""
+        form = TicketForm({"title": "a", "version": "1"})
+        assert form.is_valid(), form.errors
+        assert form.save().version == 1
+
+    @pytest.mark.parametrize("version", ["77", "9223372036854775807", "x", ""])
+    def test_version_of_new(self, version: str) -> None:
+        """Whoever creates something does not choose its version."""
+        form = TicketForm({"title": "a", "version": version}, initial={"version": version})
+        assert form.is_valid(), form.errors
+        form.save().save()
+        assert Ticket.objects.get().version == 2
+
+    def test_form_without_version(self) -> None:
+        """A form that would notice nothing is refused, with what to do."""
+        form = modelform_factory(Ticket, form=VersionedForm, fields=["title"])
+        with pytest.raises(ImproperlyConfigured, match=r"Add the field to Meta\.fields"):
+            form({"title": "b"}, instance=Ticket.objects.create()).is_valid()
+
+
+@pytest.fixture
+def page(client: Client) -> Callable[[str], Any]:
+    """Opens the admin's page of an object, as a superuser."""
+    client.force_login(User.objects.create_superuser("admin", password="admin"))
+    return lambda path: client.get(f"/admin/tests/ticket/{path}")
+
+
+def hidden(response: Any) -> dict[str, str]:
+    """The version that a page carries."""
+    [version] = re.findall(r'type="hidden" name="version" value="(\d+)"', response.content.decode())
+    return {"version": version}
+
+
+class TestAdmin:
+    def test_two_editors(self, client: Client, page: Callable[[str], Any]) -> None:
+        """The second one who saves sees a message, and what they had entered."""
+        ticket = Ticket.objects.create(title="a")
+        url = f"/admin/tests/ticket/{ticket.pk}/change/"
+        shown = hidden(page(f"{ticket.pk}/change/"))
+        saved = client.post(url, {"title": "first", "amount": "1", **shown})
+        assert saved.status_code == 302
+
+        refused = client.post(url, {"title": "second", "amount": "2", **shown})
+
+        assert refused.status_code == 200
+        assert str(STALE) in refused.content.decode()
+        assert 'value="second"' in refused.content.decode()
+        found = Ticket.objects.get()
+        assert (found.title, found.amount, found.version) == ("FIRST", 1, 2)
+
+    @pytest.mark.skipif(connection.vendor == "sqlite", reason="there, one writes at a time")
+    @pytest.mark.parametrize("action", ["change", "delete"])
+    def test_faster(self, client: Client, page: Callable[[str], Any], action: str) -> None:
+        """Who is overtaken after the validation sees the same message, and nothing is lost."""
+        ticket = Ticket.objects.create(title="a")
+
+        def overtake() -> None:
+            Ticket.objects.update(title="faster", version=F("version") + 1)
+
+        def receive(**_: Any) -> None:
+            signal.disconnect(receive, Ticket)
+            in_threads([overtake])
+
+        url = f"/admin/tests/ticket/{ticket.pk}/{action}/"
+        shown = hidden(page(f"{ticket.pk}/change/"))
+        signal = pre_save
+        if action == "change":
+            signal.connect(receive, Ticket)
+            answer = client.post(url, {"title": "second", "amount": "2", **shown})
+        else:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(TicketAdmin, "log_deletions", lambda *_: in_threads([overtake]))
+                answer = client.post(url, {"post": "yes"}, follow=True)
+        assert escape(str(STALE)) in answer.content.decode()
+        assert Ticket.objects.get().title == "faster"
+
+    def test_delete(self, client: Client, page: Callable[[str], Any]) -> None:
+        """What nobody changes meanwhile is deleted."""
+        ticket = Ticket.objects.create(title="a")
+        page("")
+        assert client.post(f"/admin/tests/ticket/{ticket.pk}/delete/", {"post": "yes"}).url
+        assert not Ticket.objects.exists()
+
+    def test_add(self, client: Client, page: Callable[[str], Any]) -> None:
+        """The page for a new object works as ever."""
+        shown = hidden(page("add/"))
+        client.post("/admin/tests/ticket/add/", {"title": "a", "amount": "1", **shown})
+        assert Ticket.objects.get().version == 1
+
+    def test_without_fieldsets(self, client: Client, page: Callable[[str], Any]) -> None:
+        """An admin that names no fields has the version in its form, whatever it is called."""
+        page("")
+        extended = Extended.objects.create(name="a")
+        text = client.get(f"/admin/tests/extended/{extended.pk}/change/").content.decode()
+        assert text.count('<input type="hidden" name="revision" value="1"') == 1
+
+    @pytest.mark.parametrize(
+        "attributes",
+        [
+            {"readonly_fields": ["version"]},
+            {"exclude": ["version"]},
+            {"list_display": ["id", "title"], "list_editable": ["title"]},
+        ],
+    )
+    def test_check(self, attributes: dict[str, Any]) -> None:
+        """An admin whose forms carry no version is refused by a check."""
+        broken = type("Broken", (VersionedAdmin,), attributes)
+        errors = broken(Ticket, site).check()
+        assert [error.id for error in errors] == ["idempotency_django.E034"]
+
+    def test_check_passes(self) -> None:
+        """An admin that is set up as documented passes."""
+        assert TicketAdmin(Ticket, site).check() == []

@@ -1,0 +1,846 @@
+"""A change is executed only if the resource is still what the client has read."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.exceptions import ImproperlyConfigured
+from django.db import IntegrityError, transaction
+from django.db.transaction import TransactionManagementError
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import get_object_or_404
+from django.test import Client
+from django.urls import include, path
+from django.utils import translation
+from django.utils.decorators import method_decorator
+from django.views.decorators.cache import never_cache
+from rest_framework import generics, routers, serializers, viewsets
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.decorators import action
+from rest_framework.exceptions import NotAuthenticated
+from rest_framework.permissions import BasePermission
+from rest_framework.renderers import BaseRenderer, BrowsableAPIRenderer, JSONRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency_django.contrib.concurrency import PreconditionMixin, preconditions, transition
+from idempotency_django.decorators import idempotent
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy
+from idempotency_django.stores.records import Status
+from idempotency_django.testing.contract import in_threads
+from tests.contrib.concurrency.models import Base, Country, Owner, Ticket
+from tests.support.shared import assert_problem, assert_replays, is_replay
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+CHANGES = {"PUT", "PATCH", "DELETE"}
+THREADS = 30
+EDITED = datetime(1994, 10, 29, 19, 43, 31, tzinfo=UTC)
+
+
+class TicketSerializer(serializers.ModelSerializer):
+    class Meta:
+        model = Ticket
+        fields = ("id", "title", "version")
+        read_only_fields = ("version",)
+
+
+class Tickets(viewsets.ModelViewSet):
+    """What the views below have in common; each change leaves a trace."""
+
+    authentication_classes: Any = []
+    queryset = Ticket.objects.order_by("pk")
+    serializer_class = TicketSerializer
+    require_preconditions = CHANGES
+
+    def perform_update(self, serializer: Any) -> None:
+        Owner.objects.create(name=None)
+        serializer.save()
+
+    def perform_destroy(self, instance: Ticket) -> None:
+        Owner.objects.create(name=None)
+        instance.delete()
+
+    @action(detail=True, methods=["post"])
+    def pay(self, request: Request, pk: str) -> Response:
+        """A POST that is conditional where the client wants it."""
+        ticket = self.get_object()
+        transition(ticket, "pending", "paid", effect=lambda _: Owner.objects.create(name=None))
+        return Response(self.get_serializer(ticket).data)
+
+
+class First(PreconditionMixin, IdempotentViewMixin, Tickets):
+    """Preconditions come first among the bases."""
+
+
+class Second(IdempotentViewMixin, PreconditionMixin, Tickets):
+    """Idempotency comes first."""
+
+
+class Alone(PreconditionMixin, Tickets):
+    """Nothing is protected from duplicates."""
+
+
+@idempotent
+class Decorated(PreconditionMixin, Tickets):
+    """The decorator on the class."""
+
+
+class Wrapped(PreconditionMixin, IdempotentViewMixin, Tickets):
+    """A decorator of Django's on a handler runs for every request."""
+
+    @method_decorator(never_cache)
+    def update(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        return super().update(request, *args, **kwargs)
+
+
+class Leased(PreconditionMixin, IdempotentViewMixin, Tickets):
+    idempotency_policy = Policy(mode="leased")
+
+
+class Marked(PreconditionMixin, Tickets):
+    """It catches an error of the database, which has marked the transaction by then."""
+
+    def perform_update(self, serializer: Any) -> None:
+        super().perform_update(serializer)
+        for _ in range(2):
+            with suppress(IntegrityError):
+                Owner.objects.create(name="twice")
+
+
+class Borrowing(PreconditionMixin, Tickets):
+    """Its actions show, and change, objects at whose URL they are not."""
+
+    @action(detail=True, methods=["get", "put", "post"])
+    def country(self, request: Request, pk: str) -> Response:
+        self.get_object()
+        country = Country.objects.get()
+        if request.method != "GET":
+            country.name = "changed"
+            country.save()
+        return Response(CountrySerializer(country).data)
+
+    @action(detail=True)
+    def another(self, request: Request, pk: str) -> Response:
+        return Response(self.get_serializer(Ticket.objects.exclude(pk=pk).get()).data)
+
+    @action(detail=True)
+    def itself(self, request: Request, pk: str) -> Response:
+        return Response(self.get_serializer(Ticket.objects.get(pk=pk)).data)
+
+    @action(detail=False)
+    def latest(self, request: Request) -> Response:
+        return Response(self.get_serializer(Ticket.objects.latest("pk")).data)
+
+
+class WeakTickets(PreconditionMixin, Tickets):
+    """Weak ETags, and dates."""
+
+    require_preconditions: Any = ()
+
+    def get_etag(self, obj: Ticket) -> str:
+        return f'W/"{obj.version}"'
+
+    def get_last_modified(self, obj: Ticket) -> datetime:
+        return EDITED
+
+
+class CountrySerializer(serializers.ModelSerializer):
+    class Meta:
+        model = Country
+        fields = ("code", "name")
+
+
+class Countries(PreconditionMixin, IdempotentViewMixin, generics.RetrieveUpdateAPIView):
+    """PUT creates what is not there."""
+
+    authentication_classes: Any = []
+    queryset = Country.objects.all()
+    serializer_class = CountrySerializer
+    require_preconditions = {"PUT"}
+    put_creates = True
+
+    def put(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        try:
+            return self.update(request, *args, **kwargs)
+        except Http404:
+            serializer = self.get_serializer(data=request.data)
+            serializer.is_valid(raise_exception=True)
+            Owner.objects.create(name=None)
+            serializer.save()
+            return Response(serializer.data, status=201)
+
+
+class CSVRenderer(BaseRenderer):
+    """Another representation of the same ticket."""
+
+    media_type = "text/csv"
+    format = "csv"
+
+    def render(self, data: Any, *args: Any) -> bytes:
+        return f"{data['id']},{data['title']}".encode()
+
+
+class Shown(PreconditionMixin, IdempotentViewMixin, Tickets):
+    """JSON, a page of the browsable API, and CSV."""
+
+    renderer_classes = [JSONRenderer, BrowsableAPIRenderer, CSVRenderer]
+
+    def get_last_modified(self, obj: Ticket) -> datetime:
+        return EDITED
+
+
+class Titled(PreconditionMixin, IdempotentViewMixin, Tickets):
+    """Its URLs name tickets by what may be given to another one."""
+
+    lookup_field = "title"
+
+
+class Mine(PreconditionMixin, Tickets):
+    """Its URL names no ticket."""
+
+    def get_object(self) -> Ticket:
+        return Ticket.objects.get()
+
+
+class Owned(BasePermission):
+    """Nobody may have what is called secret."""
+
+    def has_object_permission(self, request: Request, view: Any, obj: Ticket) -> bool:
+        return obj.title != "secret"
+
+
+class Refusing(BaseAuthentication):
+    def authenticate(self, request: Request) -> Any:
+        if "Authorization" not in request.headers:
+            raise NotAuthenticated
+        return User.objects.get_or_create(username="alice")[0], None
+
+    def authenticate_header(self, request: Request) -> str:
+        return "Token"
+
+
+class Guarded(PreconditionMixin, IdempotentViewMixin, Tickets):
+    authentication_classes = [Refusing]
+    permission_classes = [Owned]
+
+
+class ByHand(PreconditionMixin, APIView):
+    """A view that finds nothing by its URL."""
+
+    authentication_classes: Any = []
+    require_preconditions = {"PUT"}
+
+    def put(self, request: Request, pk: int) -> Response:
+        return Response({})
+
+    patch = put
+    post = put
+
+
+class HandlerDecorated(PreconditionMixin, IdempotentViewMixin, generics.UpdateAPIView):
+    queryset = Ticket.objects.all()
+    serializer_class = TicketSerializer
+    authentication_classes: Any = []
+
+    @idempotent
+    def put(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        return self.update(request, *args, **kwargs)
+
+
+class Unversioned(PreconditionMixin, generics.UpdateAPIView):
+    queryset = Base.objects.all()
+    authentication_classes: Any = []
+    require_preconditions = {"PUT"}
+
+
+class Values(PreconditionMixin, APIView):
+    """Its objects are in no table."""
+
+    authentication_classes: Any = []
+
+    def get_object(self) -> dict[str, str]:
+        return {"tag": '"5"'}
+
+    def get_etag(self, obj: Any) -> str:
+        return str(obj["tag"])
+
+    def put(self, request: Request, pk: int) -> Response:
+        return Response(self.get_object())
+
+
+def ticket_of(request: HttpRequest, pk: int) -> Ticket:
+    return get_object_or_404(Ticket, pk=pk)
+
+
+def change(request: HttpRequest, pk: int) -> HttpResponse:
+    ticket = get_object_or_404(Ticket, pk=pk)
+    if request.method == "DELETE":
+        ticket.delete()
+        return HttpResponse(status=204)
+    if request.method == "PUT":
+        Owner.objects.create(name=None)
+        ticket.title = json.loads(request.body)["title"]
+        ticket.save()
+    return JsonResponse({"title": ticket.title, "version": ticket.version})
+
+
+def marked(request: HttpRequest, pk: int) -> HttpResponse:
+    """A view whose changes are rolled back without an error."""
+    response = change(request, pk)
+    transaction.set_rollback(True)
+    response.status_code = int(request.headers.get("Status", "200"))
+    response["ETag"] = '"2"'  # so that nobody looks the object up
+    return response
+
+
+plain_alone = preconditions(ticket_of)(change)
+plain = idempotent(preconditions(ticket_of, modified=lambda ticket: EDITED)(change))
+plain_middleware = preconditions(ticket_of)(change)
+plain_optional = preconditions(ticket_of, require=())(change)
+plain_dated = preconditions(ticket_of, require=(), modified=lambda ticket: EDITED)(change)
+plain_marked = preconditions(ticket_of)(marked)
+
+
+@preconditions(lambda request, title: get_object_or_404(Ticket, title=title))
+def plain_titled(request: HttpRequest, title: str) -> HttpResponse:
+    return change(request, Ticket.objects.get(title=title).pk)
+
+
+def find_country(request: HttpRequest, code: str) -> Country | None:
+    return Country.objects.filter(pk=code).first()
+
+
+@preconditions(find_country, creates=True)
+def put_country(request: HttpRequest, code: str) -> HttpResponse:
+    country, created = Country.objects.get_or_create(code=code, defaults={"name": "x"})
+    if request.method == "PUT" and not created:
+        Owner.objects.create(name=None)
+        country.save()
+    return JsonResponse({"name": country.name}, status=201 if created else 200)
+
+
+router = routers.SimpleRouter()
+VIEWSETS = {
+    "first": First,
+    "second": Second,
+    "alone": Alone,
+    "decorated": Decorated,
+    "wrapped": Wrapped,
+    "leased": Leased,
+    "weak": WeakTickets,
+    "guarded": Guarded,
+    "marked": Marked,
+    "borrowing": Borrowing,
+    "shown": Shown,
+    "titled": Titled,
+    "middleware": type("Middleware", (PreconditionMixin, Tickets), {}),
+}
+for name, viewset in VIEWSETS.items():
+    router.register(name, viewset, name)
+urlpatterns = [
+    path("", include(router.urls)),
+    path("countries/<str:pk>/", Countries.as_view()),
+    path("byhand/<int:pk>/", ByHand.as_view()),
+    path("handler/<int:pk>/", HandlerDecorated.as_view()),
+    path("unversioned/<int:pk>/", Unversioned.as_view()),
+    path("values/<int:pk>/", Values.as_view()),
+    path("mine/<str:any>/", Mine.as_view({"get": "retrieve", "put": "update"})),
+    path("plain_titled/<str:title>/", plain_titled),
+    path("plain/<int:pk>/", plain),
+    path("plain_alone/<int:pk>/", plain_alone),
+    path("plain_middleware/<int:pk>/", plain_middleware),
+    path("plain_optional/<int:pk>/", plain_optional),
+    path("plain_dated/<int:pk>/", plain_dated),
+    path("plain_marked/<int:pk>/", plain_marked),
+    path("plain_countries/<str:code>/", put_country),
+]
+
+PROTECTED = ["first", "second", "decorated", "wrapped", "leased", "middleware"]
+PLAIN = ["plain", "plain_middleware"]
+every = pytest.mark.parametrize("at", [*PROTECTED, "alone", *PLAIN, "plain_alone"])
+protected = pytest.mark.parametrize("at", [*PROTECTED, *PLAIN])
+
+
+@pytest.fixture(autouse=True)
+def _middleware(settings: Any) -> None:
+    settings.MIDDLEWARE = ["idempotency_django.middleware.IdempotencyMiddleware"]
+
+
+@pytest.fixture
+def ticket() -> Ticket:
+    return Ticket.objects.create(title="a")
+
+
+def send(at: str, ticket: Any, method: str = "put", title: str = "b", **headers: str) -> Any:
+    """A request for a ticket, with headers by their names in Python."""
+    client = Client(raise_request_exception=False)
+    key = ticket if isinstance(ticket, str | int) else ticket.pk
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    body = "" if method in {"get", "head", "delete"} else json.dumps({"title": title})
+    return client.generic(
+        method.upper(), f"/{at}/{key}/", body, content_type="application/json", headers=named
+    )
+
+
+def effects() -> int:
+    return Owner.objects.count()
+
+
+class TestChanges:
+    @every
+    def test_current(self, ticket: Ticket, at: str) -> None:
+        """With the current ETag it is executed, and the response has the next one."""
+        answer = send(at, ticket, If_Match='"1"')
+        assert (answer.status_code, answer["ETag"]) == (200, '"2"')
+        assert (Ticket.objects.get().title, effects()) == ("b", 1)
+
+    @every
+    def test_stale(self, ticket: Ticket, at: str) -> None:
+        """With another ETag it is refused, and nothing is executed."""
+        ticket.save()
+        for header in ('"1"', 'W/"2"', "2"):
+            answer = send(at, ticket, If_Match=header)
+            assert_problem(answer, 412, "precondition-failed")
+            assert ("without the W/" in answer.json()["detail"]) == (header == 'W/"2"')
+        assert (Ticket.objects.get().title, effects()) == ("a", 0)
+
+    @every
+    def test_required(self, ticket: Ticket, at: str) -> None:
+        """Without a condition it is refused where one is required."""
+        for method in ("put", "delete"):
+            assert_problem(send(at, ticket, method), 428, "precondition-required")
+        assert effects() == 0
+
+    @every
+    def test_any(self, ticket: Ticket, at: str) -> None:
+        """An asterisk stands for whatever is there."""
+        assert send(at, ticket, If_Match="*").status_code == 200
+        assert send(at, 12345, If_Match="*").status_code == 404
+
+    @every
+    def test_delete(self, ticket: Ticket, at: str) -> None:
+        """A stale delete is refused, a current one executed; there is no ETag of nothing."""
+        assert send(at, ticket, "delete", If_Match='"7"').status_code == 412
+        answer = send(at, ticket, "delete", If_Match='"1"')
+        assert (answer.status_code, answer.headers.get("ETag")) == (204, None)
+        assert send(at, ticket, "delete", If_Match='"1"').status_code == 404
+
+    @pytest.mark.parametrize("at", ["weak", "plain_optional"])
+    def test_if_none_match(self, ticket: Ticket, at: str) -> None:
+        """A change on condition that there is something else is refused where there is not."""
+        assert send(at, ticket, If_None_Match='"1"').status_code == 412
+        assert send(at, ticket, If_None_Match="*").status_code == 412
+        assert send(at, ticket, If_None_Match='"7"').status_code == 200
+
+    @every
+    def test_required_and_blind(self, ticket: Ticket, at: str) -> None:
+        """A condition that says nothing of what the client has read is not what is required."""
+        date = "Sat, 29 Oct 1994 19:43:31 GMT"
+        blind = [{"If_None_Match": tag} for tag in ('"0"', '"1"', "*", "junk", "")]
+        blind += [{"If_Unmodified_Since": "yesterday"}, {"If_Modified_Since": date}]
+        blind.append({"If_Unmodified_Since": date})  # within that second it may have changed
+        for headers in blind:
+            assert_problem(send(at, ticket, **headers), 428, "precondition-required")
+        assert send(at, ticket, If_Match="").status_code == 412
+        assert (Ticket.objects.get().title, effects()) == ("a", 0)
+
+    def test_optional(self, ticket: Ticket) -> None:
+        """Where no condition is required, one that is sent counts nevertheless."""
+        path = f"{ticket.pk}/pay"
+        assert send("first", path, "post", If_Match='"7"').status_code == 412
+        answer = send("first", path, "post")
+        assert (answer.status_code, answer["ETag"]) == (200, '"2"')
+        assert send("first", path, "post", If_Match='"2"').status_code == 200
+        assert effects() == 1
+
+    def test_plain_dates(self, ticket: Ticket) -> None:
+        """A date is a condition where the view knows it."""
+        old, new = "Sat, 29 Oct 1994 19:43:30 GMT", "Sat, 29 Oct 1994 19:43:31 GMT"
+        assert send("plain_dated", ticket, If_Unmodified_Since=old).status_code == 412
+        assert send("plain_dated", ticket, If_Unmodified_Since=new).status_code == 200
+        for date in (old, new):  # which does not say which state of that second was read
+            refused = send("plain", ticket, If_Unmodified_Since=date)
+            assert_problem(refused, 428, "precondition-required")
+
+
+class TestRetries:
+    @protected
+    def test_replay(self, ticket: Ticket, at: str) -> None:
+        """A retry of what succeeded gets its response, ETag included, and not 412."""
+        headers = {"If_Match": '"1"', "Idempotency_Key": str(uuid4())}
+        first, second = (send(at, ticket, **headers) for _ in range(2))
+        assert first["ETag"] == '"2"'
+        assert_replays(first, second)
+        assert effects() == 1
+
+    @protected
+    def test_retry_of_delete(self, ticket: Ticket, at: str) -> None:
+        """The same of a DELETE, whose object is gone by then."""
+        headers = {"If_Match": '"1"', "Idempotency_Key": str(uuid4())}
+        answers = [send(at, ticket, "delete", **headers) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [204, 204]
+        assert is_replay(answers[1])
+
+    @protected
+    def test_refusals_are_not_stored(self, ticket: Ticket, at: str) -> None:
+        """412 and 428 free the key: with the right condition, the same key is executed."""
+        key = str(uuid4())
+        assert_problem(send(at, ticket, Idempotency_Key=key), 428, "precondition-required")
+        assert_problem(
+            send(at, ticket, Idempotency_Key=key, If_Match='"7"'), 412, "precondition-failed"
+        )
+        assert IdempotencyKey.objects.get().status == Status.FAILED
+        assert send(at, ticket, Idempotency_Key=key, If_Match='"1"').status_code == 200
+        assert effects() == 1
+
+    def test_authentication_comes_first(self, ticket: Ticket) -> None:
+        """Neither a replay nor a condition is looked at before the caller is known."""
+        headers = {"If_Match": '"1"', "Idempotency_Key": str(uuid4())}
+        assert send("guarded", ticket, **headers).status_code == 401
+        headers["Authorization"] = "Token a"
+        assert send("guarded", ticket, title="secret", **headers).status_code == 200
+        # The object is another one's now: neither its replay nor its version is told.
+        assert send("guarded", ticket, title="secret", **headers).status_code == 403
+        headers["Idempotency_Key"] = str(uuid4())
+        assert send("guarded", ticket, **headers).status_code == 403
+
+    def test_decorators_run_for_every_request(self, ticket: Ticket) -> None:
+        """A decorator around the handler stays around the replay."""
+        headers = {"If_Match": '"1"', "Idempotency_Key": str(uuid4())}
+        for _ in range(2):
+            assert "no-store" in send("wrapped", ticket, **headers)["Cache-Control"]
+
+
+class TestReads:
+    @pytest.mark.parametrize("at", ["first", "second", "alone", "plain", "plain_alone"])
+    @pytest.mark.parametrize("method", ["get", "head"])
+    def test_not_modified(self, ticket: Ticket, at: str, method: str) -> None:
+        """Who has the current representation gets 304, with its ETag and no body."""
+        assert send(at, ticket, method)["ETag"] == '"1"'
+        for header in ('"1"', 'W/"1"', "*", '"7", "1"'):
+            answer = send(at, ticket, method, If_None_Match=header)
+            assert (answer.status_code, answer["ETag"], answer.content) == (304, '"1"', b"")
+        answer = send(at, ticket, method, If_None_Match='"7"')
+        assert answer.status_code == 200
+        assert send(at, ticket, method, If_Match='"7"').status_code == 412
+        assert send(at, 12345, method, If_None_Match="*").status_code == 404
+
+    def test_one_query(self, ticket: Ticket, django_assert_num_queries: Any) -> None:
+        """A conditional read looks the object up once."""
+        for header in ('"1"', '"7"'):
+            with django_assert_num_queries(1):
+                send("alone", ticket, "get", If_None_Match=header)
+
+    def test_list(self, ticket: Ticket) -> None:
+        """A list has no version: it is read, and added to, without conditions."""
+        client = Client()
+        answer = client.get("/first/", headers={"If-None-Match": "*"})
+        assert (answer.status_code, answer.headers.get("ETag")) == (200, None)
+        created = client.post("/first/", {"title": "c"}, headers={"If-None-Match": "*"})
+        assert (created.status_code, created["ETag"]) == (201, '"1"')
+
+    def test_weak(self, ticket: Ticket) -> None:
+        """A weak ETag spares a transfer, and allows no change."""
+        assert send("weak", ticket, "get", If_None_Match='"1"').status_code == 304
+        for header in ('"1"', 'W/"1"'):
+            refused = send("weak", ticket, If_Match=header)
+            assert_problem(refused, 412, "precondition-failed")
+            assert "must send a strong ETag" in refused.json()["detail"]
+        assert send("weak", ticket).status_code == 200
+        date = "Sat, 29 Oct 1994 19:43:31 GMT"
+        assert send("weak", ticket, "get", If_Modified_Since=date).status_code == 304
+
+
+class TestCreation:
+    @pytest.mark.parametrize("at", ["countries", "plain_countries"])
+    def test_once(self, at: str) -> None:
+        """``If-None-Match: *`` creates once; ``If-Match`` never creates."""
+        assert send(at, "DE", If_Match="*").status_code == 412
+        assert send(at, "DE", If_Match='"1"').status_code == 412
+        assert_problem(send(at, "DE"), 428, "precondition-required")
+        assert_problem(send(at, "DE", If_None_Match='"1"'), 428, "precondition-required")
+        assert not Country.objects.exists()
+        body = json.dumps({"code": "DE", "name": "x"})
+        headers = {"If-None-Match": "*"}
+        answers = [
+            Client().put(f"/{at}/DE/", body, content_type="application/json", headers=headers)
+            for _ in range(2)
+        ]
+        assert [answer.status_code for answer in answers] == [201, 412]
+        assert answers[0]["ETag"] == send(at, "DE", "get")["ETag"]
+
+    @pytest.mark.parametrize("key", [None, "key"])
+    def test_race(self, key: str | None) -> None:
+        """Of many who create the same at once, one does; its effects are the only ones."""
+        body = json.dumps({"code": "DE", "name": "x"})
+
+        def create() -> int:
+            headers = {"If-None-Match": "*"}
+            if key:
+                headers["Idempotency-Key"] = str(uuid4())
+            answer = Client(raise_request_exception=False).put(
+                "/countries/DE/", body, content_type="application/json", headers=headers
+            )
+            return int(answer.status_code)
+
+        statuses = in_threads([create] * 8)
+        assert statuses.count(201) == 1
+        assert set(statuses) <= {201, 412}
+        assert (Country.objects.count(), effects()) == (1, 1)
+
+
+class TestBirths:
+    """What is deleted and created anew is another resource, although its version is as low."""
+
+    @pytest.mark.parametrize("at", ["countries", "plain_countries"])
+    @pytest.mark.parametrize("bulk", [False, True])
+    def test_primary_key(self, at: str, bulk: bool) -> None:
+        """No ETag names two rows that had one primary key after each other."""
+
+        def create() -> str:
+            country = Country(code="DE", name="x")
+            if bulk:
+                Country.objects.bulk_create([country])
+            else:
+                country.save()
+            etag: str = send(at, "DE", "get")["ETag"]
+            assert etag == f'"{country.version}"'  # the row's, and within what JavaScript counts
+            assert country.version == Country.objects.get().version < 2**53
+            return etag
+
+        stale = create()
+        Country.objects.all().delete()
+        current = create()
+        assert stale != current
+        body = json.dumps({"code": "DE", "name": "y"})
+        statuses = [
+            Client()
+            .put(f"/{at}/DE/", body, content_type="application/json", headers={"If-Match": tag})
+            .status_code
+            for tag in (stale, current)
+        ]
+        assert statuses == [412, 200]
+
+    @pytest.mark.parametrize("at", ["titled", "plain_titled", "mine"])
+    def test_other_names(self, at: str) -> None:
+        """Where the URL does not name the primary key, the ETag does."""
+        tags = []
+        for _ in range(2):
+            Ticket.objects.all().delete()
+            Ticket.objects.create(title="a")
+            tags.append(send(at, "a", "get")["ETag"])
+        assert send(at, "a", title="a", If_Match=tags[0]).status_code == 412
+        answer = send(at, "a", title="a", If_Match=tags[1])
+        assert answer.status_code == 200
+        assert send(at, "a", "get", If_None_Match=answer["ETag"]).status_code == 304
+
+    def test_created(self) -> None:
+        """The ETag of what a POST creates is the one of its own URL."""
+        for at in ("first", "titled"):
+            Ticket.objects.all().delete()
+            created = Client().post(f"/{at}/", {"title": "a"})
+            name = "a" if at == "titled" else created.json()["id"]
+            assert created["ETag"] == send(at, name, "get")["ETag"]
+
+
+def shown(ticket: Any, method: str = "get", accept: str = "*/*", **headers: str) -> Any:
+    return send("shown", ticket, method, Accept=accept, **headers)
+
+
+class TestRepresentations:
+    def test_media_types(self, ticket: Ticket) -> None:
+        """Each media type has an ETag of its own, and 304 is for the one that the client has."""
+        accepted = ("application/json", "application/json; indent=4", "text/csv")
+        tags = {accept: shown(ticket, accept=accept)["ETag"] for accept in accepted}
+        assert len(set(tags.values())) == 3
+        assert tags["application/json"] == shown(ticket)["ETag"] == '"1"'
+        for has, tag in tags.items():
+            for accept in accepted:
+                answer = shown(ticket, accept=accept, If_None_Match=tag)
+                assert answer.status_code == (304 if accept == has else 200)
+                assert answer["ETag"] == tags[accept]
+                matched = shown(ticket, accept=accept, If_Match=tag)  # that of a range, for example
+                assert matched.status_code == (200 if accept == has else 412)
+
+    def test_page(self, ticket: Ticket) -> None:
+        """A page of the browsable API holds its caller's name: no ETag, and never 304."""
+        date = "Sat, 29 Oct 1994 19:43:31 GMT"
+        assert shown(ticket, If_Modified_Since=date).status_code == 304
+        for headers in ({}, {"If_None_Match": '"1"'}, {"If_Modified_Since": date}):
+            page = shown(ticket, accept="text/html", **headers)
+            assert (page.status_code, page.headers.get("ETag")) == (200, None)
+            assert b"<html" in page.content
+
+    @pytest.mark.parametrize("read_as", ["application/json", "text/csv"])
+    @pytest.mark.parametrize("written_as", ["application/json", "text/csv", "text/html"])
+    def test_change(self, ticket: Ticket, read_as: str, written_as: str) -> None:
+        """A change may name its state by the ETag of any representation, and by no stale one."""
+        tag = shown(ticket, accept=read_as)["ETag"]
+        assert shown(ticket, "put", written_as, If_None_Match=tag, If_Match=tag).status_code == 412
+        assert shown(ticket, "put", written_as, If_Match=tag).status_code == 200
+        assert shown(ticket, "put", written_as, If_Match=tag).status_code == 412
+        assert effects() == 1
+
+    @translation.override("en-us", deactivate=True)  # the middleware leaves another one
+    @pytest.mark.parametrize("at", ["shown", "plain_optional"])
+    def test_languages(self, ticket: Ticket, at: str, settings: Any) -> None:
+        """So has each language, where the project has several."""
+        settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django.middleware.locale.LocaleMiddleware"]
+        tags = {
+            language: send(at, ticket, "get", Accept_Language=language)["ETag"]
+            for language in ("en", "de")
+        }
+        assert tags["en"] != tags["de"]
+        for has, tag in tags.items():
+            for language in tags:
+                named = {"If_None_Match": tag, "Accept_Language": language}
+                answer = send(at, ticket, "get", **named)
+                assert answer.status_code == (304 if language == has else 200)
+        answer = send(at, ticket, If_Match=tags["de"], Accept_Language="en")
+        assert answer.status_code == 200
+
+    def test_plain(self, ticket: Ticket) -> None:
+        """A plain view may respond by what the client accepts, so the ETag depends on that."""
+        at, accepted = "plain_optional", ("text/html", "application/json", "*/*")
+        tags = {accept: send(at, ticket, "get", Accept=accept)["ETag"] for accept in accepted}
+        assert tags["*/*"] == send(at, ticket, "get")["ETag"] == '"1"'
+        for has, tag in tags.items():
+            for accept in accepted:
+                answer = send(at, ticket, "get", Accept=accept, If_None_Match=tag)
+                assert answer.status_code == (304 if accept == has else 200)
+                assert answer["ETag"] == tags[accept]
+        assert send(at, ticket, If_Match=tags["text/html"]).status_code == 200
+
+
+class TestOthers:
+    @pytest.fixture(autouse=True)
+    def _country(self) -> None:
+        Country.objects.create(code="DE", name="x")
+
+    def test_read(self, ticket: Ticket) -> None:
+        """An action that shows another object sends no ETag of it, and no 304 for it."""
+        Ticket.objects.create(title="another", version=4)
+        for name in ("country", "another"):
+            for headers in ({}, {"If_None_Match": '"1"'}, {"If_None_Match": "*"}):
+                answer = send("borrowing", f"{ticket.pk}/{name}", "get", **headers)
+                assert (answer.status_code, answer.headers.get("ETag")) == (200, None)
+        assert send("borrowing", "latest", "get").headers.get("ETag") is None
+
+    def test_itself(self, ticket: Ticket) -> None:
+        """One that shows the object of its URL sends its ETag, however it has found it."""
+        at = f"{ticket.pk}/itself"
+        assert send("borrowing", at, "get")["ETag"] == '"1"'
+        answer = send("borrowing", at, "get", If_None_Match='"1"')
+        assert (answer.status_code, answer["ETag"], answer.content) == (304, '"1"', b"")
+        assert send("borrowing", at, "get", If_None_Match='"2"').status_code == 200
+        assert send("borrowing", at, "get", If_Match='"2"').status_code == 412
+
+    def test_change(self, ticket: Ticket) -> None:
+        """A PUT that changes another object than was compared is an error, and rolled back."""
+        at = f"{ticket.pk}/country"
+        with pytest.raises(ImproperlyConfigured, match=r"the ticket \d+ of .* the country DE"):
+            Client().put(f"/borrowing/{at}/", headers={"If-Match": '"1"'})
+        assert Country.objects.get().name == "x"
+        answer = send("borrowing", at, "post", If_Match='"1"')  # acts on the ticket
+        assert (answer.status_code, answer.headers.get("ETag")) == (200, None)
+        assert send("borrowing", at, "post", If_Match='"7"').status_code == 412
+
+
+class TestRollbacks:
+    @pytest.mark.parametrize("at", ["marked", "plain_marked"])
+    def test_success(self, ticket: Ticket, at: str) -> None:
+        """A success whose changes are rolled back is an error."""
+        with pytest.raises(TransactionManagementError, match="marked for rollback"):
+            Client().put(
+                f"/{at}/{ticket.pk}/",
+                json.dumps({"title": "b"}),
+                content_type="application/json",
+                headers={"If-Match": '"1"'},
+            )
+        assert (Ticket.objects.get().title, effects()) == ("a", 0)
+
+    def test_refusal(self, ticket: Ticket) -> None:
+        """A refusal that rolls back is the view's own."""
+        answer = send("plain_marked", ticket, If_Match='"1"', Status="400")
+        assert (answer.status_code, Ticket.objects.get().title) == (400, "a")
+
+
+class TestRaces:
+    @pytest.mark.parametrize("at", ["first", "second", "alone", "leased", "plain"])
+    def test_one_wins(self, ticket: Ticket, at: str) -> None:
+        """Of thirty PUTs with one ETag, one wins; a retry of the winner gets its 200."""
+        keys = [str(uuid4()) for _ in range(THREADS)]
+
+        def put(key: str) -> Any:
+            return send(at, ticket, title=key, If_Match='"1"', Idempotency_Key=key)
+
+        answers = in_threads([lambda key=key: put(key) for key in keys])
+        statuses = [answer.status_code for answer in answers]
+        assert (statuses.count(200), statuses.count(412)) == (1, THREADS - 1)
+        winner = keys[statuses.index(200)]
+        found = Ticket.objects.get()
+        assert (found.title, found.version, effects()) == (winner, 2, 1)
+        if at != "alone":
+            assert_replays(answers[statuses.index(200)], put(winner))
+            assert effects() == 1
+
+
+class TestRefusals:
+    def test_no_object(self) -> None:
+        """A view that cannot find its object is refused, where conditions would be ignored."""
+        assert send("byhand", 1, "post").status_code == 200
+        assert send("byhand", 1, "patch").status_code == 200
+        for method, headers in (("put", {}), ("patch", {"If_Match": '"1"'})):
+            with pytest.raises(ImproperlyConfigured, match="no get_object"):
+                Client().generic(
+                    method.upper(),
+                    "/byhand/1/",
+                    headers={k.replace("_", "-"): v for k, v in headers.items()},
+                )
+
+    def test_handler_decorated(self, ticket: Ticket) -> None:
+        """A handler that is protected inside the preconditions is refused."""
+        with pytest.raises(ImproperlyConfigured, match="inside the preconditions"):
+            Client().put(f"/handler/{ticket.pk}/", headers={"If-Match": '"1"'})
+
+    def test_no_etag(self) -> None:
+        """A view that requires what nobody could send is refused."""
+        base = Base.objects.create()
+        with pytest.raises(ImproperlyConfigured, match="but its objects have no ETag"):
+            Client().put(f"/unversioned/{base.pk}/", headers={"If-Match": '"1"'})
+
+    def test_no_table(self) -> None:
+        """What is in no table is compared, and not locked."""
+        assert send("values", 1, If_Match='"5"').status_code == 200
+        assert send("values", 1, If_Match='"6"').status_code == 412
+
+    def test_order_of_decorators(self) -> None:
+        """Above another decorator, or on a coroutine function, the decorator is refused."""
+
+        async def asynchronous(request: HttpRequest) -> None:
+            pass
+
+        for view, message in [
+            (idempotent(change), "below @idempotent"),
+            (never_cache(change), "another decorator of .*change"),
+            (asynchronous, "async view"),
+        ]:
+            with pytest.raises(ImproperlyConfigured, match=message):
+                preconditions(ticket_of)(view)
+
+    def test_malformed_etag(self, ticket: Ticket) -> None:
+        """An etag= that makes no ETag is named."""
+        view = preconditions(ticket_of, etag=lambda ticket: "3")(change)
+        request = HttpRequest()
+        request.method = "GET"
+        with pytest.raises(ImproperlyConfigured, match="etag= of @preconditions returned '3'"):
+            view(request, pk=ticket.pk)

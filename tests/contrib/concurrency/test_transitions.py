@@ -1,0 +1,447 @@
+"""Of many duplicates, one moves the row and runs the effect."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connections, models, transaction
+from django.db.models.signals import post_save
+from django.db.transaction import TransactionManagementError
+from django_fsm import TransitionNotAllowed
+from viewflow.fsm import State
+
+from idempotency_django.contrib.concurrency import AlreadyThere, Moved, transition
+from idempotency_django.contrib.concurrency.versions import version_field
+from idempotency_django.errors import IllegalTransition
+from idempotency_django.testing.contract import PATIENCE, in_threads
+from tests.contrib.concurrency.models import (
+    Base,
+    Extended,
+    HeavyMachine,
+    Machine,
+    Owner,
+    Payment,
+    SeatTicket,
+    Ticket,
+    UrgentProxy,
+    UrgentTicket,
+)
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+
+def row(obj: models.Model) -> Any:
+    return type(obj)._base_manager.using(obj._state.db).get(pk=obj.pk)
+
+
+def effects(using: str) -> int:
+    return Owner.objects.using(using).count()
+
+
+def ship(ticket: Ticket) -> str:
+    """An effect in the same database."""
+    Owner.objects.using(ticket._state.db).create(name=None)
+    return f"shipped {ticket.pk}"
+
+
+def fail(ticket: Ticket) -> None:
+    ship(ticket)
+    raise LookupError
+
+
+def swallow(ticket: Ticket) -> None:
+    """Catches an error of the database, which has marked the transaction by then."""
+    for _ in range(2):
+        with suppress(IntegrityError):
+            Owner.objects.using(ticket._state.db).create(name="twice")
+
+
+def mark(ticket: Ticket) -> None:
+    ship(ticket)
+    transaction.set_rollback(True, using=ticket._state.db)
+
+
+@pytest.fixture
+def ticket(using: str) -> Ticket:
+    return Ticket.objects.using(using).create(title="a")
+
+
+class TestTransition:
+    def test_moved(self, ticket: Ticket) -> None:
+        """The row and the object are moved, and the effect's result is there."""
+        outcome = transition(ticket, "pending", "paid", effect=ship)
+        assert outcome == Moved(ticket, "paid", f"shipped {ticket.pk}")
+        assert (ticket.state, ticket.version) == ("paid", 2)
+        assert (row(ticket).state, row(ticket).version) == ("paid", 2)
+        assert effects(ticket._state.db) == 1
+
+    def test_duplicate(self, ticket: Ticket) -> None:
+        """A duplicate does nothing, and says so; also one that was loaded before."""
+        stale = row(ticket)
+        transition(ticket, "pending", "paid", effect=ship)
+        for obj in (ticket, stale):
+            assert transition(obj, "pending", "paid", effect=ship) == AlreadyThere(obj, "paid")
+            assert obj.state == "paid"
+        assert effects(ticket._state.db) == 1
+
+    def test_unsaved(self, using: str) -> None:
+        """An object without a row is refused with what to do."""
+        with pytest.raises(Ticket.DoesNotExist, match="is not saved, so it has no row to update"):
+            transition(Ticket(title="a"), "pending", "paid")
+
+    def test_illegal(self, ticket: Ticket) -> None:
+        """From another state it is refused, naming both; the object stays as it was."""
+        with pytest.raises(
+            IllegalTransition, match=r"state 'pending'.*has no transition to 'shipped'"
+        ):
+            transition(ticket, ["paid", "packed"], "shipped", effect=ship)
+        assert (ticket.state, effects(ticket._state.db)) == ("pending", 0)
+
+    def test_several_sources(self, ticket: Ticket) -> None:
+        """Several sources are allowed, and no effect is needed."""
+        assert transition(ticket, {"pending", "overdue"}, "paid") == Moved(ticket, "paid", None)
+
+    def test_effect_fails(self, ticket: Ticket) -> None:
+        """An effect that fails leaves row and object as before, and a retry runs it."""
+        with pytest.raises(LookupError):
+            transition(ticket, "pending", "paid", effect=fail)
+        assert (ticket.state, row(ticket).state, ticket.version) == ("pending", "pending", 1)
+        assert effects(ticket._state.db) == 0
+        assert isinstance(transition(ticket, "pending", "paid", effect=ship), Moved)
+
+    @pytest.mark.parametrize("effect", [swallow, mark])
+    def test_marked(self, ticket: Ticket, effect: Any) -> None:
+        """An effect that has its transaction rolled back without an error has moved nothing."""
+        with pytest.raises(TransactionManagementError, match="marked for rollback"):
+            transition(ticket, "pending", "paid", effect=effect)
+        assert (ticket.state, row(ticket).state, ticket.version) == ("pending", "pending", 1)
+        assert effects(ticket._state.db) == 0
+        assert isinstance(transition(ticket, "pending", "paid", effect=ship), Moved)
+
+    def test_null(self, using: str) -> None:
+        """A row without a state moves, if that is among the sources."""
+        one, two = (Payment.objects.using(using).create(order=order) for order in (1, 2))
+        assert transition(one, None, "x", field="receipt") == Moved(one, "x")
+        assert transition(one, None, "x", field="receipt") == AlreadyThere(one, "x")
+        assert transition(two, ["y", None], "z", field="receipt") == Moved(two, "z")
+        assert transition(two, ["y", "z"], None, field="receipt") == Moved(two, None)
+        with pytest.raises(IllegalTransition):
+            transition(two, ["x", "y"], "z", field="receipt")
+
+    def test_effect_fails_within_a_transaction(self, ticket: Ticket) -> None:
+        """Where the caller catches the effect's error, its transaction commits without the move."""
+        with transaction.atomic(using=ticket._state.db):
+            with pytest.raises(LookupError):
+                transition(ticket, "pending", "paid", effect=fail)
+            ship(ticket)
+        assert (ticket.state, row(ticket).state, effects(ticket._state.db)) == ("pending",) * 2 + (
+            1,
+        )
+
+    def test_rollback(self, ticket: Ticket) -> None:
+        """A rollback of the caller's transaction takes back the object's state, too."""
+        with transaction.atomic(using=ticket._state.db):
+            transition(ticket, "pending", "paid")
+            transition(ticket, "paid", "shipped")
+            transaction.set_rollback(True, using=ticket._state.db)
+        assert (ticket.state, ticket.version, row(ticket).state) == ("pending", 1, "pending")
+
+    def test_stale_object(self, ticket: Ticket) -> None:
+        """The effect sees the row as it is: saving the object loses nobody's change."""
+        stale, other = row(ticket), row(ticket)
+        other.title = "other"
+        other.save()
+        transition(ticket, "pending", "paid", effect=lambda obj: obj.save())
+        transition(stale, "pending", "paid")
+        for obj in (ticket, stale, row(ticket)):
+            assert (obj.title, obj.state, obj.version) == ("other", "paid", 4)
+
+    def test_effect_saves(self, ticket: Ticket) -> None:
+        """The effect can change the object and save it."""
+
+        def note(obj: Ticket) -> None:
+            obj.title = "paid"
+            obj.save()
+
+        transition(ticket, "pending", "paid", effect=note)
+        assert (row(ticket).title, row(ticket).version, ticket.version) == ("paid", 3, 3)
+
+    def test_missing(self, ticket: Ticket) -> None:
+        """A row that is gone is the model's own error."""
+        Ticket.objects.using(ticket._state.db).all().delete()
+        with pytest.raises(Ticket.DoesNotExist):
+            transition(ticket, "pending", "paid")
+
+    def test_loop(self, ticket: Ticket) -> None:
+        """A transition to where it starts could not tell a duplicate."""
+        with pytest.raises(ValueError, match="cannot also start from"):
+            transition(ticket, ["pending", "paid"], "paid")
+
+    def test_race(self, ticket: Ticket, threads: int) -> None:
+        """Of many at once, one moves; each other one waits, and is told."""
+        using, pk = ticket._state.db, ticket.pk
+
+        def contend() -> type:
+            mine = Ticket.objects.using(using).get(pk=pk)
+            return type(transition(mine, "pending", "paid", effect=ship))
+
+        outcomes = in_threads([contend] * threads)
+        assert outcomes.count(Moved) == 1
+        assert outcomes.count(AlreadyThere) == threads - 1
+        assert effects(using) == 1
+
+
+def inheriting(model: type[Any], using: str) -> Any:
+    """A saved object whose primary keys in its tables differ, where they can."""
+    Base.objects.using(using).create()
+    return model.objects.using(using).create(**({"code": "12A"} if model is SeatTicket else {}))
+
+
+class TestInheritance:
+    @pytest.mark.parametrize("loaded", ["whole", "deferred"])
+    @pytest.mark.parametrize(
+        ("model", "field"),
+        [
+            (UrgentTicket, "state"),
+            (UrgentProxy, "state"),
+            (SeatTicket, "state"),
+            (SeatTicket, "row"),
+            (Extended, "name"),
+            (Extended, "note"),
+        ],
+    )
+    def test_race(
+        self, using: str, model: type[Any], field: str, loaded: str, threads: int
+    ) -> None:
+        """Whichever table has the state and the version: of many at once, one moves."""
+        obj = inheriting(model, using)
+        source, rows = getattr(obj, field), model.objects.using(using)
+        rows = rows.only("pk") if loaded == "deferred" else rows
+        start = threading.Barrier(threads, timeout=PATIENCE)
+
+        def contend() -> type:
+            mine = rows.get(pk=obj.pk)
+            start.wait()
+            return type(transition(mine, source, "new", field=field, effect=ship))
+
+        outcomes = in_threads([contend] * threads)
+        assert (outcomes.count(Moved), outcomes.count(AlreadyThere)) == (1, threads - 1)
+        assert effects(using) == 1
+        assert getattr(row(obj), field) == "new"
+        version = version_field(model).attname
+        assert getattr(row(obj), version) - getattr(obj, version) == 1
+
+    def test_row_of_the_state(self, using: str) -> None:
+        """The row is found by the key that it has in the table of the state."""
+        Ticket.objects.using(using).create(pk=7)
+        mine, other = (SeatTicket.objects.using(using).create(code=c) for c in ("7", "12A"))
+        assert mine.ticket_ptr_id != 7
+        transition(mine, "pending", "paid", effect=ship)
+        states = Ticket.objects.using(using).filter(state="paid").values_list("pk", flat=True)
+        assert list(states) == [mine.ticket_ptr_id]
+        assert row(other).state == "pending"
+
+    def test_child_is_gone(self, using: str) -> None:
+        """Where the child's row is gone and the parent's stays, nothing is moved."""
+        urgent = inheriting(UrgentTicket, using)
+        row(urgent).delete(keep_parents=True)
+        with pytest.raises(UrgentTicket.DoesNotExist):
+            transition(urgent, "pending", "paid", effect=ship)
+        assert (Ticket.objects.using(using).get().state, effects(using)) == ("pending", 0)
+
+
+KILLED = """
+import os, signal, sys, django
+django.setup()
+from tests.contrib.concurrency.models import Owner, Ticket
+from idempotency_django.contrib.concurrency import transition
+
+def effect(ticket):
+    Owner.objects.using(ticket._state.db).create(name=None)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+for using, pk in zip(sys.argv[1::2], sys.argv[2::2]):
+    if os.fork() == 0:
+        transition(Ticket.objects.using(using).get(pk=pk), "pending", "paid", effect=effect)
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def test_sigkill() -> None:
+    """A process that is killed within the effect has moved nothing; a retry does."""
+    tickets = [Ticket.objects.using(using).create(title="a") for using in connections]
+    databases = {alias: str(connections[alias].settings_dict["NAME"]) for alias in connections}
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, *(str(w) for t in tickets for w in (t._state.db, t.pk))],
+        env=os.environ
+        | {
+            "DJANGO_SETTINGS_MODULE": "tests.contrib.concurrency.killed_settings",
+            "KILLED_DATABASES": repr(databases),
+        },
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert done.stdout.split() == [str(-signal.SIGKILL)] * len(tickets), done.stderr
+    for ticket in tickets:
+        # It waits for the killed one's lock, where the server has not noticed yet.
+        assert isinstance(transition(ticket, "pending", "paid", effect=ship), Moved)
+        assert effects(ticket._state.db) == 1
+
+
+class MachineFlow:
+    """The same machine as viewflow has them."""
+
+    state = State(["pending", "paid", "cancelled"], default="pending")
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+
+    @state.getter()
+    def _get(self) -> str:
+        return self.machine.state
+
+    @state.setter()
+    def _set(self, value: str) -> None:
+        self.machine.__dict__["state"] = value  # django-fsm-2's own protection aside
+
+    @state.transition(source=["pending", "overdue"], target="paid")
+    def pay(self, note: str = "") -> str:
+        Owner.objects.using(self.machine._state.db).create(name=None)
+        self.machine.note = note
+        return f"paid {note}"
+
+    @state.transition(source=State.ANY, target="cancelled")
+    def cancel(self) -> None:
+        Owner.objects.using(self.machine._state.db).create(name=None)
+
+    @state.transition(source="paid", target="failed")
+    def fail(self) -> None:
+        Owner.objects.using(self.machine._state.db).create(name=None)
+        raise LookupError
+
+
+SOURCES = {"pay": ["pending", "overdue"], "cancel": ["pending", "overdue", "paid"]}
+TARGETS = {"pay": "paid", "cancel": "cancelled", "fail": "failed"}
+
+
+def by_fsm(machine: Machine, name: str, *args: Any) -> Any:
+    """As the how-to has it for django-fsm-2."""
+    method = partial(getattr(machine, name), *args)
+    return transition(machine, SOURCES.get(name, "paid"), TARGETS[name], method=method)
+
+
+def by_viewflow(machine: Machine, name: str, *args: Any) -> Any:
+    """As the how-to has it for viewflow."""
+    method = partial(getattr(MachineFlow(machine), name), *args)
+    return transition(machine, SOURCES.get(name, "paid"), TARGETS[name], method=method)
+
+
+@pytest.fixture
+def machine(using: str) -> Machine:
+    return Machine.objects.using(using).create()
+
+
+@pytest.mark.parametrize("run", [by_fsm, by_viewflow])
+class TestMachines:
+    @pytest.mark.parametrize(("saved", "what"), [(Owner, "The method"), (Machine, r"save\(\)")])
+    def test_marked(self, machine: Machine, run: Any, saved: Any, what: str) -> None:
+        """What has its transaction rolled back without an error has moved nothing."""
+
+        def mark(using: str, **_: Any) -> None:
+            transaction.set_rollback(True, using=using)
+
+        post_save.connect(mark, saved)
+        try:
+            with pytest.raises(TransactionManagementError, match=f"{what} ended without an error"):
+                run(machine, "pay", "n")
+        finally:
+            post_save.disconnect(mark, saved)
+        assert (machine.state, row(machine).state) == ("pending", "pending")
+
+    def test_moved(self, machine: Machine, run: Any) -> None:
+        """The method runs on the row as it is now, and the object is saved."""
+        Machine.objects.using(machine._state.db).update(state="overdue")
+        assert run(machine, "pay", "n") == Moved(machine, "paid", "paid n")
+        assert (machine.state, row(machine).state, row(machine).note) == ("paid", "paid", "n")
+
+    def test_duplicate(self, machine: Machine, run: Any) -> None:
+        """A duplicate does nothing, and says so; also one that was loaded before."""
+        stale = row(machine)
+        run(machine, "pay", "n")
+        for obj in (machine, stale):
+            assert run(obj, "pay", "again") == AlreadyThere(obj, "paid")
+            assert (obj.state, obj.note) == ("paid", "n")
+        assert effects(machine._state.db) == 1
+
+    def test_from_everywhere(self, machine: Machine, run: Any) -> None:
+        """A transition from every state is a duplicate in its own target."""
+        assert isinstance(run(machine, "cancel"), Moved)
+        assert isinstance(run(machine, "cancel"), AlreadyThere)
+        assert effects(machine._state.db) == 1
+
+    def test_illegal(self, machine: Machine, run: Any) -> None:
+        """From another state it is refused, naming both."""
+        Machine.objects.using(machine._state.db).update(state="cancelled")
+        with pytest.raises(
+            IllegalTransition, match=r"'cancelled', which has no transition to 'paid'"
+        ):
+            run(machine, "pay")
+        assert (machine.state, effects(machine._state.db)) == ("pending", 0)
+
+    def test_failure(self, machine: Machine, run: Any) -> None:
+        """A method that fails leaves row and object as before."""
+        run(machine, "pay", "n")
+        with pytest.raises(LookupError):
+            run(machine, "fail")
+        assert (machine.state, row(machine).state, effects(machine._state.db)) == (
+            "paid",
+            "paid",
+            1,
+        )
+
+    def test_missing(self, machine: Machine, run: Any) -> None:
+        """A row that is gone is the model's own error."""
+        Machine.objects.using(machine._state.db).all().delete()
+        with pytest.raises(Machine.DoesNotExist):
+            run(machine, "pay")
+
+    @pytest.mark.parametrize("model", [Machine, HeavyMachine])
+    def test_race(self, using: str, run: Any, model: type[Machine], threads: int) -> None:
+        """Of many at once, one moves; each other one waits, and is told."""
+        pk = model._base_manager.using(using).create().pk
+        start = threading.Barrier(threads, timeout=PATIENCE)
+
+        def contend() -> type:
+            mine = model._base_manager.using(using).get(pk=pk)
+            start.wait()
+            return type(run(mine, "pay"))
+
+        outcomes = in_threads([contend] * threads)
+        assert outcomes.count(Moved) == 1
+        assert outcomes.count(AlreadyThere) == threads - 1
+        assert effects(using) == 1
+
+
+def test_condition(machine: Machine) -> None:
+    """A condition that is not met is django-fsm-2's own error, on the row as it is now."""
+    Machine.objects.using(machine._state.db).update(ready=False)
+    with pytest.raises(TransitionNotAllowed):
+        transition(machine, "pending", "shipped", method=machine.ship)
+    assert (machine.ready, row(machine).state) == (True, "pending")
+
+
+def test_another_target(machine: Machine) -> None:
+    """A method that leads elsewhere, which could not tell a duplicate, moves nothing."""
+    with pytest.raises(ValueError, match=r"has moved .* to 'paid', not to 'shipped'"):
+        transition(machine, "pending", "shipped", method=machine.pay)
+    assert (machine.state, row(machine).state) == ("pending", "pending")
+    assert effects(machine._state.db) == 0

@@ -1,0 +1,1 @@
+"""Messages: published, delivered and handled once."""

@@ -1,0 +1,62 @@
+"""A broker that tests can look into, and that refuses what they tell it to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.db import transaction
+from django.test import override_settings
+
+from idempotency_django.contrib.messaging import Outgoing, Publisher, publish
+
+
+class Broker(Publisher):
+    """Keeps what it gets, in the order that it comes in."""
+
+    got: list[Outgoing] = []
+    refuse: Callable[[Outgoing], Exception | None] = staticmethod(lambda message: None)
+    before: Callable[[Sequence[Outgoing]], None] = staticmethod(lambda messages: None)
+
+    def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
+        type(self).before(messages)
+        return super().publish(messages)
+
+    def send(self, message: Outgoing) -> Exception | None:
+        error = type(self).refuse(message)
+        if error is None:
+            self.got.append(message)
+        return error
+
+
+def publish_order() -> None:
+    with transaction.atomic():
+        publish("orders", {"order": 17}, type="order.paid")
+
+
+def outbox(**topics: Any) -> Any:
+    """Settings with these topics; ``"orders"`` goes to the broker above."""
+    orders = {
+        "BACKEND": "tests.contrib.messaging.outbox.conftest.Broker",
+        **topics.pop("orders", {}),
+    }
+    return override_settings(IDEMPOTENCY={"OUTBOX": {"orders": orders, **topics}})
+
+
+@pytest.fixture
+def broker() -> Iterator[type[Broker]]:
+    """The broker of the topic ``"orders"``."""
+    with pytest.MonkeyPatch.context() as patched, outbox():
+        patched.setattr(Broker, "got", [])
+        for name in ("refuse", "before"):  # a test may replace them, and no other test sees it
+            patched.setattr(Broker, name, staticmethod(lambda _: None))
+        yield Broker
+
+
+@pytest.fixture(params=list(settings.ALIASES))
+def using(request: pytest.FixtureRequest) -> str:
+    """The alias of each database."""
+    alias: str = settings.ALIASES[request.param]
+    return alias

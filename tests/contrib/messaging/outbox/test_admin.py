@@ -1,0 +1,179 @@
+"""The outbox in the admin: who sees what, and what an operator does about poison."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.test import Client, override_settings
+
+from idempotency_django.contrib.messaging import Relay
+from idempotency_django.contrib.messaging.models import OutboxMessage
+from tests.support.admin_pages import member, page
+
+from .test_relay import got, make_due, publish_each, refuse, states
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.usefixtures("broker"),
+]
+LIST = "/admin/idempotency_messaging/outboxmessage/"
+VIEW = "view_outboxmessage"
+SETTLE = "settle_outbox"
+PAYLOAD = "view_outbox_payload"
+
+
+@pytest.fixture(autouse=True)
+def limited(using: str, broker: object) -> Iterator[None]:
+    """One attempt, on each of the databases."""
+    orders = {"BACKEND": "tests.contrib.messaging.outbox.conftest.Broker", "MAX_ATTEMPTS": 1}
+    with override_settings(IDEMPOTENCY={"OUTBOX": {"orders": orders}, "MESSAGING_DATABASE": using}):
+        yield
+
+
+def do(client: Client, action: str, *payloads: int) -> Any:
+    """Select messages by their data, and do it to them."""
+    rows = OutboxMessage.objects.using(_using()).filter(payload__in=[str(p) for p in payloads])
+    chosen = [str(pk) for pk in rows.values_list("pk", flat=True)]
+    data = {"action": action, "_selected_action": chosen, "post": "yes"}
+    return client.post(LIST, data, follow=True)
+
+
+def _using() -> str:
+    from idempotency_django.contrib.messaging.databases import database
+
+    return database()
+
+
+def dead(using: str) -> None:
+    """1 is dead, and 2 waits for it."""
+    publish_each([1, 2], using, group="g")
+    refuse(1)
+    Relay().drain()
+    refuse()
+    make_due(using)
+    assert Relay().drain() == 0
+
+
+def test_retry(using: str) -> None:
+    """A dead message that is retried is sent under its id, and its group follows in order."""
+    dead(using)
+    response = do(member(VIEW, SETTLE), "retry_selected", 1, 2)
+    assert "1 outbox message: sent soon." in response.content.decode()
+    Relay().drain()
+    assert got() == [1, 2]
+    assert LogEntry.objects.count() == 1
+
+
+def test_buttons(using: str) -> None:
+    """The page of a dead letter stands out and has the buttons; each asks, and is logged."""
+    dead(using)
+    settler = member(VIEW, SETTLE)
+    message, other = OutboxMessage.objects.using(using).order_by("sequence")
+    detail = page(settler, f"{LIST}{message.pk}/change/")
+    for text in (detail, page(settler, LIST)):
+        assert '<span class="idempotency-held">dead</span>' in text
+    links = re.compile(rf'{LIST}{message.pk}/(retry|discard|resend)/"')
+    assert links.findall(detail) == ["retry", "discard"]
+    assert not links.findall(page(member(VIEW), f"{LIST}{message.pk}/change/"))
+    assert "never sent, and its group continues" in page(settler, f"{LIST}{message.pk}/discard/")
+    assert states(using) == {1: "dead", 2: "pending"}
+    assert "Left unchanged: " in page(settler, f"{LIST}{other.pk}/discard/")
+    assert member(VIEW).post(f"{LIST}{message.pk}/discard/").status_code == 403
+    assert settler.get(f"{LIST}4711/discard/").status_code == 404
+    response = settler.post(f"{LIST}{message.pk}/discard/", follow=True)
+    assert "1 outbox message: discarded." in response.content.decode()
+    assert states(using) == {1: "discarded", 2: "pending"}
+    assert LogEntry.objects.get().change_message == "Discarded; its group continues without it."
+    again = settler.post(f"{LIST}{message.pk}/discard/", follow=True).content.decode()
+    assert "so this action does not apply" in again
+
+
+def test_discard_of_a_topic_that_is_gone(using: str) -> None:
+    """A message whose topic was removed is left alone, in words."""
+    dead(using)
+    with override_settings(IDEMPOTENCY={"MESSAGING_DATABASE": using}):
+        response = do(member(VIEW, SETTLE), "discard_selected", 1)
+    assert "There is no topic &#x27;orders&#x27;" in response.content.decode()
+    assert states(using) == {1: "dead", 2: "pending"}
+
+
+def test_asked_first(using: str) -> None:
+    """What is selected in the list is done after a question."""
+    dead(using)
+    chosen = {"action": "discard_selected", "_selected_action": [_first(using)]}
+    response = member(VIEW, SETTLE).post(LIST, chosen)
+    assert b"What happens then" in response.content
+    assert states(using) == {1: "dead", 2: "pending"}
+
+
+def _first(using: str) -> int:
+    return OutboxMessage.objects.using(using).order_by("sequence")[0].pk
+
+
+def test_dates(using: str) -> None:
+    """Dates are told in one way: how long ago in lists, and to the second in the timeline."""
+    dead(using)
+    settler = member(VIEW, SETTLE)
+    listed = re.search(
+        r'<time datetime="[^"]+" title="(\d{4}-\d\d-\d\d [\d:]{8} [A-Z]+)">now<',
+        page(settler, LIST),
+    )
+    assert listed
+    assert listed[1] in page(settler, f"{LIST}{_first(using)}/change/")
+    assert not re.search(r"[ap]\.m\.", page(settler, f"{LIST}{_first(using)}/change/"))
+
+
+def test_discard(using: str) -> None:
+    """A dead message that is discarded is never sent, and its group continues."""
+    dead(using)
+    do(member(VIEW, SETTLE), "discard_selected", 1)
+    Relay().drain()
+    assert got() == [2]
+    assert states(using) == {1: "discarded", 2: "done"}
+
+
+def test_resend(using: str, broker: Any) -> None:
+    """What is sent again, within the window, too, has a new id, and the group's next number."""
+    publish_each([1, 1], using, group="g", dedup_id="d")
+    Relay().drain()
+    assert got() == [1]
+    do(member(VIEW, SETTLE), "resend_selected", 1)
+    Relay().drain()
+    assert got() == [1, 1]
+    assert [message.sequence for message in broker.got] == [1, 2]
+    assert len({message.message_id for message in broker.got}) == 2
+
+
+def test_permissions(using: str) -> None:
+    """Payloads and actions are for those who may; lists show neither."""
+    publish_each([4711], using)
+    message = OutboxMessage.objects.using(using).get()
+    plain, privileged = member(VIEW), member(VIEW, PAYLOAD)
+    assert "4711" not in page(plain, f"{LIST}{message.pk}/change/")
+    assert "4711" in page(privileged, f"{LIST}{message.pk}/change/")
+    sections = re.compile(r">(State|Content)</h2>")
+    assert sections.findall(page(plain, f"{LIST}{message.pk}/change/")) == ["State"]
+    assert sections.findall(page(privileged, f"{LIST}{message.pk}/change/")) == ["State", "Content"]
+    assert "4711" not in page(privileged, LIST)
+    assert "retry_selected" not in page(plain, LIST)
+    assert plain.get(LIST, {"payload__startswith": "4"}).status_code == 400
+    do(plain, "resend_selected", 4711)
+    assert OutboxMessage.objects.using(using).count() == 1
+
+
+def test_streams(using: str) -> None:
+    """The list of groups says how much waits, and which have a dead letter."""
+    dead(using)
+    text = page(
+        member("view_outboxstream"),
+        "/admin/idempotency_messaging/outboxstream/",
+    )
+    assert "orders/g" in text
+    assert '<td class="field-waiting">2</td>' in text
+    assert '<span class="idempotency-held">dead</span>' in text
+    # A tick beside what is dead, and a cross beside what is not.
+    assert not re.search("icon-(yes|no)", text)

@@ -1,0 +1,59 @@
+"""The whole chain, killed at each boundary: publish, relay, consume."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from django.conf import settings
+
+from tests.support.outside import ROOT, environment
+from tests.support.soak import sizes
+
+from .test_storm import LONGEST
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+]
+
+
+@pytest.mark.parametrize(
+    ("mode", "group"),
+    [("transactional", "g"), ("transactional", ""), ("leased", "g")],
+    ids=["grouped", "ungrouped", "leased"],
+)
+@pytest.mark.parametrize("name", list(settings.ALIASES))
+@pytest.mark.parametrize("stride", sizes(8, 3, "OUTBOX_STRIDE"))
+def test_crash_at_every_boundary(
+    name: str, mode: str, group: str, stride: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wherever a process is killed: one effect where it was published, one where it was consumed.
+
+    ``make test`` takes each eighth boundary; ``OUTBOX_STRIDE=1 make soak`` takes each.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "tests.contrib.messaging.outbox.crashing",
+        mode,
+        group,
+        str(stride),
+    ]
+    ended = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment(settings.ALIASES[name], LEASE_SECONDS="2"),
+        timeout=LONGEST,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    counted = json.loads(ended.stdout)
+    once = {"published": 1, "consumed": 1, "messages": 1}
+    assert {at: counts for at, counts in counted.items() if counts != once} == {}
+    assert len(counted) * stride > 30
+    with capsys.disabled():
+        print(f"\n{name}, {mode}, {group!r}: killed at {len(counted)} boundaries")

@@ -1,0 +1,121 @@
+"""What goes wrong around a relay, rather than in what it sends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection, transaction
+
+from idempotency_django.contrib.messaging import Relay, after_commit, run_relay
+from idempotency_django.contrib.messaging.inbox.processing import warn_of_unhandled
+from idempotency_django.contrib.messaging.models import OutboxMessage
+
+from .conftest import Broker, outbox, publish_order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Clinging(Broker):
+    """Cannot be closed."""
+
+    def close(self) -> None:
+        raise OSError("the connection is gone")
+
+
+def test_publisher_that_cannot_be_closed(
+    broker: type[Broker], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The relay says so, and ends."""
+    with outbox(orders={"BACKEND": f"{__name__}.Clinging"}):
+        publish_order()
+        relay = Relay()
+        assert relay.drain() == 1
+        relay.close()
+    assert "The publisher of 'orders' could not be closed." in caplog.text
+
+
+def test_ctrl_c_ends_the_relay(broker: type[Broker]) -> None:
+    """It is no failure of the messages that are being sent: they are due again after the lease."""
+
+    def interrupt(messages: Sequence[object]) -> None:
+        raise KeyboardInterrupt
+
+    broker.before = staticmethod(interrupt)  # type: ignore[assignment]
+    publish_order()
+    with pytest.raises(KeyboardInterrupt):
+        Relay().drain()
+    assert OutboxMessage.objects.get().state == "pending"
+
+
+def interrupted(*_: object) -> None:
+    """A call at which the operator presses Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_in_a_call_at_once() -> None:
+    """It is not swallowed, and the call stays for a relay."""
+    with (
+        outbox(after_commit={"OPTIONS": {"at_once": True}}),
+        pytest.raises(KeyboardInterrupt),
+        transaction.atomic(),
+    ):
+        after_commit(interrupted)
+    assert OutboxMessage.objects.get().state == "pending"
+
+
+def test_function_that_does_not_tell_its_signature() -> None:
+    """Its arguments are taken as they are; built-in functions are such."""
+    with outbox(), transaction.atomic():
+        after_commit(max, 1, 2)
+    assert Relay().drain() == 1
+    assert OutboxMessage.objects.get().state == "done"
+
+
+def fails_first(number: int, then: Callable[[], object]) -> Any:
+    """Let the database be away for so many statements, and do something at the last of them."""
+    left = [number]
+
+    def execute(run: Any, *statement: Any) -> Any:
+        if left[0] > 0:
+            left[0] -= 1
+            if not left[0]:
+                then()
+            raise OperationalError("the server has gone away")
+        return run(*statement)
+
+    return connection.execute_wrapper(execute)
+
+
+def test_relay_waits_for_the_database(
+    broker: type[Broker], caplog: pytest.LogCaptureFixture
+) -> None:
+    """While it cannot be reached, the relay says so, loses nothing, and tries again."""
+    publish_order()
+    stop = threading.Event()
+    broker.before = staticmethod(lambda messages: stop.set())  # type: ignore[assignment]
+    with fails_first(3, lambda: None):
+        run_relay(stop, Relay(), poll=timedelta(seconds=0.01))
+    assert len(broker.got) == 1
+    assert "The relay cannot reach its database and will retry. No message is lost" in caplog.text
+
+
+def test_missing_receivers_are_not_looked_for_without_a_database(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """That it is away is said where messages are claimed, once."""
+    with fails_first(1, lambda: None):
+        warn_of_unhandled()
+    assert caplog.text == ""
+
+
+def test_relay_names_what_it_sends(broker: type[Broker]) -> None:
+    """All topics, where ``"*"`` stands for those that have no entry; else each, wrong ones too."""
+    with outbox(**{"*": {"BACKEND": "tests.contrib.messaging.outbox.conftest.Broker"}}):
+        assert Relay().names == "all topics"
+        assert Relay(["orders"]).names == "the topics 'orders'"
+    with outbox(wrong={"BACKEND": "nowhere.Publisher"}):
+        assert "'wrong'" in Relay().names

@@ -1,0 +1,422 @@
+"""An outage is no message's fault, and no failure of one thing stops the relay."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+from django.test import override_settings
+
+from idempotency_django.backoff import Backoff
+from idempotency_django.contrib.messaging import (
+    BrokerUnavailable,
+    Outgoing,
+    Publisher,
+    Refused,
+    Relay,
+    after_commit,
+    publish,
+    run_relay,
+)
+from idempotency_django.contrib.messaging.models import OutboxMessage
+from idempotency_django.contrib.messaging.outbox import relay as sending
+from idempotency_django.testing import eventually, in_threads
+
+from .conftest import Broker, outbox
+from .test_relay import every_kind, got, make_due, publish_each, refuse, states
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.usefixtures("broker"),
+    pytest.mark.driver,
+]
+
+OTHER = {"other": {"BACKEND": "tests.contrib.messaging.outbox.conftest.Broker"}}
+
+
+class Mute(Publisher):
+    """A publisher whose author forgot to answer."""
+
+    answers: Any = None
+    asked: list[int] = []
+
+    def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
+        self.asked.extend(message.data for message in messages)
+        if isinstance(self.answers, BaseException):
+            raise self.answers
+        return self.answers  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic whose broker was away is tried again at once."""
+    monkeypatch.setattr(sending, "BACKOFF", Backoff(timedelta(0), timedelta(0)))
+
+
+def attempts(using: str) -> dict[int, int]:
+    """How many attempts are counted of each message, by its data."""
+    rows = OutboxMessage.objects.using(using).values_list("payload", "attempts")
+    return {int(payload): number for payload, number in rows}
+
+
+def publish_to(topic: str, data: Any, using: str, **more: Any) -> None:
+    with transaction.atomic(using=using):
+        publish(topic, data, type="n", using=using, **more)
+
+
+def failing(*calls: int) -> Callable[[Sequence[Outgoing]], None]:
+    """A broker that is away whenever it is asked for one of these times."""
+    asked = 0
+
+    def away(_: Sequence[Outgoing]) -> None:
+        nonlocal asked
+        asked += 1
+        if asked in calls:
+            raise ConnectionRefusedError("nobody listens")
+
+    return away
+
+
+@pytest.mark.usefixtures("no_pauses")
+@every_kind
+def test_broker_that_comes_and_goes(using: str, group: str | None) -> None:
+    """However often the broker goes away and comes back, no message is blamed for it, and none is
+    discarded.
+    """
+    with outbox(orders={"MAX_ATTEMPTS": 1, "ON_POISON": "discard"}):
+        for number in range(6):
+            publish_each([number], using, group=group and f"g{number}")
+        Broker.before = staticmethod(failing(1, 3, 5, 7))
+        relay = Relay(using=using, batch_size=2)
+        for _ in range(20):
+            relay.send_batch()
+        assert set(states(using).values()) == {"done"}
+        assert set(attempts(using).values()) == {0}
+    assert sorted(got()) == list(range(6))
+
+
+@pytest.mark.usefixtures("no_pauses")
+@every_kind
+def test_publisher_that_raises_for_one_message(using: str, group: str | None) -> None:
+    """A message for which sending raises is not blamed, and stops no others: they go before it."""
+    with outbox(orders={"MAX_ATTEMPTS": 1, "ON_POISON": "discard"}):
+        publish_each([1], using, group=group)
+        for number in range(2, 7):
+            publish_each([number], using, group=group and f"g{number}")
+
+        def fail(message: Outgoing) -> None:
+            if message.data == 1:
+                raise TypeError("no such header")
+
+        Broker.refuse = staticmethod(fail)
+        relay = Relay(using=using)
+        for _ in range(3):
+            relay.send_batch()
+        assert sorted(got()) == [2, 3, 4, 5, 6]
+        assert states(using)[1] == "pending"
+        assert attempts(using)[1] == 0
+        message = OutboxMessage.objects.using(using).get(payload="1")
+        assert "TypeError: no such header" in message.error
+        Broker.refuse = staticmethod(lambda message: None)
+        make_due(using)
+        relay.drain()
+    assert set(states(using).values()) == {"done"}
+
+
+def test_what_was_confirmed_before_an_outage_is_noted(using: str) -> None:
+    """When the broker goes away within a batch, what it had confirmed is not sent again."""
+
+    def leave(message: Outgoing) -> None:
+        if message.data == 3:
+            raise BrokerUnavailable("The broker is restarting.")
+
+    publish_each([1, 2, 3, 4], using)
+    Broker.refuse = staticmethod(leave)
+    relay = Relay(using=using)
+    assert relay.send_batch() == 2
+    assert states(using) == {1: "done", 2: "done", 3: "pending", 4: "pending"}
+    assert relay.unreachable == ["orders"]
+    refuse()
+    Relay(using=using).drain()
+    assert sorted(got()) == [1, 2, 3, 4]
+
+
+def test_client_is_made_anew(using: str) -> None:
+    """A publisher whose broker is away is closed, so that its next attempt has a new client."""
+    closed: list[str] = []
+    publish_each([1], using)
+    Broker.before = staticmethod(failing(1))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Broker, "close", lambda self: closed.append(self.topic))
+        relay = Relay(using=using)
+        relay.drain()
+        assert closed == ["orders"]
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_refused(using: str, final: bool) -> None:
+    """What a publisher refuses is counted; a final refusal is the last attempt."""
+    publish_each([1], using)
+    Broker.refuse = staticmethod(lambda message: Refused("too large", final=final))
+    Relay(using=using).drain()
+    assert attempts(using) == {1: 1}
+    assert states(using) == {1: "dead" if final else "pending"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "why"),
+    [
+        (None, "returned None"),
+        ([], "returned []"),
+        ([None, None, None], "returned [None, None, None]"),
+        ([True, True], "returned [True, True]"),
+    ],
+)
+def test_publisher_that_does_not_answer(
+    using: str, answers: Any, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages of a publisher that does not answer for each are dead letters at once, with what to
+    do: they would be sent again and again. Other topics go on, and so does the relay.
+    """
+    monkeypatch.setattr(Mute, "answers", answers)
+    mute = {"BACKEND": f"{__name__}.Mute", "MAX_ATTEMPTS": None}
+    with outbox(mute=mute, **OTHER):
+        publish_to("mute", 1, using)
+        publish_to("mute", 2, using)
+        publish_to("other", 3, using)
+        relay = Relay(using=using)
+        relay.drain()
+        assert got() == [3]
+        assert attempts(using) == {1: 1, 2: 1, 3: 0}
+        assert states(using) == {1: "dead", 2: "dead", 3: "done"}
+        message = OutboxMessage.objects.using(using).get(payload="1")
+        assert f"Mute.publish() {why}" in message.error
+
+
+def test_publisher_that_exits(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publisher that calls sys.exit() ends neither the relay nor other topics."""
+    monkeypatch.setattr(Mute, "answers", SystemExit(3))
+    with outbox(mute={"BACKEND": f"{__name__}.Mute"}, **OTHER):
+        publish_to("mute", 1, using)
+        publish_to("other", 2, using)
+        relay = Relay(using=using)
+        relay.drain()
+        assert got() == [2]
+        assert relay.unreachable == ["mute"]
+        assert attempts(using) == {1: 0, 2: 0}
+
+
+@pytest.mark.parametrize("backend", ["shop.nowhere.Publisher", f"{__name__}.OTHER"])
+def test_publisher_that_cannot_be_made(
+    using: str, backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A topic whose publisher cannot be made waits, and says why; other topics go on."""
+    with outbox(wrong={"BACKEND": backend}, **OTHER):
+        publish_to("wrong", 1, using)
+        publish_to("other", 2, using)
+        relay = Relay(using=using)
+        relay.drain()
+        relay.close()
+    assert got() == [2]
+    assert attempts(using) == {1: 0, 2: 0}
+    assert "The topic 'wrong' waits" in caplog.text
+    assert "Correct BACKEND" in caplog.text or "Use a subclass" in caplog.text
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module of the project, as a file that a deployment can break and mend."""
+    path = tmp_path / "deployed_handlers.py"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield path
+    sys.modules.pop("deployed_handlers", None)
+
+
+def deploy(path: Path, text: str) -> None:
+    path.write_text(text)
+    sys.modules.pop("deployed_handlers", None)
+    importlib.invalidate_caches()
+
+
+CONSUMER = """
+from idempotency_django.contrib.messaging import Consumer
+from tests.contrib.messaging.outbox.conftest import Broker
+billing = Consumer("deployed")
+@billing.on("n")
+def handle(event, execution):
+    {first}
+    Broker.got.append(event)
+def called(number):
+    {first}
+    Broker.got.append(number)
+"""
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "import a_library_that_is_missing",
+        "import",
+        CONSUMER.format(first="import a_library_that_is_missing"),
+    ],
+    ids=["missing", "syntax", "inside"],
+)
+@pytest.mark.parametrize("kind", ["local", "after_commit"])
+def test_handlers_that_cannot_be_imported(
+    using: str, kind: str, broken: str, module: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A handler's module that cannot be imported is the deployment's fault: no attempt is counted,
+    the topic waits and says why, and the message is handled once the module is back.
+    """
+    local = {
+        "BACKEND": "idempotency_django.contrib.messaging.LocalPublisher",
+        "OPTIONS": {"consumers": ["deployed_handlers.billing"]},
+    }
+    store = {
+        "BACKEND": "idempotency_django.stores.database.DatabaseStore",
+        "OPTIONS": {"using": using},
+    }
+    strict = {"MAX_ATTEMPTS": 1, "ON_POISON": "discard"}
+    idempotency = {
+        "OUTBOX": {"local": {**local, **strict}, "after_commit": strict},
+        "MESSAGING_DATABASE": using,
+        "STORES": {"default": store},
+    }
+    right = CONSUMER.format(first="pass")
+    deploy(module, right)
+    with override_settings(IDEMPOTENCY=idempotency):
+        if kind == "local":
+            publish_to("local", 1, using)
+        else:
+            with transaction.atomic(using=using):
+                after_commit(importlib.import_module("deployed_handlers").called, 1)
+        deploy(module, broken)
+        relay = Relay()
+        relay.drain()
+        message = OutboxMessage.objects.using(using).get()
+        assert (message.state, message.attempts) == ("pending", 0)
+        assert relay.unreachable == [kind]
+        assert f"The topic {kind!r} waits" in caplog.text
+        deploy(module, right)
+        make_due(using)
+        Relay().drain()
+        assert OutboxMessage.objects.using(using).get().state == "done"
+    assert len(Broker.got) == 1
+
+
+def end_session(using: str) -> None:
+    """End the connection of this thread from the side of the server."""
+    connection, other = connections[using], connections[using].copy()
+    with connection.cursor() as cursor, other.cursor() as ending:
+        if connection.vendor == "postgresql":
+            cursor.execute("SELECT pg_backend_pid()")
+            ending.execute("SELECT pg_terminate_backend(%s)", cursor.fetchone())
+        else:
+            cursor.execute("SELECT CONNECTION_ID()")
+            ending.execute("KILL %s", cursor.fetchone())
+    other.close()
+
+
+@every_kind
+@pytest.mark.parametrize("often", [1, 2])
+def test_database_lost_while_publishing(
+    using: str, group: str | None, often: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A relay that loses its database while it publishes goes on. What was sent is noted on a new
+    connection, so that nothing is sent twice.
+    """
+    if connections[using].vendor == "sqlite":
+        pytest.skip("SQLite has no server")
+    publish_each([1, 2, 3], using, group=group)
+    left = [None] * often
+
+    def lose(_: Sequence[Outgoing]) -> None:
+        if left:
+            left.pop()
+            end_session(using)
+
+    Broker.before = staticmethod(lose)
+    stop = threading.Event()
+
+    def run() -> None:
+        try:
+            run_relay(stop, Relay(using=using, batch_size=2), poll=timedelta(seconds=0.01))
+        finally:
+            connections.close_all()
+
+    def wait() -> None:
+        try:
+            eventually(lambda: set(states(using).values()) == {"done"})
+        finally:
+            stop.set()
+            connections.close_all()
+
+    in_threads([run, wait])
+    assert got() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_topic_that_no_relay_sends(
+    using: str, others: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Messages whose topic was removed or renamed, or is left to others now, wait. The relay names
+    it and what to do, and sends the rest; when the topic is back, they are sent.
+    """
+    broker: dict[str, Any] = {"BACKEND": "tests.contrib.messaging.outbox.conftest.Broker"}
+    rest = {"*": broker} if others else {}
+    with outbox(gone=broker, left=broker):
+        publish_to("gone", 1, using)
+        publish_to("left", 2, using)
+    publish_to("orders", 3, using)
+    with outbox(left={"RELAY": False}, **rest):
+        relay = Relay(using=using)
+        relay.drain()
+        assert sorted(got()) == ([1, 3] if others else [3])
+        assert relay.unreachable == []
+    assert "No relay sends the topic 'left' (1 message waiting)," in caplog.text
+    assert ("No relay sends the topic 'gone' (1 message waiting)," in caplog.text) is not others
+    with outbox(gone=broker, left=broker):
+        caplog.clear()
+        Relay(using=using).drain()
+    assert sorted(got()) == [1, 2, 3]
+    assert "No relay sends" not in caplog.text
+
+
+def test_what_a_relay_says(using: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A relay logs what it sends from where, what it has sent, why it waits, and which messages no
+    relay sends.
+    """
+    caplog.set_level("INFO", "idempotency_django")
+    with outbox(gone={"BACKEND": "tests.contrib.messaging.outbox.conftest.Broker"}):
+        publish_to("gone", 1, using)
+    publish_each([2, 3], using)
+    stop = threading.Event()
+
+    def run() -> None:
+        try:
+            run_relay(stop, Relay(using=using), poll=timedelta(seconds=0.01))
+        finally:
+            connections.close_all()
+
+    def wait() -> None:
+        try:
+            eventually(lambda: "no message is due" in caplog.text)
+        finally:
+            stop.set()
+
+    in_threads([run, wait])
+    said = [record.getMessage() for record in caplog.records]
+    names = "'orders', 'after_commit', 'celery'"
+    assert said.pop(1).startswith("No relay sends the topic 'gone' (1 message waiting),")
+    assert said == [
+        f"The relay sends the topics {names}, from the database {using!r}.",
+        "Sent 2 messages of the topic 'orders'.",
+        "The relay waits, because no message is due.",
+    ]

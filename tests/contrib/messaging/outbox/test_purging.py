@@ -1,0 +1,192 @@
+"""Purging the outbox, by the command and the task of the stores."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from io import StringIO
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections, transaction
+from django.db.models import QuerySet
+from django.test import override_settings
+
+from idempotency_django.contrib.messaging import Outgoing, Relay, publish
+from idempotency_django.contrib.messaging.models import OutboxMessage, OutboxStream
+from idempotency_django.contrib.messaging.outbox import publishing
+from idempotency_django.contrib.messaging.outbox.relay import OUTBOX
+from idempotency_django.contrib.messaging.tasks import relay_outbox
+from idempotency_django.models import DatabaseNow
+from idempotency_django.tasks import purge_expired_keys
+from idempotency_django.testing import eventually, in_threads
+
+from .conftest import Broker, outbox
+from .test_relay import got, publish_each, refuse, states
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.usefixtures("settled"),
+    pytest.mark.driver,
+]
+
+
+@pytest.fixture
+def settled(using: str, broker: object) -> object:
+    """Nothing is kept after it was sent, on each of the databases."""
+    orders = {
+        "BACKEND": "tests.contrib.messaging.outbox.conftest.Broker",
+        "RETENTION": timedelta(0),
+    }
+    idempotency = {"OUTBOX": {"orders": orders}, "MESSAGING_DATABASE": using}
+    with override_settings(IDEMPOTENCY=idempotency):
+        yield
+
+
+def command(name: str, *arguments: str) -> str:
+    """What a command says."""
+    said = StringIO()
+    call_command(name, *arguments, stdout=said)
+    return said.getvalue()
+
+
+def test_command(using: str) -> None:
+    """What was sent goes, in batches; what waits, and the numbers of its group, stays."""
+    publish_each(range(5), using, group="a")
+    publish_each([7, 8], using, group="b")
+    refuse(8)
+    Relay().drain()
+    said = command("purge_idempotency_keys", "--dry-run")
+    assert said.startswith("Would purge 0 idempotency keys, 6 outbox messages. ")
+    assert "6 outbox messages" in command("purge_idempotency_keys", "--batch-size", "2")
+    assert states(using) == {8: "pending"}
+    assert list(OutboxStream.objects.using(using).values_list("stream", flat=True)) == ["orders/b"]
+    assert "messages" not in command("purge_idempotency_keys", "--store", "default")
+
+
+def test_task(using: str) -> None:
+    """The task purges the outbox as well."""
+    publish_each([1], using)
+    Relay().drain()
+    assert purge_expired_keys() == 1
+    assert states(using) == {}
+
+
+def test_window_keeps(using: str) -> None:
+    """A message is kept while its window may still refuse another."""
+    publish_each([1], using, dedup_id="d")
+    Relay().drain()
+    assert purge_expired_keys() == 0
+    publish_each([1], using, dedup_id="d")
+    assert states(using) == {1: "done"}
+    OutboxMessage.objects.using(using).update(dedup_until=DatabaseNow())
+    assert purge_expired_keys() == 1
+
+
+def test_group_whose_dead_letter_is_gone(using: str) -> None:
+    """A group whose dead letter was deleted by hand goes on after a purge; others wait."""
+    for group in ("a", "b"):
+        publish_each([1, 2], using, group=group)
+    with override_settings(
+        IDEMPOTENCY={
+            "OUTBOX": {
+                "orders": {
+                    "BACKEND": "tests.contrib.messaging.outbox.conftest.Broker",
+                    "MAX_ATTEMPTS": 1,
+                }
+            },
+            "MESSAGING_DATABASE": using,
+        }
+    ):
+        refuse(1)
+        Relay().drain()
+    OutboxMessage.objects.using(using).filter(group="a", state="dead").delete()
+    Relay().drain()
+    assert got() == []
+    OUTBOX.purge(timedelta(0), 100)
+    Relay().drain()
+    assert [(message.group, message.data) for message in Broker.got] == [("a", 2)]
+
+
+def test_numbers_amid_publishing(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers of a group stay if somebody publishes to it while a purge looks at them."""
+    if connections[using].vendor != "postgresql":
+        pytest.skip("only PostgreSQL says who waits")
+    monkeypatch.setattr(
+        publishing, "unlocked", QuerySet.select_for_update
+    )  # so that it looks, and waits
+    OutboxStream.objects.using(using).create(stream="orders/g", last_sequence=5)
+    written, purged = threading.Event(), []
+
+    def write() -> None:
+        with transaction.atomic(using=using):
+            publish("orders", 6, type="n", group="g", using=using)
+            written.set()
+            eventually(lambda: waiting(using) == 1)
+
+    def purge() -> None:
+        assert written.wait(30)
+        purged.append(publishing.purge_streams(timedelta(0), 100))
+
+    in_threads([write, purge])
+    assert purged == [0]
+    publish_each([7], using, group="g")
+    numbers = OutboxMessage.objects.using(using).order_by("pk").values_list("sequence", flat=True)
+    assert list(numbers) == [6, 7]
+
+
+def waiting(using: str) -> int:
+    """How many statements wait for a lock."""
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        return int(cursor.fetchone()[0])
+
+
+def test_relay_command(using: str) -> None:
+    """``--once`` sends what is due and says how much."""
+    publish_each([1, 2], using)
+    assert command("relay_outbox", "--once", "--topic", "orders") == "Sent 2 messages.\n"
+    assert got() == [1, 2]
+    assert command("relay_outbox", "--once") == "Nothing was due.\n"
+    with pytest.raises(CommandError, match="Did you mean 'orders'"):
+        command("relay_outbox", "--once", "--topic", "order")
+    for option in ("--batch", "--lease", "--poll"):
+        assert command("relay_outbox", "--once", option, "5") == "Nothing was due.\n"
+        for unfit in ("0", "some"):
+            with pytest.raises(CommandError, match="must be a number above 0 and below 1,000,000"):
+                command("relay_outbox", option, unfit)
+
+
+def test_relay_command_without_success(using: str) -> None:
+    """Where messages were refused, or the broker is away, ``--once`` does not say that it sent."""
+    publish_each([1, 2], using)
+    refuse(1)
+    said = command("relay_outbox", "--once")
+    assert said == "Sent 1 message. Not sent: 1 message. See the log for the reason.\n"
+
+    def away(_: Sequence[Outgoing]) -> None:
+        raise ConnectionRefusedError
+
+    Broker.before = staticmethod(away)
+    publish_each([3], using)
+    said = command("relay_outbox", "--once")
+    assert said.startswith("'orders' cannot be sent now; see the log for the reason. No message is")
+
+
+def test_relay_command_and_a_topic_that_is_gone(using: str) -> None:
+    """``--once`` says which messages no relay sends."""
+    with (
+        outbox(gone={"BACKEND": "tests.contrib.messaging.outbox.conftest.Broker"}),
+        transaction.atomic(using=using),
+    ):
+        publish("gone", 1, type="n", using=using)
+    said = command("relay_outbox", "--once")
+    assert said == "No relay sends the topic 'gone' (1 message waiting); see the log.\n"
+
+
+def test_relay_task(using: str) -> None:
+    """The Celery task sends what is due."""
+    publish_each([1, 2], using)
+    assert relay_outbox() == 2
+    assert got() == [1, 2]

@@ -1,0 +1,434 @@
+"""The relay: in order, once more rather than never, and never past its lease."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+from django.test.utils import CaptureQueriesContext
+
+from idempotency_django.backoff import Backoff
+from idempotency_django.contrib.messaging import Outgoing, Relay, publish, run_relay
+from idempotency_django.contrib.messaging.brokers import base
+from idempotency_django.contrib.messaging.models import OutboxMessage
+from idempotency_django.contrib.messaging.outbox import relay as relay_module
+from idempotency_django.contrib.messaging.outbox import relay as sending
+from idempotency_django.models import DatabaseNow
+from idempotency_django.testing import eventually, in_threads
+
+from .conftest import Broker, outbox
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.usefixtures("broker"),
+    pytest.mark.driver,
+]
+
+every_kind = pytest.mark.parametrize("group", ["g", None], ids=["grouped", "ungrouped"])
+
+
+def publish_each(numbers: Sequence[int], using: str, group: str | None = None, **more: Any) -> None:
+    """Publish each in a transaction of its own."""
+    for number in numbers:
+        with transaction.atomic(using=using):
+            publish("orders", number, type="n", group=group, using=using, **more)
+
+
+def got() -> list[int]:
+    """What the broker has, in the order that it came in."""
+    return [message.data for message in Broker.got]
+
+
+def states(using: str) -> dict[int, str]:
+    """The state of each message by its data."""
+    rows = OutboxMessage.objects.using(using).values_list("payload", "state")
+    return {int(payload): state for payload, state in rows}
+
+
+def make_due(using: str) -> None:
+    """All that waits, waits no longer; what is dead-lettered stays so."""
+    past = DatabaseNow() - timedelta(seconds=1)
+    waiting = OutboxMessage.objects.using(using).filter(state="pending")
+    waiting.update(process_after=past)
+
+
+class Clock:
+    """Stands for the module ``time``."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def refuse(*numbers: int) -> None:
+    """Have the broker refuse these."""
+
+    def refused(message: Outgoing) -> Exception | None:
+        return ValueError("too large") if message.data in numbers else None
+
+    Broker.refuse = staticmethod(refused)
+
+
+def test_order(using: str) -> None:
+    """Messages of a group are sent in the order of their commits, over many batches."""
+    publish_each(range(25), using, group="g")
+    relay = Relay(using=using, batch_size=4)
+    assert relay.drain() == 25
+    assert got() == list(range(25))
+    assert set(states(using).values()) == {"done"}
+
+
+def test_late_commit(using: str) -> None:
+    """What commits after later messages were sent is sent as well."""
+    if connections[using].vendor == "sqlite":
+        pytest.skip("SQLite has one writer")
+    written, commit = threading.Event(), threading.Event()
+
+    def late() -> None:
+        with transaction.atomic(using=using):
+            publish("orders", 1, type="n", using=using)
+            written.set()
+            assert commit.wait(30)
+
+    def early() -> None:
+        assert written.wait(30)
+        publish_each([2], using)
+        Relay(using=using).drain()
+        assert got() == [2]
+        commit.set()
+
+    in_threads([late, early])
+    Relay(using=using).drain()
+    assert got() == [2, 1]
+
+
+def test_writer_keeps_no_relay_waiting(using: str) -> None:
+    """A transaction that publishes to a group, and does not end, does not keep the group's others.
+
+    The relay neither waits for it nor leaves the group out.
+    """
+    if connections[using].vendor == "sqlite":
+        pytest.skip("SQLite has one writer")
+    publish_each([1, 2], using, group="g")
+    written, commit = threading.Event(), threading.Event()
+
+    def writer() -> None:
+        with transaction.atomic(using=using):
+            publish("orders", 3, type="n", group="g", using=using)
+            written.set()
+            assert commit.wait(30)
+
+    def relay() -> None:
+        assert written.wait(30)
+        try:
+            Relay(using=using).drain()
+            assert got() == [1, 2]
+        finally:
+            commit.set()
+
+    in_threads([writer, relay])
+    Relay(using=using).drain()
+    assert got() == [1, 2, 3]
+
+
+@every_kind
+def test_refused_once(using: str, group: str | None) -> None:
+    """What the broker refuses is sent again later; the rest of its group waits, others do not."""
+    publish_each([1, 2, 3], using, group=group)
+    publish_each([9], using, group="other")
+    refuse(2)
+    relay = Relay(using=using)
+    relay.drain()
+    assert sorted(got()) == ([1, 9] if group else [1, 3, 9])
+    assert "too large" in OutboxMessage.objects.using(using).get(payload="2").error
+    refuse()
+    assert relay.drain() == 0
+    make_due(using)
+    relay.drain()
+    assert [number for number in got() if number != 9] == ([1, 2, 3] if group else [1, 3, 2])
+
+
+@every_kind
+def test_poison_dead(using: str, group: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    """After its last attempt a message is dead-lettered, its group waits, and the log says so."""
+    with outbox(orders={"MAX_ATTEMPTS": 2}):
+        publish_each([1, 2], using, group=group)
+        refuse(1)
+        relay = Relay(using=using)
+        for _ in range(3):
+            relay.drain()
+            make_due(using)
+        refuse()
+        relay.drain()
+        assert states(using) == {1: "dead", 2: "pending" if group else "done"}
+        assert got() == ([] if group else [2])
+        assert "is a dead letter after attempt 2" in caplog.text
+
+
+@every_kind
+def test_poison_discarded(using: str, group: str | None) -> None:
+    """With ON_POISON "discard" the group goes on without it."""
+    with outbox(orders={"MAX_ATTEMPTS": 1, "ON_POISON": "discard"}):
+        publish_each([1, 2], using, group=group)
+        refuse(1)
+        Relay(using=using).drain()
+        assert states(using) == {1: "discarded", 2: "done"}
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        (ValueError("a\x00b \ud800"), "ValueError: a\ufffdb ?"),
+        (Unspeakable(), "Unspeakable: str() of the error failed (ValueError)"),
+    ],
+)
+def test_errors_that_no_column_takes(using: str, bad: Exception, text: str) -> None:
+    """Whatever is in the text of an error, the attempt is noted, and the others are sent."""
+    publish_each([1, 2], using)
+    Broker.refuse = staticmethod(lambda message: bad if message.data == 1 else None)
+    Relay(using=using).drain()
+    message = OutboxMessage.objects.using(using).get(payload="1")
+    assert (message.attempts, message.error) == (1, text)
+    assert got() == [2]
+
+
+def test_broker_away(using: str, caplog: pytest.LogCaptureFixture) -> None:
+    """That the broker cannot be reached is no attempt of any message."""
+    publish_each([1], using, group="g")
+    publish_each([2], using)
+
+    def away(_: Sequence[Outgoing]) -> None:
+        raise ConnectionRefusedError("nobody listens")
+
+    Broker.before = staticmethod(away)
+    relay = Relay(using=using)
+    assert relay.drain() == 0
+    assert "The topic 'orders' waits" in caplog.text
+    assert "nobody listens" in caplog.text
+    assert not OutboxMessage.objects.using(using).exclude(attempts=0).exists()
+    Broker.before = staticmethod(lambda messages: None)
+    assert relay.drain() == 0  # it waits before it tries again
+    Relay(using=using).drain()  # another one is free to
+    assert sorted(got()) == [1, 2]
+
+
+def test_order_after_an_outage(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an outage, too, none overtakes one of its group that was refused."""
+    monkeypatch.setattr(sending, "BACKOFF", Backoff(timedelta(0), timedelta(0)))
+    publish_each([1, 2], using, group="g")
+
+    def away(_: Sequence[Outgoing]) -> None:
+        Broker.before = staticmethod(lambda messages: None)
+        raise ConnectionRefusedError
+
+    Broker.before = staticmethod(away)
+    refuse(1)
+    relay = Relay(using=using)
+    relay.send_batch()
+    relay.send_batch()
+    assert (got(), relay.refused) == ([], 2)  # the one after it was not tried
+    refuse()
+    make_due(using)
+    relay.drain()
+    assert got() == [1, 2]
+
+
+@every_kind
+def test_paused_past_its_lease(
+    using: str, group: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A relay that was paused can mark nothing over the next one; ids tell the duplicates."""
+    publish_each([1, 2], using, group=group)
+    other = Relay(using=using)
+
+    def pause(_: Sequence[Outgoing]) -> None:
+        Broker.before = staticmethod(lambda messages: None)
+        make_due(using)  # the lease is over
+        refuse(2)
+        other.drain()
+        refuse()
+
+    Broker.before = staticmethod(pause)
+    Relay(using=using).send_batch()
+    assert got() == [1, 1, 2]
+    assert len({message.message_id for message in Broker.got}) == 2
+    assert states(using) == {1: "done", 2: "pending"}
+    assert OutboxMessage.objects.using(using).get(payload="2").attempts == 1
+    assert "after its lease ended" in caplog.text
+    make_due(using)
+    other.drain()
+    assert got() == [1, 1, 2, 2]
+    assert states(using) == {1: "done", 2: "done"}
+
+
+@every_kind
+def test_slow_broker(using: str, group: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay begins nothing in the second half of its lease: what is left is due at once."""
+    clock = Clock()
+    monkeypatch.setattr(base, "time", clock)
+    monkeypatch.setattr(relay_module, "time", clock)
+    Broker.refuse = staticmethod(lambda message: clock.advance(seconds=2))
+    publish_each([1, 2, 3, 4, 5], using, group=group)
+    relay = Relay(using=using, lease=timedelta(seconds=8))
+    assert relay.send_batch() == 2
+    assert set(OutboxMessage.objects.using(using).values_list("attempts", "error")) == {(0, "")}
+    assert sorted(states(using).values()) == ["done"] * 2 + ["pending"] * 3
+    assert Relay(using=using).drain() == 3
+    assert got() == [1, 2, 3, 4, 5]
+    assert relay.refused == 0
+
+
+def test_turn(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch begins nothing after its turn, however long its lease; the rest is due at once."""
+    clock = Clock()
+    monkeypatch.setattr(base, "time", clock)
+    monkeypatch.setattr(relay_module, "time", clock)
+    Broker.refuse = staticmethod(lambda message: clock.advance(seconds=1))
+    publish_each(range(12), using)
+    relay = Relay(using=using)
+    assert [relay.send_batch() for _ in range(4)] == [5, 5, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sent"), [(0.2, [10, 10, 10]), (0.001, [10, 20, 40])], ids=["slow", "quick"]
+)
+def test_messages_of_a_group(
+    using: str, monkeypatch: pytest.MonkeyPatch, seconds: float, sent: list[int]
+) -> None:
+    """A batch has ten messages of a group, and more of them where they are sent quickly."""
+    clock = Clock()
+    monkeypatch.setattr(base, "time", clock)
+    monkeypatch.setattr(relay_module, "time", clock)
+    Broker.refuse = staticmethod(lambda message: clock.advance(seconds=seconds))
+    with transaction.atomic(using=using):
+        for number in range(80):
+            publish("orders", number, type="n", group="g", using=using)
+    relay = Relay(using=using)
+    assert [relay.send_batch() for _ in range(3)] == sent
+    assert got() == [*range(sum(sent))]
+
+
+def test_slow_topic(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic that uses up the time comes last in the next batch."""
+    clock = Clock()
+    monkeypatch.setattr(base, "time", clock)
+    monkeypatch.setattr(relay_module, "time", clock)
+    Broker.refuse = staticmethod(
+        lambda message: clock.advance(seconds=2 if message.topic == "orders" else 1)
+    )
+    with outbox(quick={"BACKEND": "tests.contrib.messaging.outbox.conftest.Broker"}):
+        publish_each([1, 2, 3, 4, 5], using)
+        with transaction.atomic(using=using):
+            publish("quick", 9, type="n", using=using)
+        relay = Relay(using=using, lease=timedelta(seconds=8))
+        relay.send_batch()
+        assert 9 not in got()
+        relay.send_batch()
+    assert got()[2] == 9
+
+
+@every_kind
+def test_killed_after_sending(using: str, group: str | None) -> None:
+    """What was sent and not marked is sent again under the same id."""
+    publish_each([1], using, group=group)
+
+    class Killed(BaseException):
+        """Stands for the end of the process."""
+
+    relay = Relay(using=using)
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(Killed):
+        from idempotency_django.contrib.messaging.outbox import relay as batches
+
+        def die(*_: object) -> None:
+            raise Killed
+
+        for name in ("mark_sent", "release"):
+            patched.setattr(batches.Batch, name, die)
+        relay.send_batch()
+    assert Relay(using=using).drain() == 0  # until the lease is over
+    make_due(using)
+    Relay(using=using).drain()
+    assert got() == [1, 1]
+    assert len({message.message_id for message in Broker.got}) == 1
+
+
+@every_kind
+def test_two_relays(using: str, group: str | None) -> None:
+    """Several relays share the work: each message is sent once, each group in its order."""
+    for number in range(60):
+        publish_each([number], using, group=group and f"g{number % 6}")
+    in_threads([Relay(using=using, batch_size=7).drain for _ in range(4)])
+    Relay(using=using).drain()
+    assert sorted(got()) == list(range(60))
+    for at in range(6 if group else 0):
+        assert [number for number in got() if number % 6 == at] == list(range(at, 60, 6))
+
+
+def test_delay(using: str) -> None:
+    """A message with a delay waits, and its group after it; nothing spins meanwhile."""
+    publish_each([1], using, group="g", delay=timedelta(hours=1))
+    publish_each([2], using, group="g")
+    publish_each([3], using, delay=timedelta(hours=1))
+    relay = Relay(using=using)
+    assert relay.drain() == 0
+    with CaptureQueriesContext(connections[using]) as queries:
+        relay.send_batch()
+    assert not any(query["sql"].startswith(("UPDATE", "INSERT")) for query in queries)
+    make_due(using)
+    relay.drain()
+    assert sorted(got()) == [1, 2, 3]
+    assert got().index(1) < got().index(2)
+
+
+@every_kind
+def test_statements(using: str, group: str | None) -> None:
+    """A batch takes few statements, however many messages and groups are in it."""
+    for number in range(50):
+        publish_each([number], using, group=group and f"g{number % 10}")
+    with CaptureQueriesContext(connections[using]) as queries:
+        assert Relay(using=using).send_batch() == 50
+    changes = [q["sql"] for q in queries if not q["sql"].startswith(("BEGIN", "COMMIT", "SET"))]
+    assert len(changes) <= (10 if group else 6), changes
+
+
+def test_wakes_up(using: str) -> None:
+    """A relay that listens is woken up by a commit, long before it would poll."""
+    if connections[using].vendor != "postgresql":
+        pytest.skip("only PostgreSQL can wake up a relay")
+    with outbox(orders={"NOTIFY": True}):
+        stop = threading.Event()
+
+        def relay() -> None:
+            run_relay(stop, Relay(using=using), poll=timedelta(hours=1), listen=True)
+
+        def writer() -> None:
+            with connections[using].cursor() as cursor:
+                listening = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN %'"
+
+                def is_listening() -> bool:
+                    cursor.execute(listening)
+                    return bool(cursor.fetchone()[0])
+
+                eventually(is_listening)
+            try:
+                for number in range(3):
+                    publish_each([number], using)
+                    eventually(lambda number=number: number in got())
+            finally:
+                stop.set()
+
+        in_threads([relay, writer])

@@ -1,0 +1,205 @@
+"""Topics and what ``manage.py check`` says of them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.checks import CheckMessage
+from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
+from django.test import override_settings
+
+from idempotency_django.contrib.messaging import publish, topic
+from idempotency_django.contrib.messaging.brokers.loop import Incoming, event_of
+from idempotency_django.contrib.messaging.models import OutboxMessage
+from idempotency_django.contrib.messaging.outbox.checks import check_outbox
+from idempotency_django.contrib.messaging.outbox.relay import outgoing
+
+LOCAL = "idempotency_django.contrib.messaging.LocalPublisher"
+BROKER = "tests.contrib.messaging.outbox.conftest.Broker"
+CONSUMER = "tests.contrib.messaging.outbox.crashing.booking"
+
+
+def test_unknown_topic_where_there_is_none() -> None:
+    """The refusal of a topic says that no topics are known, not an empty list."""
+    with (
+        override_settings(IDEMPOTENCY={"OUTBOX": {}}),
+        pytest.raises(ImproperlyConfigured, match=r"Known topics: none\.$"),
+    ):
+        topic("orders")
+
+
+def test_unknown_option_of_the_local_publisher() -> None:
+    """An option that nothing reads is refused, with the one that there is."""
+    entry = {"BACKEND": LOCAL, "OPTIONS": {"consumers": [CONSUMER], "workers": 4}}
+    with override_settings(IDEMPOTENCY={"OUTBOX": {"orders": entry}}):
+        [message] = check_outbox()
+    assert "LocalPublisher has no option 'workers'. Its option is 'consumers'." in message.msg
+
+
+def messages(**idempotency: Any) -> list[CheckMessage]:
+    with override_settings(IDEMPOTENCY=idempotency):
+        return [*check_outbox()]
+
+
+def ids(**idempotency: Any) -> list[str]:
+    """The ids of what the checks find."""
+    found = messages(**idempotency)
+    return [str(message.id).removeprefix("idempotency_django.") for message in found]
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        (BROKER, ""),
+        ({"BACKEND": BROKER, "RETENTION": timedelta(days=1), "ON_POISON": "discard"}, ""),
+        ("nowhere.Publisher", "cannot be imported: No module named 'nowhere'"),
+        ("tests.models.Effect", "creates a Effect, not a Publisher"),
+        ({"BACKEND": BROKER, "OPTIONS": {"unknown": 1}}, ""),
+        ({"BACKEND": LOCAL}, "cannot be created: "),
+        ({"BACKEND": LOCAL, "OPTIONS": {"consumers": []}}, "has no consumers: "),
+        (
+            {"BACKEND": LOCAL, "OPTIONS": {"consumers": [CONSUMER], "consumer": 1}},
+            "has no option 'consumer'",
+        ),
+        (
+            {"BACKEND": LOCAL, "OPTIONS": {"consumers": ["shop.nobody"]}},
+            "There is no consumer at 'shop.nobody'",
+        ),
+        ({"BACKEND": LOCAL, "OPTIONS": {"consumers": [CONSUMER]}}, ""),
+        (17, "is 17; it must be the path of a publisher, or a dict"),
+        ({}, "'BACKEND' must be set"),
+        ({"BACKEND": BROKER, "BACKENDS": 1}, "has the unknown entry 'BACKENDS'"),
+        ({"BACKEND": BROKER, "OPTIONS": []}, "'OPTIONS' must be a dict"),
+        ({"BACKEND": BROKER, "SOURCE": 1}, "'SOURCE' must be a URI reference"),
+        ({"BACKEND": BROKER, "MAX_ATTEMPTS": 0}, "'MAX_ATTEMPTS' must be 1 or more"),
+        ({"BACKEND": BROKER, "ON_POISON": "panic"}, "'ON_POISON' must be 'dead_letter'"),
+        ({"BACKEND": BROKER, "RETENTION": 7}, "'RETENTION' must be a timedelta"),
+        ({"BACKEND": BROKER, "NOTIFY": "yes"}, "'NOTIFY' must be True or False"),
+    ],
+)
+@pytest.mark.parametrize("name", ["orders", "*"])
+def test_topics(name: str, entry: Any, said: str) -> None:
+    """What is wrong with a topic is said before the first message is written to it."""
+    found = messages(OUTBOX={name: entry})
+    assert [message.id for message in found] == ["idempotency_django.E043"] * bool(said)
+    assert all(said in message.msg for message in found)
+
+
+def test_name() -> None:
+    """A topic has a name that brokers and scopes can hold."""
+    [message] = messages(OUTBOX={"or/ders": BROKER})
+    assert message.id == "idempotency_django.E043"
+    assert "'or/ders' must be up to 100 letters" in message.msg
+
+
+def test_databases(settings: Any) -> None:
+    """The tables need a database that is there, commits, and is the records'."""
+    outbox = {"OUTBOX": {"orders": BROKER}}
+    assert ids(**outbox, MESSAGING_DATABASE="replica") == ["E045"]
+    assert ids(OUTBOX=17) == []  # check_settings reports it
+    memory = {"default": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"}}
+    assert ids(**outbox, STORES=memory) == []
+
+
+def test_two_databases(settings: Any) -> None:
+    """Where records and messages cannot commit together, the check says so."""
+    aliases = list(settings.DATABASES)
+    if len(aliases) < 2:
+        pytest.skip("two databases are needed")
+    assert ids(OUTBOX={"orders": BROKER}, MESSAGING_DATABASE=aliases[1]) == ["W007"]
+    assert ids(MESSAGING_DATABASE=aliases[1]) == []
+
+
+def test_timeout_that_is_a_number() -> None:
+    """A duration is a timedelta, not a number of seconds."""
+    backend = "idempotency_django.contrib.messaging.HttpPublisher"
+    options = {
+        "endpoint": "tests.contrib.messaging.publishing.test_http.endpoint_of",
+        "timeout": 30,
+    }
+    assert ids(OUTBOX={"orders": {"BACKEND": backend, "OPTIONS": options}}) == ["E043"]
+
+
+@pytest.mark.parametrize(("timeout", "found"), [(30, []), (31, ["W047"])])
+def test_timeout_beyond_the_lease(timeout: int, found: list[str]) -> None:
+    """A timeout that a relay's lease has no room for is warned of."""
+    backend = "idempotency_django.contrib.messaging.HttpPublisher"
+    endpoint = "tests.contrib.messaging.publishing.test_http.endpoint_of"
+    topic = {
+        "BACKEND": backend,
+        "OPTIONS": {"endpoint": endpoint, "timeout": timedelta(seconds=timeout)},
+    }
+    assert ids(OUTBOX={"orders": topic}) == found
+
+
+def nested(levels: int) -> Any:
+    """As many lists and dicts within one another."""
+    value: Any = {"a": []}
+    for _ in range(levels - 2):
+        value = [value]
+    return value
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"data": nested(100)},
+        {"data": [[number, {}] for number in range(100)]},
+        {"data": "x" * (4 * 2**20 - 2)},
+        {"data": b"x" * 3 * 2**20},
+        {"data": 1, "headers": {"h": "x" * (2**15 - 1)}},
+    ],
+    ids=["nesting", "side by side", "text", "bytes", "headers"],
+)
+def test_the_largest(arguments: dict[str, Any]) -> None:
+    """What is as large as may be is published, and an event of it can be read."""
+    configured = override_settings(IDEMPOTENCY={"OUTBOX": {"orders": BROKER}})
+    with configured, transaction.atomic():
+        publish("orders", **{"type": "n", **arguments})
+    message = outgoing(OutboxMessage.objects.get())
+    event = message.event("/orders")
+    headers, content_type, body = event.to_binary("ce_")
+    sent = [*message.headers.items(), *headers.items(), ("content-type", content_type)]
+    for carried in (
+        Incoming("place", body, sent, redelivered=False, acknowledge=bool),
+        Incoming("place", event.to_json().encode(), [], redelivered=False, acknowledge=bool),
+    ):
+        assert event_of(carried).data == event.data
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"topic": "order"}, ImproperlyConfigured, "Did you mean 'orders'"),
+        ({"data": object()}, TypeError, "is not JSON"),
+        ({"data": float("nan")}, TypeError, "is not JSON"),
+        ({"data": nested(101)}, ValueError, "more than 100 nested lists and objects"),
+        ({"data": "x" * (4 * 2**20 - 1)}, ValueError, "Store it elsewhere"),
+        ({"data": b"x" * (3 * 2**20 + 1)}, ValueError, "Store it elsewhere"),
+        ({"headers": {"h": "x" * 2**15}}, ValueError, "Move them into the data"),
+        ({"group": "é"}, ValueError, "printable ASCII"),
+        ({"group": "g" * 151}, ValueError, "up to 150"),
+        ({"dedup_id": 17}, TypeError, "is not a string"),
+        ({"window": timedelta(0)}, ValueError, "above 0"),
+        ({"message_id": "a b"}, ValueError, "not a valid message_id"),
+    ],
+)
+def test_refused(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    """What cannot be published is refused where it is published, and says what to do."""
+    given = {"topic": "orders", "data": 1, "type": "n", **arguments}
+    configured = override_settings(IDEMPOTENCY={"OUTBOX": {"orders": BROKER}})
+    with configured, transaction.atomic(), pytest.raises(error, match=text):
+        publish(given.pop("topic"), given.pop("data"), **given)
+
+
+def test_all_others() -> None:
+    """``"*"`` stands for every topic that is not named."""
+    with override_settings(IDEMPOTENCY={"OUTBOX": {"*": {"BACKEND": BROKER, "SOURCE": "/shop"}}}):
+        assert topic("anything").publisher().source == "/shop"
+        with pytest.raises(ImproperlyConfigured):
+            topic("*")

@@ -1,0 +1,69 @@
+"""Publishing in views whose key is optional: without a key, they run as if unprotected."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
+from django.http import HttpRequest, JsonResponse
+from django.test import Client
+from django.urls import path
+
+from idempotency_django.contrib.messaging import outbox
+from idempotency_django.contrib.messaging.models import OutboxMessage
+from idempotency_django.decorators import idempotent
+from tests.support.shared import new_key
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.urls(__name__),
+    pytest.mark.usefixtures("broker"),
+]
+
+
+def receipt() -> None:
+    """What follows."""
+
+
+WAYS: dict[str, Callable[[], str]] = {
+    "publish": lambda: outbox.publish("orders", 1, type="n"),
+    "after_commit": lambda: outbox.after_commit(receipt),
+}
+
+
+@idempotent
+def bare(request: HttpRequest, way: str) -> JsonResponse:
+    return JsonResponse({"id": WAYS[way]()})
+
+
+@idempotent
+def atomic(request: HttpRequest, way: str) -> JsonResponse:
+    with transaction.atomic():
+        return JsonResponse({"id": WAYS[way]()})
+
+
+urlpatterns = [path("bare/<way>/", bare), path("atomic/<way>/", atomic)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "key"}], ids=["no key", "a key"])
+def test_own_transaction(headers: dict[str, Any], way: str) -> None:
+    """In a transaction of its own, a view publishes with and without a key, under a random id."""
+    headers = {name: new_key() for name in headers}
+    published = Client().post(f"/atomic/{way}/", headers=headers).json()["id"]
+    assert OutboxMessage.objects.get().message_id == published
+    assert uuid.UUID(published).version == 7
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_transaction(way: str) -> None:
+    """Without a key, nothing has opened a transaction: that is said, and nothing is published."""
+    with pytest.raises(ImproperlyConfigured, match=rf"^{way}\(\) .* sends no key.* required=True"):
+        Client().post(f"/bare/{way}/")
+    assert not OutboxMessage.objects.exists()
+    key = {"Idempotency-Key": new_key()}
+    assert Client().post(f"/bare/{way}/", headers=key).status_code == 200

@@ -1,0 +1,49 @@
+"""A relay in a process of its own, which may die; it is started with ``TOPIC KILL``.
+
+``TOPIC`` is the entry of the topic "orders", as JSON. With ``KILL``, the process is killed when the
+broker has confirmed the first batch, before anything is noted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import django
+
+
+def main(entry: str, kill: str = "") -> None:
+    """Send what is there."""
+    django.setup()
+    from django.conf import settings
+
+    from idempotency_django.contrib.messaging import Outgoing, Publisher, Relay
+    from idempotency_django.contrib.messaging.outbox.topics import Topic
+
+    settings.IDEMPOTENCY = {"OUTBOX": {"orders": json.loads(entry)}}
+    if kill:
+        made = Topic.publisher
+
+        def fatal(topic: Topic) -> Publisher:
+            publisher = made(topic)
+            send = publisher.publish
+
+            def publish(messages: Sequence[Outgoing]) -> list[Exception | None]:
+                assert send(messages) == [None] * len(messages)
+                os.kill(os.getpid(), signal.SIGKILL)
+                raise AssertionError
+
+            publisher.publish = publish  # type: ignore[method-assign]
+            return publisher
+
+        Topic.publisher = fatal  # type: ignore[method-assign]
+    relay = Relay()
+    relay.drain()
+    relay.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,424 @@
+"""Effects elsewhere: once if the transaction is committed, and not at all if it is not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from asyncio import CancelledError
+from collections.abc import Callable, Iterator
+from datetime import date, timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
+from django.test import override_settings
+
+from idempotency_django.contrib.messaging import Relay, after_commit, publish
+from idempotency_django.contrib.messaging.models import OutboxMessage
+from idempotency_django.contrib.messaging.outbox.calls import SCOPE
+from idempotency_django.engine.context import current_execution
+from idempotency_django.engine.functions import idempotent_call
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy
+from idempotency_django.stores.records import reference
+from tests.models import Effect
+from tests.support.shared import LONG_AGO
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+CALLS: list[tuple[Any, ...]] = []
+FAILURES: list[Exception] = []
+
+
+@pytest.fixture(params=list(settings.ALIASES), autouse=True)
+def using(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The outbox and the records are in each of the databases."""
+    alias = settings.ALIASES[request.param]
+    store = "idempotency_django.stores.database.DatabaseStore"
+    with override_settings(
+        IDEMPOTENCY={
+            "MESSAGING_DATABASE": alias,
+            "STORES": {"default": {"BACKEND": store, "OPTIONS": {"using": alias}}},
+        }
+    ):
+        yield alias
+    CALLS.clear()
+    FAILURES.clear()
+
+
+def refund(order):  # type: ignore[no-untyped-def]  # as its signature is in the error
+    """Takes one argument."""
+
+
+def ship(*args: Any, **kwargs: Any) -> object:
+    """Something that is done elsewhere; its result is nothing that JSON could say."""
+    CALLS.append((args, kwargs))
+    if FAILURES:
+        raise FAILURES.pop()
+    return object()
+
+
+def charge(order: int) -> None:
+    """It remembers what it did, and calls others under keys that do not change."""
+    execution = current_execution()
+    assert execution is not None
+    CALLS.append((order, execution.derive_key("charge"), execution.attempt))
+    execution.step("first", CALLS.append, ("step",))
+    if FAILURES:
+        raise FAILURES.pop()
+
+
+class Orders:
+    @staticmethod
+    def ship(order: int) -> None:
+        CALLS.append((order,))
+
+    @classmethod
+    def pack(cls, order: int) -> None:
+        CALLS.append((cls, order))
+
+    def load(self) -> None:
+        pass
+
+
+async def wait() -> None:
+    pass
+
+
+def lazily() -> Iterator[None]:
+    yield
+
+
+class OutOfTime(BaseException):
+    """As gevent's Timeout, which is no Exception."""
+
+
+def leave(how: str = "exit") -> None:
+    CALLS.append(())
+    if how == "exit":
+        sys.exit(3)
+    raise CancelledError if how == "cancelled" else OutOfTime
+
+
+ENDS = {"exit": "sys.exit(3)", "cancelled": "CancelledError", "timeout": "OutOfTime"}
+each_end = pytest.mark.parametrize("how", ENDS)
+
+
+def effects(using: str) -> int:
+    return Effect.objects.using(using).count()
+
+
+def relay(using: str, rounds: int = 1) -> Relay:
+    """A relay that finds everything due."""
+    for _ in range(rounds):
+        OutboxMessage.objects.using(using).filter(state="pending").update(process_after=LONG_AGO)
+        found = Relay(using=using)
+        found.drain()
+    return found
+
+
+def test_committed(using: str) -> None:
+    """A function is called with its arguments once the transaction is committed, and not before."""
+    with transaction.atomic(using=using):
+        after_commit(ship, 17, {"a": [1, None]}, express=True)
+    assert CALLS == []
+    for _ in range(2):
+        Relay(using=using).drain()
+    assert CALLS == [((17, {"a": [1, None]}), {"express": True})]
+
+
+def test_rolled_back(using: str) -> None:
+    """Nothing is called for a transaction that was rolled back."""
+    with transaction.atomic(using=using):
+        after_commit(ship, 17)
+        transaction.set_rollback(True, using=using)
+    Relay(using=using).drain()
+    assert CALLS == []
+
+
+def test_outside_of_a_transaction() -> None:
+    """Without a transaction there is no commit to wait for, so it is refused."""
+    with pytest.raises(ImproperlyConfigured, match=r"^after_commit\(\) .* outside"):
+        after_commit(ship, 17)
+
+
+def test_sent_twice(using: str) -> None:
+    """A relay that dies after the call, and before it notes that, leaves a call that is not made
+    again.
+    """
+    with transaction.atomic(using=using):
+        after_commit(ship, 17)
+    relay(using)
+    OutboxMessage.objects.using(using).update(state="pending", process_after=LONG_AGO)
+    Relay(using=using).drain()
+    assert len(CALLS) == 1
+    assert OutboxMessage.objects.using(using).get().state == "done"
+
+
+@each_end
+def test_exit(using: str, how: str) -> None:
+    """A function that would end the process has failed: the relay goes on, and it is dead."""
+    with override_settings(
+        IDEMPOTENCY={
+            **settings.IDEMPOTENCY,
+            "OUTBOX": {"after_commit": {"MAX_ATTEMPTS": 1}},
+        }
+    ):
+        with transaction.atomic(using=using):
+            after_commit(leave, how)
+            after_commit(ship, 17)
+        relay(using)
+    assert sorted(OutboxMessage.objects.using(using).values_list("state", flat=True)) == [
+        "dead",
+        "done",
+    ]
+    assert ENDS[how] in OutboxMessage.objects.using(using).get(state="dead").error
+
+
+def test_resumed(using: str) -> None:
+    """A call that failed is repeated: with the same derived keys, and without finished steps."""
+    FAILURES.append(ConnectionError("The provider is away."))
+    with transaction.atomic(using=using):
+        after_commit(charge, 17)
+    relay(using, rounds=2)
+    first, step, second = CALLS
+    assert step == ("step",)
+    assert first == (17, second[1], 1)
+    assert second[2] == 2
+    message = OutboxMessage.objects.using(using).get()
+    assert (message.state, message.attempts) == ("done", 1)
+
+
+def test_one_identity(using: str) -> None:
+    """The record of a call names its message as its cause, and the message its publisher."""
+
+    def pay(_: Any) -> str:
+        with transaction.atomic(using=using):
+            return after_commit(ship, 17)
+
+    message_id = idempotent_call(pay, key="order-17", scope="payments")
+    relay(using)
+    message = OutboxMessage.objects.using(using).get(message_id=message_id)
+    assert message.caused_by == reference("order-17", "payments")
+    record = IdempotencyKey.objects.using(using).get(scope=SCOPE)
+    assert record.key == message_id
+    assert record.caused_by == reference(message_id, "outbox:after_commit")
+    assert record.caused_by != reference(record.key, record.scope)
+    assert record.operation == f"{__name__}:ship"
+
+
+def test_published_once_by_a_resumed_operation(using: str) -> None:
+    """An operation that is resumed after it has published does not publish again."""
+    FAILURES.append(ConnectionError())
+
+    def pay(_: Any) -> None:
+        with transaction.atomic(using=using):
+            after_commit(Orders.ship, 17)
+        if FAILURES:
+            raise FAILURES.pop()
+
+    call = partial(idempotent_call, pay, key="a", scope="payments", policy=Policy(mode="leased"))
+    with pytest.raises(ConnectionError):
+        call()
+    call()
+    relay(using)
+    assert CALLS == [(17,)]
+
+
+@pytest.mark.parametrize("function", [Orders.ship, Orders.pack, ship])
+def test_functions(using: str, function: Callable[..., Any]) -> None:
+    """What stands at the top of a module or of a class can be called."""
+    with transaction.atomic(using=using):
+        after_commit(function, 17)
+    relay(using)
+    assert len(CALLS) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda: None, "cannot import it"),
+        (partial(ship, 17), "cannot import it"),
+        (Orders().load, "cannot import it"),
+        (CALLS.append, "cannot import it"),
+        ("tests.ship", "cannot import it"),
+        (wait, "cannot run"),
+        (lazily, "cannot run"),
+    ],
+)
+def test_functions_that_another_process_does_not_find(
+    using: str, function: Callable[..., Any], why: str
+) -> None:
+    """A function without a name of its own is refused before anything is written."""
+
+    def nested() -> None:
+        pass
+
+    with transaction.atomic(using=using):
+        for refused in (function, nested) if why != "cannot run" else (function,):
+            with pytest.raises(TypeError, match=why):
+                after_commit(refused)
+    assert not OutboxMessage.objects.using(using).exists()
+
+
+@pytest.mark.parametrize(
+    "value", [date(2031, 5, 7), (1, 2), {1: 2}, {"a": (1,)}, {1, 2}, float("nan"), object(), b"x"]
+)
+def test_arguments_that_are_not_json(using: str, value: Any) -> None:
+    """An argument that would not come back as it is, is refused before anything is written."""
+    with transaction.atomic(using=using):
+        with pytest.raises(TypeError, match=r"argument 2 of .*:ship is not JSON"):
+            after_commit(ship, 1, value)
+        with pytest.raises(TypeError, match=r"argument 'order' of .*:ship is not JSON"):
+            after_commit(ship, order=value)
+    assert not OutboxMessage.objects.using(using).exists()
+
+
+def test_arguments_that_the_function_does_not_take(using: str) -> None:
+    """A call that could only fail is refused where it is asked for, before anything is written."""
+    with transaction.atomic(using=using):
+        with pytest.raises(TypeError, match=r"cannot call .*:refund\(order\): missing .* 'order'"):
+            after_commit(refund)
+        with pytest.raises(TypeError, match=r"unexpected keyword argument 'carrier'"):
+            after_commit(refund, 17, carrier="x")
+    assert not OutboxMessage.objects.using(using).exists()
+
+
+def rewrite(using: str, **changes: Any) -> None:
+    """Do what somebody who can write the table might do."""
+    message = OutboxMessage.objects.using(using).get()
+    payload = json.loads(message.payload) | changes.pop("payload", {})
+    OutboxMessage.objects.using(using).update(payload=json.dumps(payload), **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"type": "os:abort"},
+        {"type": f"{__name__}:Orders.ship"},
+        {"payload": {"args": [18]}},
+        {"payload": {"kwargs": {"all": True}}},
+        {"payload": {"signature": ""}},
+        {"payload": {"args": None}},
+    ],
+)
+def test_forged(using: str, changes: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    """Who can write the table can choose neither the function nor its arguments."""
+    with transaction.atomic(using=using):
+        after_commit(ship, 17)
+    rewrite(using, **changes)
+    Relay(using=using).drain()
+    message = OutboxMessage.objects.using(using).get()
+    assert message.state == "dead"
+    assert "SECRET_KEY" in message.error
+    assert CALLS == []
+
+
+@pytest.mark.parametrize("payload", ['"text"', "[]", "null", "{}"])
+def test_no_call(using: str, payload: str) -> None:
+    """A message of this topic that is no call is dead-lettered, and harms nobody."""
+    with transaction.atomic(using=using):
+        publish("after_commit", json.loads(payload), type="os:abort")
+    Relay(using=using).drain()
+    assert OutboxMessage.objects.using(using).get().state == "dead"
+
+
+def test_secret_key_replaced(using: str) -> None:
+    """A call that waits while SECRET_KEY is replaced is made, if the old key is a fallback."""
+    with transaction.atomic(using=using):
+        after_commit(ship, 17)
+    with override_settings(SECRET_KEY="new", SECRET_KEY_FALLBACKS=[settings.SECRET_KEY]):
+        Relay(using=using).drain()
+    assert len(CALLS) == 1
+
+
+def test_function_is_gone(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that a deployment has removed is no call that is lost: it waits until it is back,
+    or until an operator decides.
+    """
+    with transaction.atomic(using=using):
+        after_commit(ship, 17)
+    with monkeypatch.context() as deployed:
+        deployed.delattr(f"{__name__}.ship")
+        relay(using)
+        message = OutboxMessage.objects.using(using).get()
+        assert (message.state, message.attempts) == ("pending", 1)
+        assert f"{__name__}:ship no longer exists" in message.error
+    relay(using)
+    assert len(CALLS) == 1
+
+
+def test_held_elsewhere(using: str) -> None:
+    """A call that another process is making is not counted as an attempt, and is looked at again
+    when that one's lease is over.
+    """
+    with transaction.atomic(using=using):
+        message_id = after_commit(ship, 17)
+    IdempotencyKey.objects.using(using).filter(key=message_id).delete()
+    FAILURES.append(ConnectionError())
+    relay(using)
+    records = IdempotencyKey.objects.using(using).filter(key=message_id)
+    before = OutboxMessage.objects.using(using).get()
+    assert before.attempts == 1
+    lease = before.created_at + timedelta(days=1)
+    records.update(status="in_progress", lease_expires_at=lease, owner_token="x")
+    CALLS.clear()
+    relay(using)
+    after = OutboxMessage.objects.using(using).get()
+    assert after.attempts == 1
+    assert after.process_after - after.created_at > timedelta(hours=20)
+    assert CALLS == []
+
+
+def at_once(using: str) -> Any:
+    """Settings with which the process that commits makes the first attempt."""
+    entry = {"after_commit": {"OPTIONS": {"at_once": True}}}
+    return override_settings(IDEMPOTENCY={**settings.IDEMPOTENCY, "OUTBOX": entry})
+
+
+def test_at_once(using: str) -> None:
+    """With at_once, the process that has committed makes the call, and a relay finds it made."""
+    with at_once(using):
+        with transaction.atomic(using=using):
+            after_commit(ship, 17)
+            assert CALLS == []
+        assert len(CALLS) == 1
+        relay(using)
+    assert len(CALLS) == 1
+    assert OutboxMessage.objects.using(using).get().state == "done"
+
+
+def test_at_once_fails(using: str, caplog: pytest.LogCaptureFixture) -> None:
+    """If that attempt fails, the request does not, and a relay makes the next one, though not
+    before it would take the call over from a process that has died.
+    """
+    FAILURES.append(ConnectionError())
+    with at_once(using):
+        with transaction.atomic(using=using):
+            after_commit(ship, 17)
+        assert len(CALLS) == 1
+        assert "A relay retries it" in caplog.text
+        Relay(using=using).drain()
+        assert len(CALLS) == 1
+        relay(using)
+    assert len(CALLS) == 2
+
+
+@each_end
+def test_at_once_exits(using: str, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A function that calls sys.exit(), or raises what is no error, ends neither the process that
+    has committed nor what else follows the commit; a relay makes the next attempt.
+    """
+    followed: list[str] = []
+    with at_once(using):
+        with transaction.atomic(using=using):
+            after_commit(leave, how)
+            transaction.on_commit(lambda: followed.append("hook"), using=using)
+        assert (len(CALLS), followed) == (1, ["hook"])
+        assert "A relay retries it" in caplog.text
+        relay(using)
+    message = OutboxMessage.objects.using(using).get()
+    assert (len(CALLS), message.state, message.attempts) == (2, "pending", 1)

@@ -1,0 +1,419 @@
+"""Tasks that are enqueued if, and only if, a transaction is committed."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import date, timedelta
+from decimal import Decimal
+from typing import Any
+
+import kombu
+import pytest
+from celery import Celery
+from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
+from django.test import override_settings
+
+from idempotency_django.contrib import jobs as enqueueing
+from idempotency_django.contrib.celery import CAUSED_BY, IdempotentTask
+from idempotency_django.contrib.messaging import BrokerUnavailable, CeleryPublisher, Relay, publish
+from idempotency_django.contrib.messaging.models import OutboxMessage
+from idempotency_django.engine.functions import idempotent_call
+from idempotency_django.errors import FingerprintMismatch
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy
+from tests.models import Effect
+from tests.support.servers import Server
+from tests.support.shared import LONG_AGO
+
+from .messages import outgoing
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class App(Celery):
+    """An app whose tasks are its own."""
+
+    def task(self, *args: Any, **options: Any) -> Any:
+        return super().task(*args, **{"shared": False, **options})
+
+
+app = App("publishing", broker="memory://", set_as_current=False, fixups=[])
+app.conf.task_always_eager = app.conf.task_eager_propagates = True
+here = f"{__name__}.app"
+SEEN: list[Any] = []
+
+
+@app.task(base=IdempotentTask)
+def pay(reference: str, amount: int = 500) -> int:
+    return int(Effect.objects.create(reference=reference).pk)
+
+
+@app.task(
+    base=IdempotentTask, key="order-{order_id}", idempotency_policy=Policy(ttl=timedelta(hours=1))
+)
+def settle(order_id: int, amount: int = 500) -> int:
+    return int(Effect.objects.create(reference=f"order-{order_id}").pk)
+
+
+@app.task(base=IdempotentTask, key="forever-{order_id}", idempotency_policy=Policy(ttl=None))
+def archive(order_id: int) -> None:
+    Effect.objects.create(reference=f"forever-{order_id}")
+
+
+@app.task(base=IdempotentTask)
+def note(*values: Any) -> None:
+    SEEN.extend(values)
+
+
+@app.task
+def plain(*values: Any, **named: Any) -> None:
+    SEEN.append((values, named))
+
+
+@pytest.fixture(autouse=True)
+def outbox() -> Iterator[None]:
+    """The outbox uses the app of this module."""
+    with override_settings(IDEMPOTENCY={"OUTBOX": {"celery": {"OPTIONS": {"app": here}}}}):
+        yield
+    SEEN.clear()
+
+
+def effects() -> list[str]:
+    return sorted(Effect.objects.values_list("reference", flat=True))
+
+
+def test_committed() -> None:
+    """A task is executed once its transaction is committed, under the id that was returned."""
+    with transaction.atomic():
+        task_id = pay.enqueue_once("a", amount=7)
+    assert effects() == []
+    assert Relay().drain() == 1
+    assert effects() == ["a"]
+    assert IdempotencyKey.objects.get().key == task_id
+
+
+def test_rolled_back() -> None:
+    """A task is not executed if its transaction is rolled back."""
+    with transaction.atomic():
+        pay.enqueue_once("a")
+        transaction.set_rollback(True)
+    assert Relay().drain() == 0
+    assert effects() == []
+
+
+def test_sent_twice() -> None:
+    """A message that the relay sends twice is one task, because its id is the task's."""
+    with transaction.atomic():
+        pay.enqueue_once("a")
+    Relay().drain()
+    OutboxMessage.objects.update(state="pending", process_after=LONG_AGO)
+    assert Relay().drain() == 1
+    assert effects() == ["a"]
+
+
+def test_outside_of_a_transaction() -> None:
+    """Without a transaction there is no commit to wait for, so it is refused."""
+    with pytest.raises(ImproperlyConfigured, match=r"^enqueue_once\(\) .* outside"):
+        pay.enqueue_once("a")
+
+
+def test_without_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the outbox is not installed, the error says what to install."""
+    monkeypatch.setattr(enqueueing, "_ways", [])
+    with transaction.atomic(), pytest.raises(ImproperlyConfigured, match="INSTALLED_APPS"):
+        pay.enqueue_once("a")
+
+
+def test_one_key() -> None:
+    """The same key is enqueued once, in one transaction or in several, and has one id."""
+    with transaction.atomic():
+        first = settle.enqueue_once(17)
+        assert settle.enqueue_once(order_id=17) == first
+    Relay().drain()
+    with transaction.atomic():
+        assert settle.enqueue_once(17) == first
+        assert settle.enqueue_once(18) != first
+    Relay().drain()
+    assert effects() == ["order-17", "order-18"]
+    assert OutboxMessage.objects.count() == 2
+
+
+def test_without_a_key() -> None:
+    """Without a key, each call is a task of its own."""
+    with transaction.atomic():
+        assert pay.enqueue_once("a") != pay.enqueue_once("a")
+    Relay().drain()
+    assert effects() == ["a", "a"]
+
+
+def test_other_arguments_under_a_key() -> None:
+    """Other arguments under the same key are not dropped in silence: the task refuses them."""
+    with transaction.atomic():
+        first = settle.enqueue_once(17)
+        other = settle.enqueue_once(17, amount=900)
+    assert first != other
+    Relay().drain()
+    assert effects() == ["order-17"]
+    refused = OutboxMessage.objects.get(message_id=other)
+    assert FingerprintMismatch.__name__ in refused.error
+
+
+def test_completed_before() -> None:
+    """A key whose task is completed is enqueued again once the window is over. The task then gets
+    the first result, as long as its record lives.
+    """
+    with transaction.atomic():
+        first = settle.enqueue_once(17)
+    Relay().drain()
+    OutboxMessage.objects.update(dedup_until=LONG_AGO)
+    with transaction.atomic():
+        assert settle.enqueue_once(17) != first
+    assert Relay().drain() == 1
+    assert effects() == ["order-17"]
+
+
+@pytest.fixture
+def _like_a_worker() -> Iterator[None]:
+    """The error of a task is the task's own, and not its sender's."""
+    app.conf.task_eager_propagates = False
+    yield
+    app.conf.task_eager_propagates = True
+
+
+@pytest.mark.usefixtures("_like_a_worker")
+@pytest.mark.parametrize("mode", ["transactional", "leased"])
+def test_failed_before(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key whose task has failed is enqueued again, and its task is executed again: once."""
+    monkeypatch.setattr(settle, "idempotency_policy", Policy(mode=mode, ttl=timedelta(days=1)))
+    create = Effect.objects.create
+    monkeypatch.setattr(Effect.objects, "create", lambda **_: 1 / 0)
+    with transaction.atomic():
+        first = settle.enqueue_once(17)
+        assert settle.enqueue_once(17) == first  # it waits
+    Relay().drain()
+    assert (effects(), IdempotencyKey.objects.get().status) == ([], "failed")
+    monkeypatch.setattr(Effect.objects, "create", create)
+    with transaction.atomic():
+        second = settle.enqueue_once(17)
+        assert settle.enqueue_once(order_id=17) == second != first
+    assert Relay().drain() == 1
+    assert effects() == ["order-17"]
+    with transaction.atomic():
+        assert settle.enqueue_once(17) == second
+    assert Relay().drain() == 0
+
+
+def test_interrupted_before() -> None:
+    """So is a key whose task was interrupted, as its message may be gone; not one that is held."""
+    with transaction.atomic():
+        first = settle.enqueue_once(17)
+    Relay().drain()
+    over = {"status": "in_progress", "lease_expires_at": "2020-01-01T00:00Z"}
+    IdempotencyKey.objects.update(**over, hold=True)
+    with transaction.atomic():
+        assert settle.enqueue_once(17) == first
+    IdempotencyKey.objects.update(**over, hold=False)
+    with transaction.atomic():
+        assert settle.enqueue_once(17) != first
+
+
+def test_windows() -> None:
+    """The window is the task's ttl, and 30 days where that has no end."""
+    with transaction.atomic():
+        settle.enqueue_once(17)
+        archive.enqueue_once(17)
+    windows = {
+        message.type.rpartition(".")[2]: message.dedup_until - message.created_at
+        for message in OutboxMessage.objects.all()
+    }
+    assert windows == {"settle": timedelta(hours=1), "archive": timedelta(days=30)}
+
+
+def test_resumed_operation() -> None:
+    """An operation that is resumed after it has enqueued a task does not enqueue it again."""
+    failing = [True]
+
+    def order(_: Any) -> str:
+        with transaction.atomic():
+            task_id = pay.enqueue_once("a")
+        if failing and failing.pop():
+            raise ConnectionError
+        return task_id
+
+    ids = []
+    for _ in range(2):
+        with suppress(ConnectionError):
+            ids.append(idempotent_call(order, key="o", scope="s", policy=Policy(mode="leased")))
+    Relay().drain()
+    assert effects() == ["a"]
+    record = IdempotencyKey.objects.get(key=ids[0])
+    assert record.caused_by == f"{ids[0]} outbox:celery"
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+def test_types(serializer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Celery's JSON can hold arrives as it was, whatever the task is sent as."""
+    monkeypatch.setattr(note, "serializer", serializer)
+    values = [date(2031, 5, 7), Decimal("1.10"), uuid.UUID(int=7), {"a": [None, 1.5]}, "ü"]
+    with transaction.atomic():
+        note.enqueue_once(*values)
+    Relay().drain()
+    assert values == SEEN
+
+
+CYCLE: list[Any] = []
+CYCLE.append(CYCLE)
+
+
+@pytest.mark.parametrize("arguments", [(object(),), ({1, 2},), (CYCLE,), ()])
+def test_arguments_that_do_not_fit(arguments: tuple[Any, ...]) -> None:
+    """Arguments that the task could not be called with are refused before anything is written."""
+    with transaction.atomic(), pytest.raises(TypeError):
+        pay.enqueue_once(*arguments)
+    assert not OutboxMessage.objects.exists()
+
+
+MARKS: list[dict[str, Any]] = [
+    {"__type__": "datetime", "__value__": 5},
+    {"__type__": "decimal", "__value__": []},
+    {"__type__": [], "__value__": 1},
+    {"__type__": "nothing", "__value__": 1},
+    {"__type__": "uuid", "__value__": {"hex": "0" * 32}},
+]
+"""What Celery's JSON takes for values of another type, as a client can send it."""
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_no_type_of_a_client(mark: dict[str, Any]) -> None:
+    """A dict that Celery would take for a value of another type is refused at once."""
+    with transaction.atomic(), pytest.raises(TypeError, match="string"):
+        pay.enqueue_once("a", amount=[{"payload": mark}])
+    assert not OutboxMessage.objects.exists()
+
+
+@pytest.mark.parametrize("mark", MARKS[:4])
+def test_marks_that_cannot_be_read(mark: dict[str, Any]) -> None:
+    """One that was published nevertheless says what is wrong with it, and harms no other."""
+    bad = outgoing("a", topic="celery", type=plain.name, data={"kwargs": {"payload": mark}})
+    good = outgoing("b", topic="celery", type=plain.name, data={"args": [1]})
+    first, second = CeleryPublisher("celery", app=here).publish([bad, good])
+    assert isinstance(first, ValueError)
+    assert "__type__" in str(first)
+    assert second is None
+
+
+def test_any_task() -> None:
+    """Any task can be published, also one that is not idempotent."""
+    with transaction.atomic():
+        publish("celery", {"args": [1], "kwargs": {"a": 2}}, type=plain.name)
+        publish("celery", {}, type=plain.name)
+    Relay().drain()
+    assert sorted(SEEN, key=repr) == [((), {}), ((1,), {"a": 2})]
+
+
+@pytest.mark.parametrize("data", [None, [], {"args": {}}, {"kwargs": []}, {"arguments": [1]}])
+def test_no_arguments(data: Any) -> None:
+    """A message whose data are no arguments is refused, and harms no other."""
+    bad = outgoing("a", topic="celery", type=plain.name, data=data)
+    good = outgoing("b", topic="celery", type=plain.name, data={"args": [1]})
+    first, second = CeleryPublisher("celery", app=here).publish([bad, good])
+    assert "does not contain the task's arguments" in str(first)
+    assert second is None
+
+
+@pytest.mark.parametrize("path", ["tests.nowhere.app", f"{__name__}.pay", "nothing"])
+def test_wrong_app(path: str) -> None:
+    """A path that leads to no Celery app is found by a check."""
+    [message] = CeleryPublisher("celery", app=path).check()
+    assert message.id == "idempotency_django.E043"
+    assert CeleryPublisher("celery", app=here).check() == []
+    assert CeleryPublisher("celery").check() == []
+
+
+# On a broker.
+
+
+@pytest.fixture(params=["rabbitmq", "redis"])
+def server(request: pytest.FixtureRequest) -> Server:
+    name = "rabbit" if request.param == "rabbitmq" else "redis_server"
+    found: Server = request.getfixturevalue(name)
+    return found
+
+
+client: Celery
+"""An app that knows no task."""
+
+
+@pytest.fixture
+def queue(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[kombu.Queue]:
+    """The queue that such an app sends to."""
+    name = f"tasks-{uuid.uuid4().hex}"
+    with (
+        Celery("client", broker=server.url, set_as_current=False, fixups=[]) as client,
+        kombu.Connection(server.url) as connection,
+    ):
+        monkeypatch.setattr(f"{__name__}.client", client, raising=False)
+        client.conf.task_default_queue = name
+        queue = client.amqp.queues[name](connection.channel())
+        queue.declare()
+        yield queue
+        queue.delete()
+
+
+def test_on_a_broker(queue: kombu.Queue) -> None:
+    """A task is sent by its name, with the message's id, and with the message as its cause; the
+    same on every attempt.
+    """
+    message = outgoing(
+        "t-1", topic="celery", type="shop.pay", data={"args": [17]}, headers={"tenant": "one"}
+    )
+    publisher = CeleryPublisher("celery", app=f"{__name__}.client")
+    for _ in range(2):
+        assert publisher.publish([message]) == [None]
+    publisher.close()
+    for _ in range(2):
+        sent = queue.get(no_ack=True)
+        assert sent.headers["task"] == "shop.pay"
+        assert sent.headers["id"] == "t-1"
+        assert sent.headers[CAUSED_BY] == "t-1 outbox:celery"
+        assert sent.headers["tenant"] == "one"
+        assert json.loads(sent.body)[:2] == [[17], {}]
+    assert queue.get(no_ack=True) is None
+
+
+def test_broker_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the broker cannot be reached, no message is blamed for it."""
+    with Celery("client", broker="amqp://127.0.0.1:1//", set_as_current=False, fixups=[]) as client:
+        monkeypatch.setattr(f"{__name__}.client", client, raising=False)
+        publisher = CeleryPublisher(
+            "celery", app=f"{__name__}.client", timeout=timedelta(seconds=1)
+        )
+        [answer] = publisher.publish([outgoing("a", type="shop.pay", data={})])
+        assert isinstance(answer, BrokerUnavailable)
+        assert "refused" in str(answer)
+
+
+def test_no_exchange(rabbit: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing exchange is no message's fault; when it is there, tasks are sent."""
+    name = f"tasks-{uuid.uuid4().hex}"
+    with (
+        Celery("client", broker=rabbit.url, set_as_current=False, fixups=[]) as client,
+        kombu.Connection(rabbit.url) as connection,
+    ):
+        monkeypatch.setattr(f"{__name__}.client", client, raising=False)
+        client.conf.task_routes = {"shop.pay": {"exchange": name, "routing_key": "a"}}
+        publisher = CeleryPublisher("celery", app=f"{__name__}.client")
+        message = outgoing("a", type="shop.pay", data={})
+        [answer] = publisher.publish([message])
+        assert isinstance(answer, BrokerUnavailable)
+        assert "no exchange" in str(answer)
+        publisher.close()  # as the relay does
+        channel = connection.channel()
+        kombu.Exchange(name)(channel).declare()
+        assert publisher.publish([message]) == [None]
+        publisher.close()
+        kombu.Exchange(name)(channel).delete()

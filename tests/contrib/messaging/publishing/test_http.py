@@ -1,0 +1,389 @@
+"""Outgoing webhooks, as their receivers see them."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import OperationalError
+from standardwebhooks.webhooks import Webhook, WebhookVerificationError
+
+from idempotency_django.contrib.messaging import Endpoint, Event, HttpPublisher
+from idempotency_django.contrib.messaging.brokers.base import (
+    BrokerUnavailable,
+    DeadlineReached,
+    Outgoing,
+    Refused,
+)
+from idempotency_django.contrib.messaging.outbox.topics import Topic
+
+from .brokers import PUBLISHERS
+from .messages import failures, grouped, outgoing
+
+
+def secret() -> str:
+    """A new secret of Standard Webhooks."""
+    return "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+SECRET, OLDER = secret(), secret()
+Answer = Callable[["Request"], tuple[int, dict[str, str], bytes]]
+
+
+class Request:
+    """What a receiver got."""
+
+    def __init__(self, path: str, headers: dict[str, str], body: bytes) -> None:
+        self.path = path
+        self.headers = headers
+        self.body = body
+        self.event = Event.from_json(body)
+
+
+class Receiver:
+    """Answers webhooks as it is told; by default it takes all of them."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.answer: Answer = lambda request: (204, {}, b"")
+        self.busy = self.busiest = 0
+        self.over = threading.Event()
+        self._lock = threading.Lock()
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                receiver.take(self)
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/hooks"
+
+    def take(self, handler: BaseHTTPRequestHandler) -> None:
+        body = handler.rfile.read(int(handler.headers["content-length"]))
+        headers = {name.lower(): value for name, value in handler.headers.items()}
+        request = Request(handler.path, headers, body)
+        with self._lock:
+            self.requests.append(request)
+            self.busy += 1
+            self.busiest = max(self.busy, self.busiest)
+        if request.event.id == "silent":
+            self.over.wait(60)
+        if request.event.id == "dripping":
+            self.drip(handler)
+        status, extra, text = self.answer(request)
+        with self._lock:
+            self.busy -= 1
+        handler.send_response(status)
+        for name, value in {"content-length": str(len(text)), **extra}.items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        handler.wfile.write(text)
+
+    def drip(self, handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        with suppress(OSError):  # the other side has hung up
+            while not self.over.wait(0.05):
+                handler.wfile.write(b"x-more: to come\r\n")
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of what came, in that order."""
+        return [request.headers["webhook-id"] for request in self.requests]
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    receiver = Receiver()
+    thread = threading.Thread(target=receiver.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield receiver
+    receiver.over.set()
+    receiver.server.shutdown()
+    thread.join()
+    receiver.server.server_close()
+
+
+def publisher(receiver: Receiver, **options: Any) -> HttpPublisher:
+    """A publisher that sends everything there."""
+    given: dict[str, Any] = {"url": receiver.url, "secrets": [SECRET], "allow_http": True}
+    return HttpPublisher("orders", **given | options)
+
+
+def test_signed(receiver: Receiver) -> None:
+    """A receiver verifies a webhook with the library of Standard Webhooks, by the new secret or by
+    the one before it, and reads the event in its body.
+    """
+    assert publisher(receiver, secrets=[SECRET, OLDER]).publish(grouped("a-1")) == [None]
+    [request] = receiver.requests
+    for known in (SECRET, OLDER):
+        told = Webhook(known).verify(request.body, request.headers)
+        assert told["type"] == "order.paid"
+        assert told["data"] == {"order": "a-1"}
+        assert told["timestamp"] == "2031-05-07T09:30:00Z"
+    with pytest.raises(WebhookVerificationError):
+        Webhook(secret()).verify(request.body, request.headers)
+    with pytest.raises(WebhookVerificationError):
+        Webhook(SECRET).verify(request.body + b" ", request.headers)
+    assert request.event.id == request.headers["webhook-id"] == "a-1"
+    assert request.event.source == "/orders"
+    assert request.headers["content-type"] == "application/json"
+
+
+def test_each_attempt_has_the_same_id(receiver: Receiver) -> None:
+    """A webhook that is sent again has the same id and body, and is signed anew."""
+    receiver.answer = lambda request: (500 if len(receiver.requests) == 1 else 200, {}, b"")
+    sender = publisher(receiver)
+    assert failures(sender.publish(grouped("a-1"))) == [True]
+    assert failures(sender.publish(grouped("a-1"))) == [False]
+    first, second = receiver.requests
+    assert first.headers["webhook-id"] == second.headers["webhook-id"]
+    assert first.body == second.body
+
+
+@pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
+def test_confirmed(receiver: Receiver, status: int) -> None:
+    """A status from 200 to 299 confirms a webhook."""
+    receiver.answer = lambda request: (status, {}, b"")
+    assert publisher(receiver).publish(grouped("a-1")) == [None]
+
+
+@pytest.mark.parametrize("status", [400, 404, 429, 500, 503])
+def test_refused(receiver: Receiver, status: int) -> None:
+    """Any other status is a failure, which shows what the receiver has said."""
+    receiver.answer = lambda request: (status, {}, b"Sorry,\r\n no." + b"x" * 5000)
+    [error] = publisher(receiver).publish(grouped("a-1"))
+    assert isinstance(error, Refused)
+    assert not error.final
+    assert f"/hooks responded with {status} " in str(error)
+    assert "Sorry, no.xxx" in str(error)
+    assert len(str(error)) < 400
+
+
+def test_gone(receiver: Receiver) -> None:
+    """A receiver that answers 410 (Gone) is not asked again."""
+    receiver.answer = lambda request: (410, {}, b"")
+    [error] = publisher(receiver).publish(grouped("a-1"))
+    assert isinstance(error, Refused)
+    assert error.final
+
+
+def test_redirects(receiver: Receiver) -> None:
+    """A redirect is a failure: whoever controls a receiver does not choose where we send to."""
+    receiver.answer = lambda request: (307, {"location": "/elsewhere"}, b"")
+    [error] = publisher(receiver).publish(grouped("a-1"))
+    assert "Redirects are not followed" in str(error)
+    assert [request.path for request in receiver.requests] == ["/hooks"]
+
+
+@pytest.mark.parametrize(
+    ("value", "delay"),
+    [
+        ("120", (120, 120)),
+        ("a date", (500, 600)),
+        ("999999999", (3600, 3600)),
+        ("9" * 400, (3600, 3600)),
+        ("-5", (0, 0)),
+        ("soon", (0, 0)),
+        ("Thu, 99 Foo 2031 99:99:99 GMT", (0, 0)),
+    ],
+)
+def test_retry_after(receiver: Receiver, value: str, delay: tuple[int, int]) -> None:
+    """A receiver says when to come again, up to an hour."""
+    if value == "a date":
+        value = format_datetime(datetime.now(UTC) + timedelta(seconds=600), usegmt=True)
+    receiver.answer = lambda request: (503, {"retry-after": value}, b"")
+    [error] = publisher(receiver).publish(grouped("a-1"))
+    assert isinstance(error, Refused)
+    assert delay[0] <= error.delay.total_seconds() <= delay[1]
+
+
+def test_order_of_groups(receiver: Receiver) -> None:
+    """Webhooks of one group come one after the other, in their order, and stop at a failure.
+    Groups do not wait for one another.
+    """
+    both = threading.Barrier(2, timeout=20)
+
+    def answer(request: Request) -> tuple[int, dict[str, str], bytes]:
+        if request.event.id in ("a-1", "b-1"):
+            both.wait()
+        return (500 if request.event.id == "a-2" else 200, {}, b"")
+
+    receiver.answer = answer
+    answers = publisher(receiver).publish(grouped("a-1", "a-2", "b-1", "a-3", "b-2"))
+    assert failures(answers) == [False, True, False, True, False]
+    assert [each for each in receiver.ids if each.startswith("a")] == ["a-1", "a-2"]
+    assert [each for each in receiver.ids if each.startswith("b")] == ["b-1", "b-2"]
+
+
+def test_concurrency(receiver: Receiver) -> None:
+    """No more webhooks are under way than the publisher allows."""
+    pair = threading.Barrier(2, timeout=20)
+
+    def answer(request: Request) -> tuple[int, dict[str, str], bytes]:
+        pair.wait()
+        receiver.over.wait(0.3)  # in which one more would come
+        return (200, {}, b"")
+
+    receiver.answer = answer
+    answers = publisher(receiver, concurrency=2).publish([outgoing(f"{at}") for at in range(6)])
+    assert answers == [None] * 6
+    assert receiver.busiest == 2
+
+
+@pytest.mark.parametrize("name", ["silent", "dripping"])
+def test_timeout(receiver: Receiver, name: str) -> None:
+    """A receiver that is silent, or whose answer has no end, is given up. The others get theirs."""
+    with ThreadPoolExecutor() as pool:
+        answers = pool.submit(
+            publisher(receiver, timeout=timedelta(seconds=2)).publish,
+            [outgoing(name), outgoing("quick")],
+        )
+        slow, quick = answers.result(timeout=60)
+        receiver.over.set()
+    assert isinstance(slow, TimeoutError)
+    assert quick is None
+
+
+def test_no_time_left(receiver: Receiver) -> None:
+    """Once half of the relay's lease is over, no webhook is begun: the next batch has it."""
+    slow = publisher(receiver, concurrency=1)
+
+    def answer(request: Request) -> tuple[int, dict[str, str], bytes]:
+        time.sleep(max(0, slow.deadline - time.monotonic()))
+        return (200, {}, b"")
+
+    receiver.answer = answer
+    slow.deadline = time.monotonic() + 2
+    answers = slow.publish([*grouped("a-1", "a-2"), outgoing("b")])
+    assert answers[0] is None
+    assert [type(error) for error in answers[1:]] == [DeadlineReached, DeadlineReached]
+    assert receiver.ids == ["a-1"]
+
+
+def test_unreachable(receiver: Receiver) -> None:
+    """A receiver that is away is a failure of its own webhooks only."""
+    receiver.server.shutdown()
+    receiver.server.server_close()
+    [error] = publisher(receiver).publish(grouped("a-1"))
+    assert isinstance(error, Exception)
+
+
+def test_headers(receiver: Receiver) -> None:
+    """A message's headers are sent, but for those that the publisher makes itself."""
+    message = outgoing("a", headers={"X-Tenant": "one", "Webhook-Id": "forged"})
+    assert publisher(receiver).publish([message]) == [None]
+    assert receiver.requests[0].headers["x-tenant"] == "one"
+    assert receiver.ids == ["a"]
+
+
+@pytest.mark.parametrize("name", ["Content-Length", "transfer-encoding", "HOST", "Connection"])
+def test_headers_of_the_connection(receiver: Receiver, name: str) -> None:
+    """A message says nothing about the connection that it is sent on."""
+    messages = [outgoing("a", headers={name: "3"}), outgoing("b")]
+    assert publisher(receiver).publish(messages) == [None, None]
+    sent = {request.headers.get(name.lower()) for request in receiver.requests}
+    assert len(sent) <= 2 - (name == "HOST")
+    assert "3" not in sent
+
+
+@pytest.mark.parametrize("value", ["a\r\nwebhook-id: forged", "\x00", "ü", 5, [1]])
+def test_headers_that_cannot_be_sent(receiver: Receiver, value: Any) -> None:
+    """A header that HTTP does not allow fails its message, and no other."""
+    bad = outgoing("bad", headers={"x-tenant": value})
+    assert failures(publisher(receiver).publish([bad, outgoing("good")])) == [True, False]
+    assert receiver.ids == ["good"]
+
+
+ENDPOINTS: dict[str, Endpoint | None] = {}
+
+
+def endpoint_of(message: Outgoing) -> Endpoint | None:
+    """The endpoint of the message's group; an unknown one is an error."""
+    return ENDPOINTS[message.group]
+
+
+def test_endpoints(receiver: Receiver) -> None:
+    """A function says where each message goes and how it is signed, or that nobody wants it. Where
+    it fails, only its message does.
+    """
+    headers = {"authorization": "Bearer t"}
+    ENDPOINTS["a"] = Endpoint(f"{receiver.url}/a", [SECRET], headers)
+    ENDPOINTS["b"] = Endpoint(f"{receiver.url}/b", [OLDER])
+    ENDPOINTS["none"] = None
+    ENDPOINTS["plain"] = Endpoint("ftp://localhost/", [SECRET])
+    sender = HttpPublisher("orders", endpoint=f"{__name__}.endpoint_of", allow_http=True)
+    answers = sender.publish(grouped("a-1", "b-1", "none-1", "unknown-1", "plain-1"))
+    assert failures(answers) == [False, False, False, True, True]
+    found = {request.path: request for request in receiver.requests}
+    assert set(found) == {"/hooks/a", "/hooks/b"}
+    assert found["/hooks/a"].headers["authorization"] == "Bearer t"
+    Webhook(OLDER).verify(found["/hooks/b"].body, found["/hooks/b"].headers)
+
+
+@pytest.mark.parametrize(
+    "error", [OperationalError("The database is away."), ImportError("No module.")]
+)
+def test_endpoints_that_cannot_be_asked(error: Exception) -> None:
+    """That the database of the endpoints is away is no message's fault."""
+
+    def endpoint(message: Outgoing) -> Endpoint:
+        raise error
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(f"{__name__}.endpoint_of", endpoint, raising=False)
+        asked = HttpPublisher("orders", endpoint=f"{__name__}.endpoint_of")
+        for answer in asked.publish(grouped("a-1", "b-1")):
+            assert isinstance(answer, BrokerUnavailable)
+            assert str(error) in str(answer)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({}, "either url and secrets, or endpoint"),
+        ({"url": "https://a.example/", "endpoint": "a.b"}, "either url and secrets, or endpoint"),
+        ({"url": "http://a.example/", "secrets": [SECRET]}, "does not begin with https://"),
+        ({"url": "https:///path", "secrets": [SECRET]}, "has no host"),
+        ({"url": "https://a.example/", "secrets": []}, "it has no secrets"),
+        ({"url": "https://a.example/", "secrets": SECRET}, "it has no secrets"),
+        ({"url": "https://a.example/", "secrets": [SECRET, "hunter2"]}, "secret number 2"),
+        ({"url": "https://a.example/", "secrets": ["whsec_c2hvcnQ="]}, "secret number 1"),
+        ({"url": "https://a.example/", "secrets": [SECRET], "nonsense": 1}, "nonsense"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], why: str) -> None:
+    """What cannot work is refused when the publisher is made, and never shows a secret."""
+    topic = Topic(name="orders", backend=f"{PUBLISHERS}.http.HttpPublisher", options=options)
+    with pytest.raises(ImproperlyConfigured, match=why) as caught:
+        topic.publisher()
+    assert "hunter2" not in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+def test_function_that_is_not_there() -> None:
+    """An endpoint that cannot be imported is no message's fault, and a check finds it before."""
+    sender = HttpPublisher(
+        "orders", endpoint="tests.contrib.messaging.publishing.nowhere.endpoint_of"
+    )
+    with pytest.raises(ImproperlyConfigured, match=r"nowhere\.endpoint_of"):
+        sender.publish(grouped("a-1"))
+    assert [message.id for message in sender.check()] == ["idempotency_django.E043"]
+    assert publisher_without_problems().check() == []
+
+
+def publisher_without_problems() -> HttpPublisher:
+    return HttpPublisher("orders", endpoint=f"{__name__}.endpoint_of")

@@ -1,0 +1,404 @@
+"""What a publisher does while its broker refuses, is away or does not answer."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+import boto3
+import kombu
+import pytest
+from amqp import spec
+from django.core.exceptions import ImproperlyConfigured
+
+from idempotency_django.contrib import messaging
+from idempotency_django.contrib.messaging import KafkaPublisher, KombuPublisher
+from idempotency_django.contrib.messaging.brokers.base import (
+    BrokerUnavailable,
+    DeadlineReached,
+    GroupedBatch,
+    Refused,
+)
+from idempotency_django.contrib.messaging.outbox.topics import Topic
+from tests.faults.wires import wire_to
+from tests.support.kafka import bootstrap, kafka, make_topic
+from tests.support.servers import Server, free_port
+from tests.support.sqs import client_options, kombu_url, make_queue, sqs
+
+from .brokers import PUBLISHERS, Broker, kafka_broker, kombu_broker
+from .messages import failures, grouped, outgoing
+
+hanging_up = pytest.mark.filterwarnings(  # py-amqp leaves the socket to the garbage collector
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+
+@pytest.fixture
+def rabbit_broker(rabbit: Server) -> Iterator[Broker]:
+    with kombu_broker(rabbit) as broker:
+        yield broker
+
+
+def assert_away(results: Sequence[Exception | None], *texts: str) -> None:
+    """The broker is away, which is said in one of these words, and no message is blamed for it."""
+    for result in results:
+        assert isinstance(result, BrokerUnavailable)
+        assert any(text in str(result) for text in texts), result
+
+
+# RabbitMQ.
+
+
+def test_nobody_gets_it(rabbit: Server) -> None:
+    """A message that no queue gets has failed, unless that is allowed; the connection goes on."""
+    exchange = f"orders-{uuid.uuid4().hex}"
+    with kombu.Connection(rabbit.url) as connection:
+        channel = connection.channel()
+        kombu.Exchange(exchange, type="topic")(channel).declare()
+        publisher = KombuPublisher("orders", url=rabbit.url, exchange=exchange)
+        first, second = publisher.publish(grouped("a-1", "b-1"))
+        assert "No queue is bound to" in str(first)
+        assert isinstance(second, Refused)
+        queue = kombu.Queue(exclusive=True)(channel)
+        queue.declare()
+        queue.bind_to(exchange, routing_key="order.#")
+        answers = publisher.publish([*grouped("a-1"), outgoing("b", type="other")])
+        assert failures(answers) == [False, True]
+        assert queue.get(no_ack=True).headers["cloudEvents_id"] == "a-1"
+        publisher.close()
+        optional = KombuPublisher("orders", url=rabbit.url, exchange=exchange, mandatory=False)
+        assert optional.publish([outgoing("b", type="other")]) == [None]
+        optional.close()
+        kombu.Exchange(exchange)(channel).delete()
+
+
+def test_what_amqp_cannot_carry(rabbit: Server) -> None:
+    """A routing key or a header's name that is too long is the message's fault: the others go on,
+    and the message uses its attempts up.
+    """
+    with kombu.Connection(rabbit.url) as connection:
+        queue = kombu.Queue(exclusive=True)(connection.channel())
+        queue.declare()
+        queue.bind_to("amq.topic", routing_key="order.*")
+        publisher = KombuPublisher("orders", url=rabbit.url, exchange="amq.topic")
+        wrong = [outgoing("b", type="ü" * 255), outgoing("c", headers={"h" * 256: "x"})]
+        [first] = grouped("a-1")
+        answers = publisher.publish([first, *wrong, outgoing("d")])
+        assert failures(answers) == [False, True, True, False]
+        for answer in answers[1:3]:
+            assert isinstance(answer, Refused)
+            assert "AMQP cannot encode the message" in str(answer)
+        assert failures(publisher.publish(wrong[:1])) == [True]  # also as the first one
+        taken = [queue.get(no_ack=True).headers["cloudEvents_id"] for _ in range(2)]
+        assert taken == ["a-1", "d"]
+        assert queue.get() is None
+        publisher.close()
+
+
+def test_routing_key(rabbit: Server) -> None:
+    """The routing key is made of the message."""
+    with kombu.Connection(rabbit.url) as connection:
+        queue = kombu.Queue(exclusive=True)(connection.channel())
+        queue.declare()
+        queue.bind_to("amq.topic", routing_key="orders.a.order.paid")
+        key = "{topic}.{group}.{type}"
+        publisher = KombuPublisher("orders", url=rabbit.url, exchange="amq.topic", routing_key=key)
+        assert failures(publisher.publish(grouped("a-1", "b-1"))) == [False, True]
+        publisher.close()
+
+
+def test_refused_by_the_broker(rabbit: Server) -> None:
+    """A message that RabbitMQ refuses (basic.nack) has failed, and none after it overtakes it."""
+    name = f"full-{uuid.uuid4().hex}"
+    full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    with kombu.Connection(rabbit.url) as connection:
+        queue = kombu.Queue(name, queue_arguments=full)(connection.channel())
+        queue.declare()
+        publisher = KombuPublisher("orders", url=rabbit.url, queue=name)
+        answers = publisher.publish(grouped("a-1", "a-2", "a-3"))
+        assert failures(answers) == [False, True, True]
+        assert "basic.nack" in str(answers[1])
+        queue.purge()
+        assert publisher.publish(grouped("a-2")) == [None]
+        publisher.close()
+        queue.delete()
+
+
+def test_frame_too_large(rabbit_broker: Broker) -> None:
+    """A message for which RabbitMQ ends the connection fails alone: it does not hold up others."""
+    large = outgoing("large", headers={"text": "x" * 200_000})
+    with rabbit_broker.publisher() as publisher:
+        answers = publisher.publish([large, outgoing("small")])
+    assert failures(answers) == [True, False]
+
+
+def test_other_queue(rabbit: Server, rabbit_broker: Broker) -> None:
+    """A queue that exists with other properties is taken as it is."""
+    name = f"classic-{uuid.uuid4().hex}"
+    with kombu.Connection(rabbit.url) as connection:
+        queue = kombu.Queue(name)(connection.channel())
+        queue.declare()
+        publisher = KombuPublisher("orders", url=rabbit.url, queue=name)
+        assert publisher.publish(grouped("a-1", "b-1")) == [None, None]
+        publisher.close()
+        assert queue.delete() == 2
+
+
+def test_queue_deleted(rabbit: Server, rabbit_broker: Broker) -> None:
+    """A queue that is deleted under the publisher is declared again, and no message is blamed."""
+    name = f"deleted-{uuid.uuid4().hex}"
+    with kombu.Connection(rabbit.url) as connection:
+        channel = connection.channel()
+        publisher = KombuPublisher("orders", url=rabbit.url, queue=name)
+        assert publisher.publish(grouped("a-1")) == [None]
+        channel.queue_delete(name)
+        assert_away(publisher.publish(grouped("a-2", "b-1")), "no longer exists")
+        assert publisher.publish(grouped("a-2", "b-1")) == [None, None]
+        assert channel.queue_delete(name) == 2
+        publisher.close()
+
+
+def test_no_exchange(rabbit: Server) -> None:
+    """An exchange that is not there is no message's fault."""
+    name = f"missing-{uuid.uuid4().hex}"
+    publisher = KombuPublisher("orders", url=rabbit.url, exchange=name)
+    assert_away(publisher.publish(grouped("a-1", "b-1")), "NOT_FOUND")
+    with kombu.Connection(rabbit.url) as connection:
+        channel = connection.channel()
+        kombu.Exchange(name, type="topic")(channel).declare()
+        queue = kombu.Queue(exclusive=True)(channel)
+        queue.declare()
+        queue.bind_to(name, routing_key="#")
+        assert publisher.publish(grouped("a-1", "b-1")) == [None, None]
+        publisher.close()
+        kombu.Exchange(name)(channel).delete()
+
+
+def test_no_right(rabbit: Server) -> None:
+    """An exchange that the publisher may not write to is no message's fault."""
+    name = f"internal-{uuid.uuid4().hex}"
+    with kombu.Connection(rabbit.url) as connection:
+        channel = connection.channel()
+        flags = (False, False, False, True, False)  # internal: only RabbitMQ writes to it
+        declare = (0, name, "topic", *flags, {})
+        answered = spec.Exchange.DeclareOk
+        channel.send_method(spec.Exchange.Declare, "BssbbbbbF", declare, wait=answered)
+        publisher = KombuPublisher("orders", url=rabbit.url, exchange=name)
+        assert_away(publisher.publish(grouped("a-1", "b-1")), "ACCESS_REFUSED")
+        publisher.close()
+        kombu.Exchange(name)(channel).delete()
+
+
+def test_connection_lost(rabbit: Server, rabbit_broker: Broker) -> None:
+    """A connection that broke while nobody used it is replaced, and nobody notices."""
+    at = urlsplit(rabbit.url)
+    with wire_to(at.hostname or "", at.port or 0) as wire:
+        login = at.netloc.rpartition("@")[0]
+        url = at._replace(netloc=f"{login}@127.0.0.1:{wire.port}").geturl()
+        with rabbit_broker.publisher(url=url) as publisher:
+            assert publisher.publish(grouped("a-1")) == [None]
+            wire.cut_all()
+            assert publisher.publish(grouped("a-2", "b-1")) == [None, None]
+    assert sorted(event.id for event in rabbit_broker.events(3)) == ["a-1", "a-2", "b-1"]
+
+
+@hanging_up
+def test_silent_broker(rabbit: Server, rabbit_broker: Broker) -> None:
+    """A broker that does not answer is given up in time. What it had got it may get again, with
+    the same id.
+    """
+    if rabbit.pid is None:
+        pytest.skip("the server is not ours to stop")
+    with rabbit_broker.publisher(timeout=timedelta(seconds=0.5)) as publisher:
+        assert publisher.publish(grouped("a-1")) == [None]
+        os.kill(rabbit.pid, signal.SIGSTOP)
+        try:
+            assert_away(publisher.publish(grouped("a-2")), "Timeout")
+        finally:
+            os.kill(rabbit.pid, signal.SIGCONT)
+    with rabbit_broker.publisher() as publisher:
+        assert publisher.publish(grouped("a-2")) == [None]
+    ids = [event.id for event in rabbit_broker.events(2)]
+    assert ids in (["a-1", "a-2"], ["a-1", "a-2", "a-2"])
+
+
+# Kafka.
+
+
+def test_kafka_restarted() -> None:
+    """While Kafka is away, no message is blamed for it; when it is back, they are sent."""
+    port = free_port()
+    with kafka(port) as server:
+        make_topic(server, "orders")
+        config = {"bootstrap.servers": bootstrap(server)}
+        publisher = KafkaPublisher("orders", config=config, timeout=timedelta(seconds=3))
+        assert publisher.publish(grouped("a-1")) == [None]
+    assert_away(publisher.publish(grouped("a-2", "b-1")), "timed out")
+    with kafka(port) as server:
+        make_topic(server, "orders")
+        assert publisher.publish(grouped("a-2", "b-1")) == [None, None]
+    publisher.close()
+
+
+def test_producer_that_is_dead() -> None:
+    """A producer of Kafka's client that has had a fatal error is replaced, and no message is blamed
+    for it.
+    """
+    port = free_port()
+    with kafka(port) as server:
+        make_topic(server, "orders")
+        # With it, a message that times out is fatal.
+        config = {"bootstrap.servers": bootstrap(server), "enable.gapless.guarantee": True}
+        publisher = KafkaPublisher("orders", config=config, timeout=timedelta(seconds=2))
+        assert publisher.publish(grouped("a-1")) == [None]
+    assert_away(publisher.publish(grouped("a-2", "b-1")), "timed out", "_FATAL", "GAPLESS")
+    with kafka(port) as server:
+        make_topic(server, "orders")
+        assert publisher.publish(grouped("a-2", "b-1")) == [None, None]
+    publisher.close()
+
+
+def test_too_large_for_kafka(kafka: Server) -> None:
+    """A message that Kafka refuses has failed, and none after it overtakes it."""
+    with kafka_broker(kafka) as broker, broker.publisher() as publisher:
+        first, _, third, other = grouped("a-1", "a-2", "a-3", "b-1")
+        large = outgoing("a-2", "a", 2, data="x" * 2_000_000)
+        answers = publisher.publish([first, large, third, other])
+        assert failures(answers) == [False, True, True, False]
+        assert sorted(event.id for event in broker.events(2)) == ["a-1", "b-1"]
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({}, "config of Kafka has no 'bootstrap.servers'"),
+        ({"bootstrap.servers": "a:1", "acks": 1}, "its config turns off"),
+        ({"bootstrap.servers": "a:1", "enable.idempotence": False}, "its config turns off"),
+    ],
+)
+def test_unsafe_config(config: dict[str, Any], text: str) -> None:
+    """A configuration without what the promise needs is refused."""
+    topic = Topic(
+        name="orders", backend=f"{PUBLISHERS}.kafka.KafkaPublisher", options={"config": config}
+    )
+    with pytest.raises(ImproperlyConfigured, match=f"'orders' cannot be created: .*{text}"):
+        topic.publisher()
+
+
+# SQS.
+
+
+def test_too_large_for_sqs(sqs_server: Server) -> None:
+    """A message that is too large for SQS fails alone."""
+    with kombu_broker(sqs_server) as broker, broker.publisher() as publisher:
+        large = [outgoing(f"{at}", data="x" * 200_000) for at in range(3)]
+        answers = publisher.publish([*large, outgoing("huge", data="x" * 2_000_000)])
+        assert failures(answers) == [False, False, False, True]
+        assert not isinstance(answers[3], BrokerUnavailable)
+        assert len(broker.events(3)) == 3
+
+
+def test_long_names_in_sqs(sqs_server: Server) -> None:
+    """Ids and groups that SQS would refuse are digested, and stay different."""
+    with kombu_broker(sqs_server, ".fifo") as broker, broker.publisher() as publisher:
+        names = ["x" * 200 + str(at) for at in range(2)]
+        messages = [outgoing(name, f"a group {name}"[:140] + name[-1], 1) for name in names]
+        assert publisher.publish([*messages, *messages]) == [None] * 4
+        client = boto3.client("sqs", **client_options(sqs_server))
+        url = client.get_queue_url(QueueName=broker.options["queue"])["QueueUrl"]
+        got = client.receive_message(
+            QueueUrl=url, MaxNumberOfMessages=10, MessageSystemAttributeNames=["All"]
+        )["Messages"]
+        for id_ in ("MessageGroupId", "MessageDeduplicationId"):  # moto takes any
+            ids = {message["Attributes"][id_] for message in got}
+            assert len(ids) == 2
+            assert all(re.fullmatch(r"[!-~]{1,128}", each) for each in ids)
+
+
+def test_sqs_restarted() -> None:
+    """While SQS is away, no message is blamed for it; when it is back, they are sent."""
+    port = free_port()
+    with sqs(port) as server:
+        options = {"transport_options": {"region": "eu-central-1"}}
+        publisher = KombuPublisher("q", url=kombu_url(server), connection=options)
+        assert publisher.publish(grouped("a-1")) == [None]
+    assert_away(publisher.publish(grouped("a-2", "b-1")), "Could not connect", "was closed")
+    with sqs(port) as server:
+        make_queue(server, "q")
+        assert publisher.publish(grouped("a-2", "b-1")) == [None, None]
+    publisher.close()
+
+
+# Of each.
+
+
+def test_grouped_batch() -> None:
+    """What was not sent when the broker went away is no message's fault."""
+    batch = GroupedBatch(grouped("a-1", "a-2", "b-1", "c-1"), math.inf)
+    assert batch.ready == [0, 2, 3]
+    assert not batch.is_ready(1)
+    assert batch.note(0, None) == 1
+    assert batch.ready == [2, 3, 1]  # the groups take turns
+    assert batch.note(2, ValueError("b-1")) is None
+    batch.give_up(ConnectionError("gone"))
+    assert batch.ready == []
+    first, second, other, last = batch.results
+    assert first is None
+    assert isinstance(other, ValueError)
+    for left in (second, last):
+        assert isinstance(left, BrokerUnavailable)
+        assert "gone" in str(left)
+
+
+def test_publisher_that_forgets_a_message() -> None:
+    """What a publisher has returned no result for is never taken for confirmed."""
+    [result] = GroupedBatch(grouped("a-1"), math.inf).results
+    assert isinstance(result, BrokerUnavailable)
+
+
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [
+        ("kombu.KombuPublisher", {"url": "amqp://nowhere.invalid//"}),
+        (
+            "kafka.KafkaPublisher",
+            {"config": {"bootstrap.servers": "127.0.0.1:1"}, "timeout": timedelta(seconds=1)},
+        ),
+        ("celery.CeleryPublisher", {}),
+        ("local.LocalPublisher", {"consumers": []}),
+        ("idempotency_django.contrib.messaging.outbox.calls.CallPublisher", {}),
+    ],
+)
+def test_no_time_left(backend: str, options: dict[str, Any]) -> None:
+    """Once half of the relay's lease is over, a publisher begins no message."""
+    name = "after_commit" if "Call" in backend else "orders"
+    path = f"{PUBLISHERS}.{backend}" if backend.count(".") == 1 else backend
+    publisher = Topic(name=name, backend=path, options=options).publisher()
+    publisher.deadline = 0
+    answers = publisher.publish(grouped("a-1", "a-2", "b-1"))
+    assert [type(answer) for answer in answers] == [DeadlineReached] * 3
+
+
+def test_missing_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the client of a broker is not installed, the error says what to install."""
+    for client, extra, module in (
+        ("confluent_kafka", "kafka", "kafka.KafkaPublisher"),
+        ("kombu", "rabbitmq", "kombu.KombuPublisher"),
+        ("httpx", "webhooks", "http.HttpPublisher"),
+        ("celery", "celery", "celery.CeleryPublisher"),
+    ):
+        with monkeypatch.context() as without:
+            place, _, name = module.rpartition(".")
+            without.setitem(sys.modules, client, None)
+            without.delitem(sys.modules, f"{PUBLISHERS}.{place}", raising=False)
+            without.delitem(vars(messaging), name, raising=False)  # imported at its first use
+            with pytest.raises(ImproperlyConfigured, match=rf"idempotency-django\[{extra}\]"):
+                Topic(name="orders", backend=f"{messaging.__name__}.{name}").publisher()

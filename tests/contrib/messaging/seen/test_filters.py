@@ -1,0 +1,259 @@
+"""What the filters remember, and when they forget."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from redis import Redis
+
+from idempotency_django.contrib.messaging import InProcessBloom, RedisBloom, RedisSet, SeenFilter
+from idempotency_django.contrib.messaging import seen as module
+from idempotency_django.testing.contract import in_threads
+from tests.support.redis_servers import client, url, valkey_at
+from tests.support.servers import free_port
+
+from .conftest import DAY, Failing, Made, Saying
+
+
+def ids(*numbers: int) -> list[str]:
+    return [f"e-{number} consumer:clicks:/shop" for number in numbers]
+
+
+def test_remembers(made: Made) -> None:
+    """What was added may be there, and what was not is not, in the order of the question."""
+    filter_ = made()
+    assert [*filter_.may_contain(ids(1, 2))] == [False, False]
+    filter_.remember(ids(2, 3))
+    filter_.remember(ids(3))
+    filter_.remember([])
+    assert [*filter_.may_contain(ids(3, 1, 2))] == [True, False, True]
+
+
+def test_shared(made: Made) -> None:
+    """Filters on one server know the same; those in processes do not."""
+    one, other = made(), made()
+    one.remember(ids(1))
+    assert [*other.may_contain(ids(1))] == [not isinstance(one, InProcessBloom)]
+
+
+def test_any_id(made: Made) -> None:
+    """Any id that a record can have is remembered, whatever was added before."""
+    filter_ = made(100_000)
+    texts = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=511)
+
+    @settings(max_examples=50, deadline=None, database=None)
+    @given(st.lists(texts, min_size=1, max_size=20))
+    def check(names: list[str]) -> None:
+        filter_.remember(names)
+        assert all(filter_.may_contain(names))
+
+    check()
+
+
+@pytest.mark.parametrize("generations", [1, 2, 3])
+def test_rotation(made: Made, generations: int) -> None:
+    """Bloom filters forget the oldest generation, and never the newest ids."""
+    filter_ = made(100, generations=generations, error=0.0001)
+    if isinstance(filter_, RedisSet):
+        pytest.skip("A set forgets by time")
+    for number in range(1000):
+        filter_.remember(ids(number))
+        assert [*filter_.may_contain(ids(number))] == [True]
+    kept = [*filter_.may_contain(ids(*range(1000)))]
+    assert 100 * (generations - 1) <= sum(kept) <= 100 * generations + 2
+    assert all(kept[1000 - 100 * (generations - 1) :])
+
+
+def test_large_batch(made: Made) -> None:
+    """A batch that is larger than what is left of a generation goes on in the next one."""
+    filter_ = made(100, error=0.0001)
+    filter_.remember(ids(*range(60)))
+    filter_.remember(ids(*range(60, 180)))
+    assert all(filter_.may_contain(ids(*range(100, 180))))
+
+
+def test_threads(made: Made) -> None:
+    """Threads share a filter, also while it rotates."""
+    filter_ = made(50, generations=40)
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def work(number: int) -> bool:
+        mine = ids(*range(number * 100, number * 100 + 100))
+        for each in mine:
+            filter_.add([each])
+            filter_.contains([each])
+        return all(filter_.contains(mine))
+
+    try:
+        assert all(in_threads([lambda number=number: work(number) for number in range(8)]))
+    finally:
+        sys.setswitchinterval(usual)
+
+
+class TestBloomOnAServer:
+    def bloom(self, server: Redis, **options: Any) -> RedisBloom:
+        given = {"capacity": 10, "error": 0.0001, "connection_factory": lambda: server}
+        return RedisBloom(**(given | options))  # type: ignore[arg-type]
+
+    def test_behind(self, server: Redis) -> None:
+        """A process that does not know of newer generations says no, and then learns of them."""
+        late, other = self.bloom(server), self.bloom(server)
+        late.remember(ids(1))
+        for number in range(100):
+            other.remember(ids(number))
+        assert [*late.may_contain(ids(99))] == [False]
+        late.remember(ids(1000))
+        assert [*late.may_contain(ids(99, 1000))] == [True, True]
+        assert len(server.keys("seen:*")) == 3  # two generations, and which is the newest
+
+    def test_reserved(self, server: Redis) -> None:
+        """Where another process is just making the next generation, it is used."""
+        bloom = self.bloom(server)
+        bloom.remember(ids(*range(10)))
+        server.execute_command("BF.RESERVE", "seen:1", "0.0001", "10", "NONSCALING")
+        bloom.add(ids(*range(10, 15)))
+        assert all(bloom.may_contain(ids(*range(15))))
+
+    @pytest.mark.parametrize("evicted", ["seen:0", "seen:newest", "*"])
+    def test_evicted(self, server: Redis, evicted: str) -> None:
+        """What the server loses is forgotten, and remembered when it is added again."""
+        bloom, fresh = self.bloom(server), self.bloom(server)
+        bloom.remember(ids(1))
+        server.delete(*server.keys(evicted))
+        assert [*bloom.may_contain(ids(1))] == [evicted == "seen:newest"]
+        for each in (bloom, fresh):
+            each.remember(ids(2))
+            assert [*each.may_contain(ids(2))] == [True]
+
+    def test_restarted(self) -> None:
+        """After a restart of the server, it begins anew."""
+        port = free_port()
+        filter_ = RedisSet(DAY, connection_factory=lambda: client(port))
+        with valkey_at(port):
+            filter_.remember(ids(1))
+            assert [*filter_.may_contain(ids(1))] == [True]
+        with valkey_at(port):
+            assert [*filter_.may_contain(ids(1))] == [False]
+
+    def test_commands(self, server: Redis) -> None:
+        """A batch takes as many commands as one event."""
+        bloom = self.bloom(server, capacity=1000)
+        bloom.remember(ids(0))
+        sent = []
+        for batch in (ids(1), ids(*range(2, 500))):
+            before = server.info("stats")["total_commands_processed"]
+            bloom.may_contain(batch)
+            bloom.remember(batch)
+            sent.append(server.info("stats")["total_commands_processed"] - before)
+        assert sent == [3, 3]  # the INFO is one of them; of two generations there is one so far
+
+    def test_without_the_module(self, caplog: pytest.LogCaptureFixture) -> None:
+        """On a server without BF.*, the store is asked for each event, and the log says why."""
+        port = free_port()
+        with valkey_at(port), caplog.at_level(logging.WARNING):
+            bloom = RedisBloom(10, connection_factory=lambda: client(port))
+            assert [*bloom.may_contain(ids(1, 2))] == [True, True]
+        [record] = caplog.records
+        assert "filter of seen events" in record.getMessage()
+        assert "failed" in record.getMessage()
+        assert "unknown command" in str(caplog.text)
+
+    def test_not_full(self, server: Redis) -> None:
+        """A key of something else under its name is a fault, and no reason to rotate forever."""
+        server.set("seen:0", "something else")
+        bloom = self.bloom(server)
+        with pytest.raises(Exception, match="wrong kind"):
+            bloom.add(ids(1))
+
+
+class TestSet:
+    def test_expires(self, server: Redis) -> None:
+        """Each id is kept for as long as it says, in a key that is as the cache names it."""
+        cache = {"BACKEND": "django_redis.cache.RedisCache", "KEY_PREFIX": "shop"}
+        cache["LOCATION"] = url(server.connection_pool.connection_kwargs["port"])
+        with override_settings(CACHES={"default": cache}):
+            RedisSet(DAY, name="clicks").remember(ids(1))
+        [key] = server.keys("*")
+        assert key.startswith(b"shop:1:clicks:")
+        assert 0 < server.ttl(key) <= DAY.total_seconds()
+
+
+class TestFaults:
+    def test_maybe(self, caplog: pytest.LogCaptureFixture) -> None:
+        """After a fault each id may be there, and the filter is left alone for a while."""
+        failing = Failing(answer=False)
+        with caplog.at_level(logging.WARNING):
+            for _ in range(3):
+                assert [*failing.may_contain(ids(1, 2))] == [True, True]
+                failing.remember(ids(1))
+        assert (failing.asked, failing.told, len(caplog.records)) == (1, [], 1)
+
+    def test_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """After that while it is asked again."""
+        monkeypatch.setattr(module, "PAUSE", 0)
+        failing = Failing(answer=False)
+        for _ in range(3):
+            failing.may_contain(ids(1))
+            failing.remember(ids(1))
+        assert (failing.asked, failing.told) == (3, ids(1) * 3)
+
+    @pytest.mark.parametrize("answers", [None, [], [False], [False] * 3, 7])
+    def test_another_number(self, answers: Any, caplog: pytest.LogCaptureFixture) -> None:
+        """Results that are not one for each id are a fault: each of them may be there."""
+        wrong = Saying(False)
+        wrong.contains = lambda ids: answers  # type: ignore[method-assign]
+        with caplog.at_level(logging.WARNING):
+            assert [*wrong.may_contain(ids(1, 2))] == [True, True]
+        assert "filter of seen events" in caplog.text
+        assert "failed" in caplog.text
+
+    def test_gone(self) -> None:
+        """A server that is not there is a fault."""
+        filter_ = RedisSet(DAY, connection_factory=lambda: client(free_port()))
+        assert [*filter_.may_contain(ids(1))] == [True]
+
+    def test_no_cache(self) -> None:
+        """A cache that does not exist is a mistake, and says so."""
+        with pytest.raises(ImproperlyConfigured, match="cache 'nowhere'"):
+            RedisSet(DAY, cache="nowhere").may_contain(ids(1))
+
+    @pytest.mark.parametrize(
+        "wrong", [{"capacity": 0}, {"error": 0}, {"error": 1}, {"generations": 0}]
+    )
+    @pytest.mark.parametrize("kind", [InProcessBloom, RedisBloom])
+    def test_no_filter(self, kind: type[Any], wrong: dict[str, Any]) -> None:
+        """Numbers that no filter could have are refused."""
+        with pytest.raises(ValueError, match="A filter got"):
+            kind(**({"capacity": 10} | wrong))
+
+
+def test_no_time() -> None:
+    """A filter that remembers nothing is refused."""
+    with pytest.raises(ValueError, match="above 0"):
+        RedisSet(timedelta(0))
+
+
+def test_names(server: Redis) -> None:
+    """Each filter has a name for the log."""
+    named: list[SeenFilter] = [InProcessBloom(5), RedisSet(DAY), RedisBloom(5, name="clicks")]
+    assert [repr(each) for each in named] == [
+        "<InProcessBloom of 5>",
+        "<RedisSet 'seen'>",
+        "<RedisBloom 'clicks' of 5>",
+    ]
+
+
+def test_without_rbloom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its library, the error says what to install."""
+    monkeypatch.setitem(sys.modules, "rbloom", None)
+    with pytest.raises(ImportError, match=r"pip install .idempotency-django\[bloom\]"):
+        InProcessBloom(5)

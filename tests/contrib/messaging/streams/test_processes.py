@@ -1,0 +1,133 @@
+"""Real processes that are paused through a rebalance, or killed: one effect for each offset."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from idempotency_django.contrib.messaging.models import StreamPosition
+from idempotency_django.testing import PATIENCE
+from tests.settings import ALIASES
+from tests.support.outside import ROOT, environment
+from tests.support.shared import effect_counts
+
+from .worker import OFFSETS
+
+pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True, databases="__all__")]
+
+PAUSED = "billing/orders/0"
+ASLEEP = "billing/orders/1"
+
+
+class Process:
+    """One that reads streams."""
+
+    def __init__(self, using: str) -> None:
+        env = environment(
+            using, DJANGO_SETTINGS_MODULE="tests.contrib.messaging.streams.process_settings"
+        )
+        command, pipe = (
+            [sys.executable, "-m", "tests.contrib.messaging.streams.worker"],
+            subprocess.PIPE,
+        )
+        self.process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, cwd=ROOT, env=env, text=True
+        )
+
+    def order(self, **order: Any) -> None:
+        """Tell it what to do."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        """What it says next."""
+        assert self.process.stdout is not None
+        assert select.select([self.process.stdout], [], [], PATIENCE)[0], "It says nothing."
+        told: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return told
+
+    def read(self, name: str, *offsets: int) -> dict[str, Any]:
+        """Have it handle offsets, and wait for that."""
+        self.order(do="read", name=name, offsets=offsets)
+        return self.answer()
+
+    def stopped(self) -> None:
+        """Wait until it has stopped itself."""
+        assert self.answer() == {"stopped": True}
+        _, status = os.waitpid(self.process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+
+    def go_on(self) -> dict[str, Any]:
+        """Wake it up; what became of its order."""
+        os.kill(self.process.pid, signal.SIGCONT)
+        return self.answer()
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture(scope="module", params=sorted(ALIASES))
+def using(request: pytest.FixtureRequest) -> str:
+    """The alias of each database; all tests of one follow each other, with the same processes."""
+    return ALIASES[request.param]
+
+
+@pytest.fixture(scope="module")
+def pair(using: str, django_db_setup: None) -> Iterator[list[Process]]:
+    """Two processes on the database, which start at the same time."""
+    started = [Process(using) for _ in range(2)]
+    yield started
+    for each in started:
+        each.end()
+
+
+def once(name: str, *offsets: int) -> dict[str, int]:
+    return {f"{name} {offset}": 1 for offset in offsets}
+
+
+def test_paused_through_a_rebalance(using: str, pair: list[Process]) -> None:
+    """An owner that sleeps while another one takes its stream wakes up, and commits nothing."""
+    late, other = pair
+    late.order(do="read", name=PAUSED, offsets=[*range(8)], stop="before", at=3)
+    late.stopped()
+    assert other.read(PAUSED, *range(6)) == {"epoch": 2, "position": 5, "error": ""}
+    assert late.go_on() == {"epoch": 1, "position": 2, "error": "StreamFenced"}
+    assert late.read(PAUSED, 6, 7)["error"] == "StreamFenced"
+    assert other.read(PAUSED, 5, 6, 7)["position"] == 7
+    assert effect_counts(using) == once(PAUSED, *range(8))
+
+
+def test_paused_within_a_message(using: str, pair: list[Process]) -> None:
+    """While an owner sleeps within a transaction, nobody gets its stream; its message counts."""
+    late, other = pair
+    late.order(do="read", name=ASLEEP, offsets=[*range(8)], stop="inside", at=3)
+    late.stopped()
+    other.order(do="read", name=ASLEEP, offsets=[*range(8)])
+    told = late.go_on()
+    assert other.answer()["position"] == 7
+    # It may win the race for its next message, which then is committed before the claim.
+    assert told["position"] >= 3
+    assert effect_counts(using) == once(ASLEEP, *range(8))
+
+
+def test_killed_anywhere(using: str, pair: list[Process]) -> None:
+    """Killed before or after any statement or commit: each offset has one effect in the end."""
+    pair[0].order(do="fall", name="s")
+    told = pair[0].answer()
+    assert told["boundaries"] >= 2 * (3 + 3 * len(OFFSETS))  # claim, and each message
+    names = [f"s-{fatal}" for fatal in range(told["boundaries"] + 1)]
+    assert effect_counts(using) == {each: 1 for name in names for each in once(name, *OFFSETS)}
+    rows = StreamPosition.objects.using(using)
+    assert set(rows.values_list("position", flat=True)) == {OFFSETS[-1]}
+    assert rows.count() == len(names)

@@ -1,0 +1,246 @@
+"""Batches whose connection is lost: only the event that loses it fails, and its attempts count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import OperationalError, connection, connections
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+from rest_framework.request import Request
+from rest_framework.views import APIView
+
+from idempotency_django.contrib.messaging import Consumer, Duplicate, Event, Failed, Handled
+from idempotency_django.decorators import idempotent
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.engine.context import ExecutionContext
+from idempotency_django.errors import DeadLettered, StoreUnavailable
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.stores import stores
+from idempotency_django.testing import eventually, in_threads
+from tests.models import Effect
+from tests.support.shared import (
+    assert_problem,
+    close_connections,
+    cut_connection,
+    effects,
+    new_key,
+    post,
+    record,
+)
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.driver]
+
+SIZE = 5
+LOSSES = {"cut": cut_connection, "closed": close_connections}
+needs_server = pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server")
+
+
+@pytest.fixture(params=[pytest.param("cut", marks=needs_server), "closed"])
+def lose(request: pytest.FixtureRequest) -> Callable[[], object]:
+    """How a handler loses its connection; only the next statement notices."""
+    return LOSSES[request.param]
+
+
+def consumer(lose: Callable[[], object], *, writes: bool = True, max_attempts: int = 2) -> Consumer:
+    """A consumer whose handler loses its connection if the event says so.
+
+    Args:
+        lose: how.
+        writes: whether the handlers of the other events write, and so notice it.
+        max_attempts: after which an event is dead-lettered.
+    """
+    made = Consumer("billing", max_attempts=max_attempts)
+
+    @made.on("order.paid")
+    def book(event: Event, execution: ExecutionContext) -> Any:
+        if writes or event.data["loses"]:
+            Effect.objects.create(reference=event.id)
+        if event.data["loses"]:
+            lose()
+        return event.id
+
+    return made
+
+
+def batch(*places: int) -> list[Event]:
+    """Events, of which those at the given places lose the connection."""
+    return [
+        Event(id=f"{at}", source="/shop", type="order.paid", data={"loses": at in places})
+        for at in range(SIZE)
+    ]
+
+
+def kinds(outcomes: list[Any]) -> list[type]:
+    """What became of each event: the class of its outcome, or of its error."""
+    return [type(each.error if isinstance(each, Failed) else each) for each in outcomes]
+
+
+@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("place", [0, 2, SIZE - 1])
+def test_dead(lose: Callable[[], object], place: int, writes: bool) -> None:
+    """Its neighbours commit at the first delivery; the event fails alone until it is dead."""
+    billing = consumer(lose, writes=writes)
+    error = StoreUnavailable if lose is cut_connection else ImproperlyConfigured
+    others = [at for at in range(SIZE) if at != place]
+    for kind in (Handled, Duplicate):
+        told = kinds(billing.handle_many(batch(place)))
+        assert [told[at] for at in others] == [kind] * len(others)
+        assert issubclass(told[place], (error, DeadLettered))
+        assert [effects(f"{at}") for at in others] == [int(writes)] * len(others)
+    row = IdempotencyKey.objects.get(key=f"{place}")
+    assert (row.attempt, row.hold) == (2, True)
+    assert kinds(billing.handle_many(batch(place)))[place] is DeadLettered
+    assert effects(f"{place}") == 0
+
+
+def test_several(lose: Callable[[], object]) -> None:
+    """Neither do two of them stop the others, nor one another's attempts."""
+    billing = consumer(lose)
+    told = kinds(billing.handle_many(batch(1, 3)))
+    assert [told[at] for at in (0, 2, 4)] == [Handled] * 3
+    assert [effects(f"{at}") for at in range(SIZE)] == [1, 0, 1, 0, 1]
+    attempts = IdempotencyKey.objects.filter(key__in="13").values_list("attempt", "status")
+    assert [*attempts] == [(1, "failed")] * 2
+
+
+def test_among_handled(lose: Callable[[], object]) -> None:
+    """What was handled before is a duplicate, and is not handled again."""
+    billing = consumer(lose)
+    billing.handle_many(batch()[:2])
+    told = kinds(billing.handle_many(batch(2)))
+    assert [*told[:2], *told[3:]] == [Duplicate, Duplicate, Handled, Handled]
+    assert [effects(f"{at}") for at in range(SIZE)] == [1, 1, 0, 1, 1]
+
+
+def test_once(lose: Callable[[], object]) -> None:
+    """An event whose handler loses its connection only once is handled in the same delivery."""
+    losses = iter([lose])
+    billing = consumer(lambda: next(losses, _nothing)())  # noqa: PLW0108  # another each time
+    assert kinds(billing.handle_many(batch(2))) == [Handled] * SIZE
+    assert [effects(f"{at}") for at in range(SIZE)] == [1] * SIZE
+
+
+@needs_server
+@pytest.mark.parametrize("place", [0, SIZE - 1])
+def test_unreachable(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
+    """While the server cannot be reached, one of them tries; all of them learn the truth."""
+    attempts: list[object] = []
+    connect = connections["default"].get_new_connection
+
+    def counted(given: Any) -> Any:
+        attempts.append(given)
+        return connect(given)
+
+    with monkeypatch.context() as patched:
+
+        def lose_for_good() -> None:
+            cut_connection()
+            patched.setitem(connection.settings_dict, "HOST", "127.0.0.1")
+            patched.setitem(connection.settings_dict, "PORT", "1")
+            patched.setattr(connections["default"], "get_new_connection", counted)
+
+        outcomes = consumer(lose_for_good).handle_many(batch(place))
+    assert kinds(outcomes) == [StoreUnavailable] * SIZE
+    for outcome in outcomes:
+        assert isinstance(outcome, Failed)
+        assert "so nothing was committed" in str(outcome.error)
+    assert len(attempts) < SIZE  # those of the transaction, and of the first one alone
+    assert Effect.objects.count() == IdempotencyKey.objects.count() == 0
+    assert kinds(consumer(_nothing).handle_many(batch())) == [Handled] * SIZE
+
+
+def _nothing() -> None:
+    pass
+
+
+def idle(request: HttpRequest) -> HttpResponse:
+    """Waits in its transaction for longer than the server allows, and may then go on."""
+    Effect.objects.create(reference="idle")
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        [number] = cursor.fetchone()
+        # Last: a slow machine may take longer than that from one statement to the next.
+        cursor.execute("SET idle_in_transaction_session_timeout = '10ms'")
+
+    def is_function_gone() -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [number])
+            return bool(cursor.fetchone() == (0,))
+
+    in_threads([lambda: eventually(is_function_gone)])
+    if b"goes on" in request.body:
+        Effect.objects.create(reference="idle")
+    return HttpResponse(status=201)
+
+
+class Idle(IdempotentViewMixin, APIView):
+    """The same, of REST framework."""
+
+    authentication_classes: ClassVar[list[Any]] = []
+
+    def post(self, request: Request) -> HttpResponse:
+        return idle(request._request)
+
+
+urlpatterns = [
+    path("idle/", idempotent(idle)),
+    path("idle-drf/", Idle.as_view()),
+]
+
+
+def _lose_twice(client: Client, url: str, reference: str, *, atomic: bool) -> None:
+    key = new_key()
+    for attempt in (1, 2):
+        response = post(client, url, key, reference)
+        problem = assert_problem(response, 503, "store-unavailable")
+        assert int(response["Retry-After"]) > 0
+        assert "so nothing was committed" in problem["detail"]
+        assert effects("idle") == 0
+        connection.close()
+        if atomic:  # nothing can be recorded in it any more
+            assert not IdempotencyKey.objects.exists()
+        else:
+            assert (record(key).status, record(key).attempt) == ("failed", attempt)
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="the timeout is PostgreSQL's")
+@pytest.mark.urls(__name__)
+@pytest.mark.parametrize("url", ["/idle/", "/idle-drf/"])
+@pytest.mark.parametrize("reference", ["ends", "goes on"])
+@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize("combine", [True, False])
+def test_idle_in_transaction(
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    url: str,
+    reference: str,
+    atomic: bool,
+    combine: bool,
+) -> None:
+    """A transaction that the server ends because it was idle is 503, and nothing of it is there."""
+    if reference == "goes on" and not hasattr(connection.Database, "ClientCursor"):
+        pytest.skip("TO A VIEW'S OWN STATEMENT PSYCOPG2 SAYS ONLY THAT THE CONNECTION IS LOST")
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", atomic)
+    monkeypatch.setattr(stores["default"], "combine_statements", combine)
+    stores["default"].__dict__.pop("_dialect", None)
+    try:
+        for _ in range(3):
+            try:
+                _lose_twice(client, url, reference, atomic=atomic)
+                break
+            except OperationalError as error:
+                # Rarely, the driver reads the server's reason before it sends the next statement,
+                # and drops it. Then the view's error is like any other.
+                if reference == "ends" or getattr(error.__cause__, "sqlstate", None):
+                    raise
+                connection.close()
+        else:
+            pytest.fail("The driver never told why the connection was lost.")
+    finally:
+        stores["default"].__dict__.pop("_dialect", None)

@@ -1,0 +1,197 @@
+"""The inbox in the admin: who sees what, and what an operator does to a message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.db import connections
+from django.test import Client
+from django.test.utils import CaptureQueriesContext, override_settings
+
+from idempotency_django.admin import base
+from idempotency_django.contrib.messaging import process_due
+from tests.stores.test_purge import held
+from tests.support.admin_pages import member, messages, page
+from tests.support.factories import StaffFactory
+
+from .conftest import Inbox
+from .receivers import GitHubHook, Hook, behaviour, body_of, deliver
+from .test_processing import dead_letter, fail
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+LIST = "/admin/idempotency_messaging/inboxmessage/"
+
+
+@pytest.fixture(autouse=True)
+def _with_admin(alias: str) -> Any:
+    with override_settings(ROOT_URLCONF="tests.contrib.messaging.webhooks.with_admin"):
+        yield
+
+
+@pytest.fixture
+def settler() -> Client:
+    """Somebody who may look at messages and settle them, and sees no bodies."""
+    return member("view_inboxmessage", "settle_message")
+
+
+def detail(inbox: Inbox, message_id: str = "m-1", view: str = "change") -> str:
+    return f"{LIST}{inbox.row(message_id).pk}/{view}/"
+
+
+def test_list(inbox: Inbox, settler: Client) -> None:
+    """The list shows, filters and finds messages, and reads no body."""
+    deliver(Hook, "m-1", body_of(secret="s3cret"))
+    deliver(GitHubHook, "x" * 300, headers={"X-GitHub-Event": "push"})
+    with CaptureQueriesContext(
+        connections[inbox.alias],
+    ) as queries:
+        assert "m-1" in page(settler, LIST)
+    selects = [query["sql"] for query in queries if "inboxmessage" in query["sql"]]
+    assert selects
+    assert not [sql for sql in selects if '"body"' in sql or "`body`" in sql]
+    assert "m-1" in page(settler, LIST, q="m-")
+    assert "m-1" not in page(settler, LIST, q="-1")
+    assert "m-1" not in page(settler, LIST, source="github")
+    assert "m-1" in page(settler, LIST, source="shop", state__exact="pending")
+    assert "m-1" not in page(settler, LIST, state__exact="dead")
+    assert settler.get(LIST, {"body__contains": "s3cret"}).status_code in (302, 400)
+
+
+def test_attempts_of_a_consumer(inbox: Inbox, settler: Client) -> None:
+    """The list does not say 0 where a consumer made the attempts: its record counts those."""
+    deliver(Hook, "m-1")
+    zero, unknown = (f'<td class="field-attempts_shown">{text}</td>' for text in ("0", "–"))
+    assert zero in page(settler, LIST)
+    row = inbox.row("m-1")
+    row.source = "consumer:billing"
+    row.save()
+    assert zero not in page(settler, LIST)
+    assert unknown in page(settler, LIST)
+
+
+def test_bodies(inbox: Inbox, settler: Client) -> None:
+    """Body, headers and error are for holders of the permission, as text and never as HTML."""
+    behaviour["shop"] = fail
+    deliver(Hook, "m-1", body_of(html_of="<script>"), headers={"X-Private": "p-17"})
+    process_due()
+    for text in ("html_of", "p-17", "warehouse"):
+        assert text not in page(settler, detail(inbox))
+    reader = member("view_inboxmessage", "view_body")
+    raw = reader.get(detail(inbox)).content.decode()
+    assert "&lt;script&gt;" in raw
+    assert "p-17" in raw
+    assert "The warehouse does not answer." in raw
+    inbox.rows().update(body=b"\xff\x00")
+    assert "\\xff" in page(reader, detail(inbox))
+
+
+def test_not_allowed(inbox: Inbox) -> None:
+    """Who may only look has no buttons and no actions; nobody adds, changes or deletes."""
+    deliver(Hook)
+    process_due()
+    reader = member("view_inboxmessage", "delete_inboxmessage", "change_inboxmessage")
+    assert "Reprocess" not in page(reader, detail(inbox))
+    assert reader.post(detail(inbox, view="reprocess")).status_code == 403
+    assert reader.post(detail(inbox, view="delete"), {"post": "yes"}).status_code == 403
+    blind = member("settle_message")
+    assert blind.post(detail(inbox, view="reprocess")).status_code == 403
+    assert inbox.states() == ["done"]
+
+
+def test_retry(inbox: Inbox, settler: Client) -> None:
+    """A dead letter is retried by a button, after a question, and that is logged."""
+    dead_letter(inbox)
+    assert f'{detail(inbox, view="retry")}"' in page(settler, detail(inbox))
+    assert "Stored steps don't run again" in page(settler, detail(inbox, view="retry"))
+    assert inbox.states() == ["dead"]
+    response = settler.post(detail(inbox, view="retry"), follow=True)
+    assert messages(response) == ["1 inbox message: handled again soon."]
+    assert process_due() == {"done": 1}
+    [entry] = LogEntry.objects.all()
+    assert (entry.change_message, entry.object_id) == ("Retried.", str(inbox.row().pk))
+
+
+def test_in_use(inbox: Inbox, settler: Client) -> None:
+    """A message that a transaction holds at this moment is neither settled nor waited for."""
+    if not connections[inbox.alias].features.has_select_for_update_skip_locked:
+        pytest.skip("SQLite has no locks on rows")
+    dead_letter(inbox)
+    address, retry = detail(inbox), detail(inbox, view="retry")
+    with held(inbox.alias, "", inbox.rows()):
+        response = settler.post(retry, follow=True)
+    assert response.redirect_chain == [(address, 302)]
+    assert messages(response) == [
+        "Left unchanged: m-1 (shop). It is in use now, or was deleted. Try again later."
+    ]
+    assert inbox.states() == ["dead"]
+
+
+@pytest.mark.parametrize("action", ["retry", "discard"])
+def test_only_with_the_log(
+    inbox: Inbox, settler: Client, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    """What cannot be logged is not done."""
+    dead_letter(inbox)
+
+    def full(*args: Any, **options: Any) -> None:
+        raise RuntimeError("the log is full")
+
+    monkeypatch.setattr(type(LogEntry.objects), "log_actions", full)
+    with pytest.raises(RuntimeError, match="full"):
+        settler.post(detail(inbox, view=action))
+    assert inbox.states() == ["dead"]
+
+
+def test_reprocess_selected(inbox: Inbox, settler: Client) -> None:
+    """Selected messages are reprocessed together; what is in another state is left alone."""
+    for number in range(2):
+        deliver(Hook, f"m-{number}")
+    process_due()
+    deliver(Hook, "m-2")
+    chosen = {"action": "reprocess_selected", "_selected_action": [r.pk for r in inbox.rows()]}
+    question = settler.post(LIST, chosen)
+    unchanged = "Left unchanged: m-2 (shop). Its state is “pending”, so this action does not apply."
+    assert unchanged in question.content.decode()
+    assert b"writes them a second time" in question.content
+    response = settler.post(LIST, {**chosen, "post": "yes"}, follow=True)
+    assert messages(response) == ["2 inbox messages: handled again soon.", unchanged]
+    process_due()
+    assert sorted(inbox.effects()) == ["shop m-0", "shop m-0", "shop m-1", "shop m-1", "shop m-2"]
+
+
+def test_accept(inbox: Inbox, settler: Client) -> None:
+    """A held message is accepted."""
+    for number in (1, 2):
+        deliver(GitHubHook, f"m-{number}", headers={"X-GitHub-Event": "push"})
+    assert "Ask the sender" in page(settler, detail(inbox, "m-2", "accept"))
+    settler.post(detail(inbox, "m-2", "accept"))
+    assert process_due() == {"done": 2}
+
+
+def test_nothing_to_do(inbox: Inbox, settler: Client) -> None:
+    """What cannot be done says so; a message that is gone is not found."""
+    deliver(Hook)
+    unchanged = "Left unchanged: m-1 (shop). Its state is “pending”, so this action does not apply."
+    assert unchanged in page(settler, detail(inbox, view="accept"))
+    assert settler.get(f"{LIST}4711/accept/").status_code == 404
+
+
+def test_bounded(inbox: Inbox, settler: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list counts no further than it leads."""
+    monkeypatch.setattr(base, "COUNTED", 2)
+    for number in range(4):
+        deliver(Hook, f"m-{number}")
+    text = page(settler, LIST)
+    assert "2 inbox messages" in text
+    assert "Only the first 2 are listed." in text
+
+
+def test_superuser(inbox: Inbox) -> None:
+    """A superuser sees all of it."""
+    deliver(Hook)
+    client = Client()
+    client.force_login(StaffFactory(is_superuser=True))
+    assert "order.paid" in page(client, detail(inbox))

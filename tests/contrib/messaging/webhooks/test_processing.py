@@ -1,0 +1,660 @@
+"""Processing: each message that was received is handled once, in its order, or dead-lettered."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+from django.test import override_settings
+from django.utils import timezone
+
+from idempotency_django.contrib.messaging import Consumer, Duplicate, Event, dead_letters
+from idempotency_django.contrib.messaging.consumers import Handler
+from idempotency_django.contrib.messaging.inbox import processing
+from idempotency_django.contrib.messaging.inbox.processing import (
+    INBOX,
+    claim,
+    mark,
+    process,
+    process_due,
+    run_inbox,
+)
+from idempotency_django.contrib.messaging.models import InboxMessage
+from idempotency_django.contrib.messaging.settling import NotSettled, accept, discard, repeat, retry
+from idempotency_django.errors import (
+    DeadLettered,
+    FingerprintMismatch,
+    StoreUnavailable,
+    UnknownEventType,
+)
+from idempotency_django.models import DatabaseNow, IdempotencyKey
+from tests.models import Effect
+
+from .conftest import Inbox
+from .receivers import (
+    DAY,
+    GitHubHook,
+    Hook,
+    Passing,
+    Stepping,
+    behaviour,
+    body_of,
+    deliver,
+    effect,
+)
+
+pytestmark = [pytest.mark.django_db(transaction=True, databases="__all__"), pytest.mark.driver]
+
+
+def fail(event: Event, execution: Any) -> Any:
+    """What a handler does that fails after its effect."""
+    raise ConnectionError("The warehouse does not answer.")
+
+
+def test_handled(inbox: Inbox) -> None:
+    """A message is handled once."""
+    deliver(Hook, body=body_of(n=7))
+    assert process_due() == {"done": 1}
+    row = inbox.row()
+    assert (row.state, row.attempts, row.process_after, row.error) == ("done", 1, None, "")
+    assert row.purge_at - row.processed_at == timedelta(days=7)
+    assert not IdempotencyKey.objects.using(inbox.alias).exists()  # its row is the record
+    assert inbox.effects() == ["shop m-1"]
+    assert deliver(Hook).status_code == 200
+    assert process_due() == {}
+    assert inbox.effects() == ["shop m-1"]
+
+
+def test_event(inbox: Inbox) -> None:
+    """The handler gets the whole body, under the id, source and type of the message."""
+    events = []
+    behaviour["shop"] = lambda event, execution: events.append(event)
+    deliver(Hook, "an id with spaces", body_of(n=7))
+    process_due()
+    data = {"type": "order.paid", "n": 7}
+    assert events == [Event(id="an id with spaces", source="shop", type="order.paid", data=data)]
+
+
+def test_no_handler(inbox: Inbox) -> None:
+    """A message that nobody handles is ignored, and can be reprocessed when somebody does."""
+    deliver(Hook, body=body_of("order.lost"))
+    assert process_due() == {"discarded": 1}
+    Hook.on("order.lost")(effect)
+    try:
+        repeat(inbox.row(), by="ann")
+        assert process_due() == {"done": 1}
+    finally:
+        Hook._handlers.pop("order.lost")
+    assert inbox.effects() == ["shop m-1"]
+
+
+def test_fails(inbox: Inbox) -> None:
+    """A failure undoes what the handler wrote; a later attempt follows, later after each."""
+    behaviour["shop"] = fail
+    deliver(Hook)
+    assert process_due() == {"pending": 1}
+    row = inbox.row()
+    assert (row.attempts, row.error) == (1, "ConnectionError: The warehouse does not answer.")
+    now = inbox.rows().values_list(DatabaseNow(), flat=True).get()
+    wait = (row.process_after - now).total_seconds()
+    assert 0 < wait <= processing.BACKOFF.first.total_seconds()
+    assert process_due() == {}
+    behaviour.clear()
+    inbox.due_now()
+    assert process_due() == {"done": 1}
+    assert (inbox.row().attempts, inbox.row().error) == (2, "")
+    assert inbox.effects() == ["shop m-1"]
+
+
+def test_pauses() -> None:
+    """Pauses double up to an hour, and are no more than halved at random."""
+    for attempts, longest in [(1, 5), (2, 10), (5, 80), (12, 3600), (1000, 3600)]:
+        pause = processing._pause(InboxMessage(attempts=attempts))
+        assert longest / 2 <= pause <= longest
+
+
+def dead_letter(inbox: Inbox, receiver: Any = Hook) -> None:
+    """Have a message fail as often as it may."""
+    behaviour[receiver.source] = fail
+    deliver(receiver)
+    for state in ("pending", "dead"):
+        inbox.due_now()
+        assert process_due() == {state: 1}
+    behaviour.clear()
+
+
+def test_dead(inbox: Inbox) -> None:
+    """After max_attempts failures a message is dead-lettered, and a retry is one more attempt."""
+    dead_letter(inbox)
+    row = inbox.row()
+    assert (row.state, row.process_after, row.purge_at) == ("dead", None, None)
+    assert row.error == "ConnectionError: The warehouse does not answer."
+    assert process_due() == {}
+    retry(row, by="ann")
+    assert process_due() == {"done": 1}
+    assert inbox.row().attempts == 3
+    assert inbox.effects() == ["shop m-1"]
+
+
+def test_dead_again(inbox: Inbox) -> None:
+    """A retry that fails is dead-lettered again."""
+    dead_letter(inbox)
+    behaviour["shop"] = fail
+    retry(inbox.row(), by="ann")
+    assert process_due() == {"dead": 1}
+    assert inbox.row().error == "ConnectionError: The warehouse does not answer."
+
+
+def test_retry_resumes(inbox: Inbox) -> None:
+    """A retry does not do again what a step has done, and derives the same keys."""
+    keys = []
+
+    def fail_after(event: Event, execution: Any) -> Any:
+        keys.append(execution.derive_key("charge"))
+        return {"step": 17}
+
+    behaviour["steps"] = fail_after
+    deliver(Stepping, body=body_of())
+    handler = Stepping._handlers["order.paid"]
+
+    def failing(event: Event, execution: Any) -> Any:
+        keys.append(handler(event, execution)["key"])
+        raise ConnectionError
+
+    Stepping._handlers["order.paid"] = Handler(failing)
+    try:
+        for state in ("pending", "dead"):
+            inbox.due_now()
+            assert process_due() == {state: 1}
+    finally:
+        Stepping._handlers["order.paid"] = handler
+    retry(inbox.row(), by="ann")
+    assert process_due() == {"done": 1}
+    assert inbox.effects() == ["steps m-1"]
+    assert inbox.row().purge_at is None  # its ttl is None
+    assert len({*keys}) == 1
+
+
+def test_repeat(inbox: Inbox) -> None:
+    """Reprocessing is a further attempt from the beginning, with the same derived keys."""
+    seen = []
+
+    def note(event: Event, execution: Any) -> Any:
+        seen.append((execution.attempt, execution.derive_key("charge")))
+
+    behaviour["shop"] = note
+    deliver(Hook)
+    process_due()
+    repeat(inbox.row(), by="ann")
+    assert inbox.row().state == "pending"
+    assert deliver(Hook).status_code == 200  # a redelivery changes nothing
+    assert process_due() == {"done": 1}
+    assert [attempt for attempt, _ in seen] == [1, 2]
+    assert seen[0][1] == seen[1][1]
+    assert inbox.effects() == ["shop m-1"] * 2
+
+
+def test_refused(inbox: Inbox) -> None:
+    """What cannot be done to a message in its state is refused, and changes nothing."""
+    deliver(Hook)
+    [row] = inbox.rows()
+    for action in (repeat, accept):
+        with pytest.raises(NotSettled, match="is now “pending”"):
+            action(row, by="ann")
+    process_due()
+    for action in (retry, accept):
+        with pytest.raises(NotSettled, match="is now “done”"):
+            action(row, by="ann")
+    with pytest.raises(NotSettled, match="deleted"):
+        retry(InboxMessage(pk=row.pk + 1), by="ann")
+    assert inbox.states() == ["done"]
+    assert inbox.effects() == ["shop m-1"]
+
+
+def test_discard(inbox: Inbox) -> None:
+    """A dead letter that is discarded is never handled and may be purged; its group goes on."""
+    behaviour["shop"] = lambda event, _: fail(event, _) if event.id == "m-1" else None
+    for number in (1, 2):
+        deliver(Hook, f"m-{number}", body_of(group="a"))
+    for state in ("pending", "dead"):
+        inbox.due_now()
+        assert process_due() == {state: 1}
+    discard(inbox.row(), by="ann")
+    assert inbox.row().purge_at is not None
+    assert process_due() == {"done": 1}
+    assert inbox.states() == ["discarded", "done"]
+    with pytest.raises(NotSettled, match="is now “discarded”"):
+        retry(inbox.row(), by="ann")
+    behaviour.clear()
+    repeat(inbox.row(), by="ann")
+    assert process_due() == {"done": 1}
+    assert inbox.effects() == ["shop m-2", "shop m-1"]
+
+
+def test_retry_now(inbox: Inbox) -> None:
+    """A message that waits for its next attempt can be retried at once."""
+    behaviour["shop"] = fail
+    deliver(Hook)
+    process_due()
+    behaviour.clear()
+    retry(inbox.row(), by="ann")
+    assert process_due() == {"done": 1}
+
+
+def test_nobody_there(inbox: Inbox) -> None:
+    """A message without a receiver stays, and is handled when there is one again."""
+    deliver(Hook)
+    inbox.rows().update(source="gone")
+    assert process_due() == {"pending": 1}
+    assert "'gone'" in inbox.row().error
+    with pytest.raises(NotSettled, match="'gone'"):
+        inbox.rows().update(state="done")
+        repeat(inbox.row(), by="ann")
+    inbox.rows().update(source="shop", state="pending")
+    inbox.due_now()
+    assert process_due() == {"done": 1}
+    assert inbox.effects() == ["shop m-1"]
+
+
+def test_order(inbox: Inbox) -> None:
+    """The messages of a group are handled in the order they came in, in batches of any size."""
+    for number in range(8):
+        deliver(Hook, f"m-{number}", body_of(group="ab"[number % 2], n=number))
+    behaviour["shop"] = lambda event, execution: fail(event, execution) if event.id == "m-2" else 0
+    assert process_due(batch=5) == {"done": 5, "pending": 1}
+    assert inbox.effects() == [f"shop m-{n}" for n in (0, 1, 3, 5, 7)]
+    behaviour.clear()
+    inbox.due_now()
+    process_due(batch=5)
+    assert inbox.effects()[5:] == [f"shop m-{n}" for n in (2, 4, 6)]
+
+
+@pytest.mark.parametrize("receiver", [Hook, Passing])
+def test_dead_letter_in_a_group(inbox: Inbox, receiver: Any) -> None:
+    """A dead letter holds up its group, unless the receiver says otherwise."""
+    behaviour[receiver.source] = lambda event, _: fail(event, _) if event.id == "m-1" else None
+    for number in (1, 2):
+        deliver(receiver, f"m-{number}", body_of(group="a"))
+    process_due()
+    inbox.due_now()
+    process_due()
+    expected = ["dead", "pending" if receiver is Hook else "done"]
+    assert inbox.states() == expected
+    behaviour.clear()
+    retry(inbox.row(), by="ann")
+    process_due()
+    assert inbox.states() == ["done"] * 2
+
+
+def test_batches_do_not_overlap(inbox: Inbox) -> None:
+    """Thirty processors at once: one effect for each message, none left."""
+    for number in range(60):
+        deliver(Hook, f"m-{number}", body_of(group=str(number % 7) if number % 2 else ""))
+    start, tallies = threading.Barrier(6), []
+
+    def work() -> None:
+        start.wait()
+        try:
+            for _ in range(100):  # each round finds what others have left
+                tallies.append(process_due(batch=3))
+                if not inbox.rows().filter(state="pending").exists():
+                    break
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(tallies, Counter())["done"] == 60
+    assert Counter(inbox.effects()) == {f"shop m-{n}": 1 for n in range(60)}
+    assert {*inbox.states()} == {"done"}
+
+
+def test_late_owner(inbox: Inbox) -> None:
+    """A process that was late does not undo what an operator has decided meanwhile."""
+    deliver(Hook)
+    [late] = claim((), 1)
+    inbox.due_now()  # its claim is over
+    assert process_due() == {"done": 1}
+    repeat(inbox.row(), by="ann")
+    assert not mark(late, state="done", process_after=None)
+    process(late)
+    assert inbox.row().state == "pending"
+    inbox.due_now()
+    assert process_due() == {"done": 1}
+    assert len(inbox.effects()) == 2
+
+
+def test_claims_last(inbox: Inbox) -> None:
+    """A claimed message is nobody else's until the lease is over."""
+    deliver(Hook)
+    assert len(claim((), 10)) == 1
+    assert claim((), 10) == []
+
+
+def test_in_progress(inbox: Inbox) -> None:
+    """A message that is being handled elsewhere is looked at again after that lease."""
+    deliver(Hook)
+    inbox.rows().update(fingerprint="")  # it has a record, which its row does not lock
+    inside, finish, told = threading.Event(), threading.Event(), []
+
+    def slow(event: Event, execution: Any) -> Any:
+        inside.set()
+        finish.wait(30)
+
+    behaviour["shop"] = slow
+
+    def work() -> None:
+        told.append(process_due())
+        connections.close_all()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert inside.wait(30)
+    if connections[inbox.alias].vendor != "sqlite":  # whose writers wait for one another
+        inbox.due_now()
+        assert process_due() == {"pending": 1}
+    finish.set()
+    thread.join()
+    inbox.due_now()
+    process_due()
+    assert inbox.states() == ["done"]
+    assert inbox.effects() == ["shop m-1"]
+
+
+def test_sources(inbox: Inbox) -> None:
+    """Messages of some sources only can be handled."""
+    deliver(Hook, "m-1")
+    deliver(Passing, "m-2")
+    assert process_due(sources=["passing"]) == {"done": 1}
+    assert inbox.states() == ["pending", "done"]
+
+
+def test_stopped(inbox: Inbox) -> None:
+    """Stopped in the middle of a batch: the message in hand is finished, others are free."""
+    stop = threading.Event()
+    behaviour["shop"] = lambda event, execution: stop.set()
+    for number in range(3):
+        deliver(Hook, f"m-{number}")
+    run_inbox(stop, batch=3)
+    assert inbox.states() == ["done", "pending", "pending"]
+    assert [row.attempts for row in inbox.rows()] == [1, 0, 0]
+    assert process_due() == {"done": 2}
+
+
+def test_without_database(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processing goes on when the database is there again."""
+    stop, tries = threading.Event(), []
+
+    def refuse(**_: Any) -> Any:
+        tries.append(1)
+        if len(tries) == 2:
+            stop.set()
+            return Counter()
+        raise StoreUnavailable
+
+    monkeypatch.setattr(processing, "process_due", refuse)
+    run_inbox(stop, poll=timedelta(seconds=0.01))
+    assert len(tries) == 2
+
+
+def test_purged(inbox: Inbox) -> None:
+    """What is handled is purged after its ttl, the oldest first; the rest is kept."""
+    for number in range(4):
+        deliver(Hook, f"m-{number}")
+    process_due(batch=1)
+    deliver(Hook, "m-4")
+    assert INBOX.purge(timedelta(0), 10) == 0
+    for age, row in enumerate(inbox.rows()[:3]):
+        inbox.rows().filter(pk=row.pk).update(purge_at=timezone.now() - age * DAY)
+    assert INBOX.purge(DAY / 2, 1) == 1
+    assert [row.message_id for row in inbox.rows()] == ["m-0", "m-1", "m-3", "m-4"]
+    assert INBOX.purge(DAY / 2, 10) == 1
+    assert INBOX.purge(timedelta(0), 10) == 1
+    assert inbox.states() == ["done", "pending"]
+
+
+failing = Consumer("billing", max_attempts=1)
+
+
+@failing.on("order.paid")
+def book(event: Event, execution: Any) -> None:
+    """Fail once."""
+    Effect.objects.using(execution._store.using).create(reference=f"billing {event.id}")
+    if behaviour.get("billing"):
+        raise ConnectionError
+
+
+def test_dead_letter_of_a_consumer(inbox: Inbox) -> None:
+    """A message that a consumer has dead-lettered is retried by that consumer."""
+    event = Event(id="e-1", source="/shop", type="order.paid", data={"n": 1})
+    behaviour["billing"] = fail
+    with override_settings(
+        IDEMPOTENCY={
+            **settings_of(inbox),
+            "CONSUMERS": ["tests.contrib.messaging.webhooks.test_processing.failing"],
+        }
+    ):
+        with pytest.raises(Exception, match="dead"):
+            failing.handle(event)
+        InboxMessage.objects.using(inbox.alias).create(
+            source="consumer:billing",
+            message_id="m-1",
+            type=event.type,
+            body=event.to_json().encode(),
+            digest="",
+            state="dead",
+            received_at=timezone.now(),
+        )
+        assert process_due() == {}
+        retry(inbox.row(), by="ann")
+        assert process_due() == {"dead": 1}
+        behaviour.clear()
+        retry(inbox.row(), by="ann")
+        assert process_due() == {"done": 1}
+        inbox.rows().update(source="consumer:gone", state="dead")
+        with pytest.raises(NotSettled, match="'gone'"):
+            retry(inbox.row(), by="ann")
+    assert inbox.effects() == ["billing e-1"]
+
+
+@pytest.mark.parametrize("action", [retry, repeat])
+def test_dead_letter_for_another_event(inbox: Inbox, action: Any) -> None:
+    """What an operator does to an event changes no record of another event that has its id."""
+    first, second = (Event(id="e-1", source="/shop", type="order.paid", data=n) for n in (1, 2))
+    consumers = {"CONSUMERS": [f"{__name__}.failing"]}
+    with override_settings(IDEMPOTENCY={**settings_of(inbox), **consumers}):
+        if action is retry:
+            behaviour["billing"] = fail
+            with pytest.raises(DeadLettered) as dead:
+                failing.handle(first)
+            dead_letters.keep(failing, first, dead.value)
+        else:
+            failing.handle(first)
+        with pytest.raises(FingerprintMismatch) as mismatch:
+            failing.handle(second)
+        dead_letters.keep(failing, second, mismatch.value)
+        before = IdempotencyKey.objects.using(inbox.alias).values().get()
+        dead = inbox.rows().get(message_id__contains="#e-1#")
+        if action is repeat:
+            inbox.rows().filter(pk=dead.pk).update(state="done")
+        action(dead, by="ann")
+        assert IdempotencyKey.objects.using(inbox.alias).values().get() == before
+        behaviour.clear()
+        assert process_due() == {"dead": 1}
+        with pytest.raises(DeadLettered) if action is retry else nullcontext():
+            failing.handle(first)
+    assert inbox.effects() == ([] if action is retry else ["billing e-1"])
+
+
+ledger = Consumer("ledger", federated=True, max_attempts=1)
+
+
+@ledger.on("order.paid")
+def enter(event: Event, execution: Any) -> None:
+    """Fail as long as a test wants it."""
+    name = f"ledger {execution.operation.principal} {event.id}"
+    Effect.objects.using(execution._store.using).create(reference=name)
+    if behaviour.get("ledger"):
+        raise ConnectionError
+
+
+def test_dead_letter_of_a_federated_consumer(inbox: Inbox) -> None:
+    """A dead letter of several senders is retried as the one of its sender."""
+    event = Event(id="e-1", source="/shop", type="order.paid", data={"n": 1})
+    behaviour["ledger"] = fail
+    with override_settings(
+        IDEMPOTENCY={
+            **settings_of(inbox),
+            "CONSUMERS": ["tests.contrib.messaging.webhooks.test_processing.ledger"],
+        }
+    ):
+        with pytest.raises(DeadLettered) as dead:
+            ledger.handle(event, sender="north")
+        dead_letters.keep(ledger, event, dead.value, sender="north")
+        behaviour.clear()
+        retry(inbox.rows().get(), by="ann")
+        assert process_due() == {"done": 1}
+        assert isinstance(ledger.handle(event, sender="north"), Duplicate)
+    assert inbox.effects() == ["ledger north e-1"]
+
+
+def test_dead_letter_for_what_it_is(inbox: Inbox) -> None:
+    """Retrying what is no event does nothing and says why; a type without a handler may get one."""
+    lost = Event(id="e-1", source="/shop", type="order.lost", data={"n": 1})
+    with override_settings(
+        IDEMPOTENCY={
+            **settings_of(inbox),
+            "CONSUMERS": ["tests.contrib.messaging.webhooks.test_processing.failing"],
+        }
+    ):
+        dead_letters.keep_raw(failing, "orders/0/17", b"\xff", ValueError("It is not an event."))
+        with pytest.raises(NotSettled, match="not JSON"):
+            retry(inbox.rows().get(), by="ann")
+        assert inbox.states() == ["dead"]
+        inbox.rows().delete()
+        dead_letters.keep(failing, lost, UnknownEventType("There is no handler for it."))
+        retry(inbox.rows().get(), by="ann")
+        assert process_due() == {"dead": 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("a\x00b \ud800"), "ValueError: a\ufffdb ?"),
+        (ValueError("x" * 10_000), f"ValueError: {'x' * 3988}"),
+    ],
+    ids=["characters", "length"],
+)
+def test_errors_that_no_column_takes(inbox: Inbox, error: Exception, text: str) -> None:
+    """Whatever is in the text of an error, the attempt is noted, and the others are handled."""
+
+    def complain(event: Event, execution: Any) -> None:
+        if event.id == "m-1":
+            raise error
+
+    behaviour["shop"] = complain
+    for number in (1, 2):
+        deliver(Hook, f"m-{number}")
+    assert process_due() == {"pending": 1, "done": 1}
+    assert (inbox.row().attempts, inbox.row().error) == (1, text)
+    inbox.due_now()
+    assert process_due() == {"dead": 1}
+
+
+def test_process_that_ends(inbox: Inbox) -> None:
+    """What ends a process costs the other messages that were claimed with it no attempt."""
+
+    def interrupt(event: Event, execution: Any) -> None:
+        raise KeyboardInterrupt
+
+    behaviour["shop"] = interrupt
+    for number in (1, 2):
+        deliver(Hook, f"m-{number}")
+    with pytest.raises(KeyboardInterrupt):
+        process_due()
+    assert [row.attempts for row in inbox.rows()] == [1, 0]
+    behaviour.clear()
+    assert process_due() == {"done": 1}
+
+
+def test_exit(inbox: Inbox) -> None:
+    """A handler that calls sys.exit() has failed: its message is dead, and the others go on."""
+    behaviour["shop"] = lambda event, execution: sys.exit(3) if event.id == "m-1" else None
+    for number in (1, 2):
+        deliver(Hook, f"m-{number}")
+    assert process_due() == {"pending": 1, "done": 1}
+    assert "sys.exit(3)" in inbox.row().error
+    inbox.due_now()
+    assert process_due() == {"dead": 1}
+    assert "sys.exit(3)" in inbox.row().error
+
+
+def settings_of(inbox: Inbox) -> Any:
+    from django.conf import settings
+
+    return settings.IDEMPOTENCY
+
+
+def test_accepted(inbox: Inbox) -> None:
+    """A held message is handled when an operator has accepted it."""
+    push = {"headers": {"X-GitHub-Event": "push"}}
+    deliver(GitHubHook, "m-1", **push)
+    deliver(GitHubHook, "m-2", **push)
+    assert inbox.states() == ["pending", "dead"]
+    assert process_due() == {"done": 1}
+    with pytest.raises(NotSettled, match="is now “dead”"):
+        retry(inbox.row("m-2"), by="ann")  # which is for what has failed
+    accept(inbox.row("m-2"), by="ann")
+    assert inbox.row("m-2").purge_at is None
+    assert process_due() == {"done": 1}
+    assert inbox.effects() == ["github m-1", "github m-2"]
+
+
+def test_accepted_in_its_group(inbox: Inbox) -> None:
+    """A suspect holds up no message of its group; once it is accepted, it is in that group."""
+    behaviour["shop"] = lambda event, _: fail(event, _) if event.data.get("n") == 2 else None
+    deliver(Hook, "m-1", body_of(group="a", n=1))
+    deliver(Hook, "m-1", body_of(group="a", n=2))
+    deliver(Hook, "m-2", body_of(group="a"))
+    assert inbox.states() == ["pending", "dead", "pending"]
+    assert process_due() == {"done": 2}
+    accept(inbox.rows().get(state="dead"), by="ann")
+    assert process_due() == {"pending": 1}
+    assert [row.group for row in inbox.rows()] == ["a"] * 3
+
+
+def test_record_elsewhere(inbox: Inbox) -> None:
+    """A record that nobody can change here is told of; a message that only waits is retried."""
+    memory = {"default": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"}}
+    with override_settings(IDEMPOTENCY={**settings_of(inbox), "STORES": memory}):
+        behaviour["shop"] = fail
+        Hook._handlers["order.paid"], kept = Handler(fail), Hook._handlers["order.paid"]
+        try:
+            deliver(Hook)
+            process_due()
+            retry(inbox.row(), by="ann")
+            assert process_due() == {"dead": 1}
+        finally:
+            Hook._handlers["order.paid"] = kept
+        with pytest.raises(NotSettled, match="'default'"):
+            retry(inbox.row(), by="ann")
+
+
+def test_in_a_transaction_of_a_test(inbox: Inbox) -> None:
+    """A test whose transaction is rolled back can handle messages: its connection stays open."""
+    deliver(Hook)
+    with transaction.atomic(using=inbox.alias, durable=False):
+        connections[inbox.alias].close_at = 0  # it is too old, by CONN_MAX_AGE
+        assert process_due() == {"done": 1}
+        assert inbox.effects() == ["shop m-1"]
+        transaction.set_rollback(True, using=inbox.alias)
+    assert inbox.effects() == []

@@ -1,0 +1,665 @@
+"""Receiving: what is verified is committed before the response; nothing else is stored, ever."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import CommandError, call_command
+from django.db import OperationalError, connections, transaction
+from django.http import HttpRequest
+from django.test import AsyncClient, Client, RequestFactory, override_settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from idempotency_django.checks import inventory
+from idempotency_django.contrib.messaging import (
+    GitHub,
+    StandardWebhooks,
+    Stripe,
+    process_due,
+    settling,
+)
+from idempotency_django.contrib.messaging.inbox import receivers as inserting
+from idempotency_django.contrib.messaging.inbox.checks import check_receivers
+from idempotency_django.contrib.messaging.inbox.receivers import (
+    _RECEIVERS,
+    WebhookReceiver,
+    receiver_of,
+)
+from idempotency_django.policy import Policy
+from idempotency_django.testing import in_threads
+
+from .conftest import Inbox
+from .receivers import SECRETS, GitHubHook, Hook, OrderHook, StripeHook, behaviour, body_of, deliver
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+
+def test_stored(inbox: Inbox) -> None:
+    """A delivery is stored as it came, without credentials, and gets 200."""
+    secret = {"Cookie": "sessionid=1", "Authorization": "Basic x", "X-Other": "é"}
+    body = body_of(n=7, group="g")
+    response = deliver(Hook, "m-1", body, headers=secret)
+    assert (response.status_code, response.content) == (200, b"")
+    [row] = inbox.rows()
+    assert (row.source, row.message_id, row.type, row.group) == ("shop", "m-1", "order.paid", "g")
+    assert (bytes(row.body), row.state, row.attempts) == (body, "pending", 0)
+    assert row.process_after == row.received_at
+    headers = {name.lower(): value for name, value in json.loads(row.headers)}
+    assert headers["webhook-id"] == "m-1"
+    assert not {"cookie", "authorization"} & {*headers}
+
+
+def test_duplicates(inbox: Inbox) -> None:
+    """A message is stored once, however often it is delivered."""
+    for _ in range(3):
+        assert deliver(Hook, "m-1", body_of(n=1)).status_code == 200
+    [row] = inbox.rows()
+    assert bytes(row.body) == body_of(n=1)
+
+
+class TestOtherBodies:
+    """A known id with another body is no redelivery."""
+
+    def test_held(self, inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
+        """It is stored beside the first and held, once, until an operator accepts it."""
+        for number in (1, 2, 1, 2, 3):
+            assert deliver(Hook, "m-1", body_of(n=number)).status_code == 200
+        assert [(json.loads(bytes(row.body))["n"], row.state) for row in inbox.rows()] == [
+            (1, "pending"),
+            (2, "dead"),
+            (3, "dead"),
+        ]
+        [_, second, third] = inbox.rows()
+        assert [second.purge_at, third.purge_at] == [None, None]
+        assert second.digest not in second.message_id  # which could be tested against a guess
+        assert second.is_suspect
+        assert second.error == "An earlier message had this id with another body."
+        said = [r.message for r in caplog.records if "m-1 of shop is a dead letter" in r.message]
+        assert len(said) == 2
+        assert process_due() == {"done": 1}
+        settling.accept(second, by="ann")
+        assert process_due() == {"done": 1}
+        assert inbox.effects() == ["shop m-1", "shop m-1"]
+        assert deliver(Hook, "m-1", body_of(n=2)).status_code == 200
+        assert inbox.states() == ["done", "done", "dead"]
+
+    def test_id_that_is_no_id_of_the_delivery(self, inbox: Inbox) -> None:
+        """So it is with a receiver that takes for the id what several messages share."""
+        for kind in ("order.paid", "order.refunded"):
+            assert deliver(OrderHook, body=body_of(kind, order="17")).status_code == 200
+        assert inbox.states() == ["pending", "dead"]
+
+    def test_race(self, inbox: Inbox) -> None:
+        """Of ten bodies at once under one id, one is handled and nine are held."""
+        in_threads([lambda n=n: deliver(Hook, "m-1", body_of(n=n)) for n in range(10)])
+        assert sorted(inbox.states()) == ["dead"] * 9 + ["pending"]
+
+    def test_what_stripe_changes(self, inbox: Inbox) -> None:
+        """Stripe says in each delivery how many others are pending, which makes no other event."""
+        for pending in (2, 1, 1):
+            event = body_of("invoice.paid", id="evt_1", pending_webhooks=pending)
+            assert deliver(StripeHook, body=event).status_code == 200
+        assert inbox.states() == ["pending"]
+        other = body_of("invoice.paid", id="evt_1", pending_webhooks=1, data=2)
+        assert deliver(StripeHook, body=other).status_code == 200
+        assert inbox.states() == ["pending", "dead"]
+
+
+def test_race(inbox: Inbox) -> None:
+    """Thirty deliveries at once, of three messages: all get 200, and three are stored."""
+    start, statuses = threading.Barrier(30), []
+
+    def send(number: int) -> None:
+        start.wait()
+        statuses.append(deliver(Hook, f"m-{number % 3}").status_code)
+        connections.close_all()
+
+    threads = [threading.Thread(target=send, args=(n,)) for n in range(30)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert statuses == [200] * 30
+    assert inbox.states() == ["pending"] * 3
+
+
+def test_statements(inbox: Inbox, django_assert_num_queries: Any) -> None:
+    """Receiving takes one statement, and a second one for a duplicate: is its body the same?"""
+    for statements in (1, 2, 2):
+        with django_assert_num_queries(statements, using=inbox.alias):
+            deliver(Hook)
+
+
+def test_ids(inbox: Inbox) -> None:
+    """Ids that no column could hold are stored as their digest, and no two are confused."""
+    for message_id in ("a b", "a  b", "ü", "x" * 999):
+        assert deliver(Hook, message_id).status_code == 200
+        assert deliver(Hook, message_id).status_code == 200
+    assert inbox.rows().count() == 4
+    assert process_due() == {"done": 4}
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status", "slug"),
+    [
+        ({"webhook-signature": "v1,AAAA"}, None, 401, "delivery-refused"),
+        ({"webhook-timestamp": "1"}, None, 401, "delivery-refused"),
+        ({"webhook-id": "m-2"}, None, 401, "delivery-refused"),
+        (None, body_of("x" * 256), 400, "delivery-refused"),
+        (None, body_of("order\0paid"), 400, "delivery-refused"),
+        (None, body_of("\ud800"), 400, "delivery-refused"),
+        (None, b" " * 10_001, 413, "delivery-refused"),
+    ],
+)
+def test_refused(inbox: Inbox, headers: Any, body: Any, status: int, slug: str) -> None:
+    """What is not verified, or not understood, is refused in words, and nothing is stored."""
+    response = deliver(Hook, "m-1", body, headers=headers)
+    assert response.status_code == status
+    assert response["Content-Type"] == "application/problem+json"
+    assert response.json()["type"].endswith(slug)
+    assert ("WWW-Authenticate" in response) == (status == 401)
+    assert inbox.rows().count() == 0
+
+
+def test_no_id(inbox: Inbox) -> None:
+    """A signed delivery without an id is refused: nobody could tell it from another."""
+    assert deliver(StripeHook, body=b'{"type": "invoice.paid"}').status_code == 400
+    assert deliver(GitHubHook, "").status_code == 400
+    assert inbox.rows().count() == 0
+
+
+def test_large_without_length(inbox: Inbox) -> None:
+    """A body is not read beyond the limit, whatever its declared length is."""
+    request = RequestFactory().post(
+        "/webhooks/shop/", b"x" * 20_000, content_type="application/json", CONTENT_LENGTH="20000"
+    )
+    request.META["CONTENT_LENGTH"] = ""
+    assert Hook.as_view()(request).status_code == 413
+    with override_settings(DATA_UPLOAD_MAX_MEMORY_SIZE=10):
+        assert deliver(Hook).status_code == 200
+
+
+def test_chunked(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
+    """A body that Django does not read, for want of a length, is refused as that, and logged."""
+    body = body_of()
+    signed = {
+        f"HTTP_{name.upper().replace('-', '_')}": value
+        for name, value in Hook.verifier.sign(body, message_id="m-1").items()
+    }
+    request = RequestFactory().generic(
+        "POST", "/webhooks/shop/", HTTP_TRANSFER_ENCODING="Chunked", CONTENT_LENGTH="", **signed
+    )
+    response = Hook.as_view()(request)
+    assert response.status_code == 400
+    problem = json.loads(response.content)
+    assert problem["type"].endswith("delivery-refused")
+    assert "Transfer-Encoding: chunked" in problem["detail"]
+    [record] = [each for each in caplog.records if each.name == "idempotency_django"]
+    assert record.levelname == "WARNING"
+    assert (
+        "A delivery of shop is malformed: The delivery has no Content-Length" in record.getMessage()
+    )
+    assert inbox.rows().count() == 0
+
+
+def test_empty_body(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
+    """Without a body, and without chunks of one, a delivery is not signed."""
+    for length in ("0", ""):
+        request = RequestFactory().generic("POST", "/webhooks/shop/", CONTENT_LENGTH=length)
+        assert Hook.as_view()(request).status_code == 401
+    assert not [each for each in caplog.records if each.levelname == "WARNING"]
+    assert inbox.rows().count() == 0
+
+
+def test_body_was_read(inbox: Inbox) -> None:
+    """A middleware that has read the body or the form is in nobody's way."""
+    for read in ("body", "POST"):
+        body = body_of(read=read)
+        request = RequestFactory().post(
+            "/webhooks/shop/",
+            body,
+            content_type="application/x-www-form-urlencoded",
+            headers=Hook.verifier.sign(body, message_id=read),
+        )
+        getattr(request, read)
+        assert Hook.as_view()(request).status_code == 200
+    assert inbox.rows().count() == 2
+
+
+def test_disconnected(inbox: Inbox) -> None:
+    """A body that does not arrive is refused."""
+
+    class Broken:
+        def read(self, *args: Any) -> bytes:
+            raise OSError("The client is gone.")
+
+    request = RequestFactory().post("/webhooks/shop/")
+    request._stream = Broken()  # type: ignore[assignment]
+    assert Hook.as_view()(request).status_code == 400
+
+
+def test_other_methods(inbox: Inbox) -> None:
+    """A webhook is a POST."""
+    assert Client().get("/webhooks/shop/").status_code == 405
+
+
+def test_csrf_and_middleware(inbox: Inbox) -> None:
+    """Neither the CSRF middleware nor ours is in the way, nor a policy that requires keys."""
+    ours = "idempotency_django.middleware.IdempotencyMiddleware"
+    required = {**settings_now(), "POLICY": {"required": True}}
+    with override_settings(
+        MIDDLEWARE=["django.middleware.csrf.CsrfViewMiddleware", ours], IDEMPOTENCY=required
+    ):
+        client = Client(enforce_csrf_checks=True)
+        assert deliver(Hook, client=client).status_code == 200
+        assert process_due() == {"done": 1}
+    hows = {endpoint.route: endpoint.how for endpoint in inventory.endpoints()}
+    assert {how for route, how in hows.items() if "webhooks" in route} == {"inbox"}
+
+
+def settings_now() -> Any:
+    from django.conf import settings
+
+    return settings.IDEMPOTENCY
+
+
+def test_atomic_requests(inbox: Inbox) -> None:
+    """Under ATOMIC_REQUESTS the message is committed by itself."""
+    for connection in connections.all():
+        connection.settings_dict["ATOMIC_REQUESTS"] = True
+    try:
+        assert deliver(Hook).status_code == 200
+    finally:
+        for connection in connections.all():
+            connection.settings_dict["ATOMIC_REQUESTS"] = False
+    assert inbox.states() == ["pending"]
+
+
+def test_within_a_transaction(inbox: Inbox) -> None:
+    """Within a transaction nothing is stored: the sender would be told too early."""
+    client = Client(raise_request_exception=True)
+    with (
+        pytest.raises(ImproperlyConfigured, match="within a transaction"),
+        transaction.atomic(using=inbox.alias),
+    ):
+        deliver(Hook, client=client)
+    connection = connections[inbox.alias]
+    connection.set_autocommit(False)
+    try:
+        with pytest.raises(ImproperlyConfigured, match="AUTOCOMMIT"):
+            deliver(Hook, client=client)
+    finally:
+        connection.rollback()
+        connection.set_autocommit(True)
+    assert inbox.rows().count() == 0
+
+
+def test_async_server(inbox: Inbox) -> None:
+    """Under ASGI a delivery is stored in the same way."""
+    body = body_of()
+    headers = Hook.verifier.sign(body, message_id="m-1")
+
+    async def send() -> Any:
+        return await AsyncClient().generic(
+            "POST", "/webhooks/shop/", body, content_type="application/json", headers=headers
+        )
+
+    assert async_to_sync(send)().status_code == 200
+    assert inbox.states() == ["pending"]
+
+
+def test_database_down(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the database cannot be reached, the sender gets 503 and may deliver again."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OperationalError("connection refused")
+
+    connections[inbox.alias].close()
+    monkeypatch.setattr(type(connections[inbox.alias]), "get_new_connection", refuse)
+    response = deliver(Hook)
+    assert (response.status_code, response["Retry-After"]) == (503, "30")
+    assert response.json()["type"].endswith("store-unavailable")
+    monkeypatch.undo()
+    assert deliver(Hook).status_code == 200
+    assert inbox.states() == ["pending"]
+
+
+def test_table_missing(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the database that is no loss of the connection is a 503 too."""
+
+    def refuse(*_: Any) -> None:
+        raise OperationalError("disk full")
+
+    monkeypatch.setattr(inserting, "_inserted", refuse)
+    assert deliver(Hook).status_code == 503
+
+
+def test_connection_lost(inbox: Inbox) -> None:
+    """A connection that the server has closed meanwhile is replaced, and the sender sees none."""
+    connection = connections[inbox.alias]
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite has no server.")
+    connection.ensure_connection()
+    request = request_of("m-1")
+    kill(inbox.alias, connection)
+    assert Hook.as_view()(request).status_code == 200
+    assert inbox.states() == ["pending"]
+
+
+def request_of(message_id: str) -> HttpRequest:
+    """A delivery without the signals of a client, which close bad connections."""
+    body = body_of()
+    return RequestFactory().post(
+        "/webhooks/shop/",
+        body,
+        content_type="application/json",
+        headers=Hook.verifier.sign(body, message_id=message_id),
+    )
+
+
+def kill(alias: str, connection: Any) -> None:
+    """End the server's side of a connection, over another."""
+    postgres = connection.vendor == "postgresql"
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()" if postgres else "SELECT CONNECTION_ID()")
+        [number] = cursor.fetchone()
+    other = connection.copy()
+    with other.cursor() as cursor:
+        cursor.execute(
+            f"SELECT pg_terminate_backend({number}, 5000)" if postgres else f"KILL {number}"
+        )
+    other.close()
+
+
+def test_nudge(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nudge finds the message committed, is not for duplicates, and may fail."""
+    seen = []
+
+    def on_stored(self: Any) -> None:
+        seen.append(inbox.states())
+        raise ConnectionError("There is no broker.")
+
+    monkeypatch.setattr(Hook, "on_stored", on_stored)
+    assert deliver(Hook).status_code == deliver(Hook).status_code == 200
+    assert seen == [["pending"]]
+
+
+def test_celery(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Celery task processes the inbox; the nudge sends it once, without retrying."""
+    from idempotency_django.contrib.messaging import tasks
+
+    sent: list[Any] = []
+    monkeypatch.setattr(tasks.process_inbox, "apply_async", lambda **how: sent.append(how))
+    tasks.nudge()
+    assert sent == [{"retry": False, "expires": 60}]
+    deliver(Hook)
+    assert tasks.process_inbox() == {"done": 1}
+
+
+def test_command(inbox: Inbox, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command says what it has done."""
+    deliver(Hook)
+    call_command("process_inbox", "--once", "--source", "shop", "--batch", "2")
+    call_command("process_inbox", "--once")
+    call_command("process_inbox", "--once", verbosity=0)
+    assert capsys.readouterr().out == "Messages: 1 done.\nMessages: none was due.\n"
+
+
+def test_command_says_what_failed(inbox: Inbox, capsys: pytest.CaptureFixture[str]) -> None:
+    """A message that failed is not merely "pending": the command says that it is tried again."""
+
+    def fail(event: Any, execution: Any) -> None:
+        raise ConnectionError
+
+    behaviour["shop"] = fail
+    deliver(Hook)
+    call_command("process_inbox", "--once")
+    behaviour.clear()
+    assert capsys.readouterr().out == "Messages: 1 failed or waiting, to be retried.\n"
+
+
+@pytest.mark.parametrize("option", ["--poll", "--batch"])
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon"])
+def test_no_busy_loop(option: str, value: str) -> None:
+    """A pause or a batch that is not above 0 is refused, with what to write instead."""
+    with pytest.raises(CommandError, match=r"above 0 and below .*, such as 1"):
+        call_command("process_inbox", "--once", f"{option}={value}")
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("stirpe", "'stirpe'.* Did you mean 'stripe'?"),
+        ("consumer:billing", r"There are: .*github, orders, .*CONSUMERS"),
+    ],
+)
+def test_unknown_source(inbox: Inbox, source: str, told: str) -> None:
+    """A source that is nobody's is refused, instead of waiting for ever for its messages."""
+    deliver(Hook)
+    for once in ([], ["--once"]):
+        with pytest.raises(CommandError, match=told.replace("?", r"\?")):
+            call_command("process_inbox", *once, "--source", "shop", "--source", source)
+    assert inbox.states() == ["pending"]
+
+
+def test_messages_that_nobody_handles(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
+    """The command says at its start which messages have no receiver, also where it leaves them."""
+    for source in ("gone", "gone", "consumer:gone", "shop"):
+        deliver(Hook, f"m-{inbox.rows().count()}")
+        inbox.rows().filter(source="shop").update(source=source)
+    call_command("process_inbox", "--once", "--source", "shop", verbosity=0)
+    told = [
+        record.getMessage() for record in caplog.records if "no WebhookReceiver" in record.message
+    ]
+    assert [line.partition(", but")[0] for line in told] == [
+        "The inbox has 1 message of the source 'consumer:gone'",
+        "The inbox has 2 messages of the source 'gone'",
+    ]
+    assert sorted(inbox.states()) == ["done", *["pending"] * 3]
+
+
+class TestUnsignedIds:
+    """GitHub's signature does not cover the id of a delivery."""
+
+    push = {"headers": {"X-GitHub-Event": "push"}}
+
+    def test_replay_is_held(self, inbox: Inbox) -> None:
+        """The same body under another id is held, and its redelivery changes nothing."""
+        for message_id in ("m-1", "m-1", "m-2", "m-2", "m-1", "m-3"):
+            assert deliver(GitHubHook, message_id, **self.push).status_code == 200
+        assert deliver(GitHubHook, "m-4", body_of(n=4), **self.push).status_code == 200
+        assert inbox.states() == ["pending", "dead", "dead", "pending"]
+        assert [row.purge_at is None for row in inbox.rows()] == [True, False, False, True]
+        assert deliver(GitHubHook, "m-4", body_of(n=5), **self.push).status_code == 200
+        assert inbox.states() == ["pending", "dead", "dead", "pending", "dead"]
+        assert process_due() == {"done": 2}
+        assert inbox.effects() == ["github m-1", "github m-4"]
+
+    def test_race(self, inbox: Inbox) -> None:
+        """Of ten at once with one body, one is handled and nine are held."""
+        start = threading.Barrier(10)
+
+        def send(number: int) -> None:
+            start.wait()
+            deliver(GitHubHook, f"m-{number}", **self.push)
+            connections.close_all()
+
+        threads = [threading.Thread(target=send, args=(n,)) for n in range(10)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(inbox.states()) == ["dead"] * 9 + ["pending"]
+
+
+class TestDeclaring:
+    """What a receiver cannot be declared with is refused where it is."""
+
+    def test_source(self) -> None:
+        """A source that no record could hold is refused."""
+        with pytest.raises(ImproperlyConfigured, match="source"):
+            type("Bad", (WebhookReceiver,), {"source": "a b"})
+
+    def test_handlers(self) -> None:
+        """A handler is for a type, alone, and a plain function of one argument or two."""
+        made = type("Made", (WebhookReceiver,), {})
+        with pytest.raises(ValueError, match="needs a type"):
+            made.on()
+        with pytest.raises(TypeError, match="the receiver Made takes types"):
+            made.on(lambda event, execution: None)  # type: ignore[arg-type]
+        made.on("a")(lambda event, execution: None)
+        with pytest.raises(ValueError, match="already has a handler for 'a'"):
+            made.on("a", "b")
+        with pytest.raises(ImproperlyConfigured, match="the receiver Made"):
+            made.on("c")(lambda: None)
+
+        async def handler(event: Any, execution: Any) -> None:
+            """Not for a process without an event loop."""
+
+        with pytest.raises(ImproperlyConfigured, match="async"):
+            made.on("c")(handler)
+
+    def test_any_type(self) -> None:
+        """A handler for "*" gets what has no other; a subclass has handlers of its own."""
+        base = type("Base", (WebhookReceiver,), {})
+        special, rest = (lambda event, execution: 1), (lambda event, execution: 2)
+        base.on("a")(special)
+        base.on("*")(rest)
+        made = type("Derived", (base,), {})
+        made.on("b")(special)
+        assert [made.handler_of(each).function for each in "abc"] == [special, special, rest]
+        assert base.handler_of("b").function is rest
+
+    def test_found_by_the_urls(self) -> None:
+        """A process that has imported no view finds the receivers by the URLs."""
+        with override_settings(ROOT_URLCONF="tests.contrib.messaging.webhooks.receivers"):
+            assert receiver_of("shop") is Hook
+            assert receiver_of("nobody") is None
+
+    def test_checks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The system checks find two of one source, missing secrets and policies that fail."""
+
+        def ids() -> list[str]:
+            return sorted(str(message.id).split(".")[1] for message in check_receivers())
+
+        with override_settings(ROOT_URLCONF=None):
+            assert check_receivers() == []
+        with override_settings(ROOT_URLCONF="tests.contrib.messaging.webhooks.receivers"):
+            assert ids() == []
+            for attributes, expected, said in [
+                ({"source": "shop", "verifier": Hook.verifier}, ["E041"], "same source, 'shop'"),
+                ({"source": "other"}, ["E041"], "The verifier of Other "),
+                ({"source": "other", "verifier": GitHub([])}, ["E041"], "The verifier of Other "),
+                (
+                    {"source": "other", "verifier": Stripe(lambda: SECRETS[0])},
+                    ["E041"],
+                    "The verifier of Other ",
+                ),
+                ({"source": "other", "verifier": Hook.verifier, "tll": None}, ["W037"], "'tll'"),
+                ({"source": "other", "verifier": Hook.verifier, "title": "x"}, [], ""),
+                (
+                    {"source": "other", "verifier": Stripe(["sk_live_51H"])},
+                    ["E041"],
+                    "The verifier of Other ",
+                ),
+                (
+                    {"source": "other", "verifier": StandardWebhooks(["", SECRETS[0]])},
+                    ["E041"],
+                    "The verifier of Other ",
+                ),
+                (
+                    {
+                        "source": "other",
+                        "verifier": Hook.verifier,
+                        "policy": Policy(store="nowhere"),
+                    },
+                    ["E041"],
+                    "The policy of Other cannot be used: ",
+                ),
+            ]:
+                before = {source: [*known] for source, known in _RECEIVERS.items()}
+                type("Other", (WebhookReceiver,), attributes)
+                assert ids() == expected
+                assert all(said in message.msg for message in check_receivers())
+                _RECEIVERS.clear()
+                _RECEIVERS.update(before)
+
+    def test_hints(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One text in place of a list of secrets, and a typo of an attribute, are named as such."""
+        monkeypatch.setattr("idempotency_django.contrib.messaging.inbox.receivers._RECEIVERS", {})
+        monkeypatch.setattr(
+            "idempotency_django.contrib.messaging.inbox.checks.receivers", lambda: found
+        )
+        found: Any = {}
+        wrong = {
+            "verifier": Stripe(lambda: SECRETS[0]),
+            "max_attemps": 3,
+            "dead_letter_blocks_group": 1,
+        }
+        found["other"] = [type("Other", (WebhookReceiver,), {"source": "other", **wrong})]
+        said = {message.msg: message.hint for message in check_receivers()}
+        one, another, typo = sorted(said, reverse=True)
+        assert "has a single string as its secrets. Pass a list, such as [new, old]." in one
+        assert said[typo] == "Did you mean 'dead_letters_block_group'?"
+        assert said[another] == "Did you mean 'max_attempts'?"
+        assert "'max_attemps', which has no effect." in another
+
+    def test_made_again(self) -> None:
+        """A module that is loaded again replaces its receiver."""
+        before = {source: [*known] for source, known in _RECEIVERS.items()}
+        for _ in range(2):
+            type("Other", (WebhookReceiver,), {"source": "again"})
+        assert len(_RECEIVERS["again"]) == 1
+        _RECEIVERS.clear()
+        _RECEIVERS.update(before)
+
+
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    headers=st.dictionaries(
+        st.sampled_from(
+            ["Webhook-Signature", "Webhook-Timestamp", "Webhook-Id", "Content-Type", "X-Odd"]
+        ),
+        st.text(st.characters(max_codepoint=255, blacklist_characters="\r\n"), max_size=40),
+    ),
+    body=st.binary(max_size=100),
+)
+def test_hostile(inbox: Inbox, headers: dict[str, str], body: bytes) -> None:
+    """Whatever is sent without a signature: 4xx, and nothing is stored."""
+    client = Client(raise_request_exception=False)
+    for receiver in (Hook, StripeHook, GitHubHook):
+        response = client.generic(
+            "POST", f"/webhooks/{receiver.source}/", body, headers=headers, content_type="x/y"
+        )
+        assert 400 <= response.status_code < 500
+    assert inbox.rows().count() == 0
+
+
+@pytest.mark.parametrize(
+    ("group", "kept"), [(17, "17"), (None, ""), (True, "True"), ("a b", "a b")]
+)
+def test_group_of_any_kind(
+    inbox: Inbox, group: Any, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What group() returns is made a text; None is no group."""
+    monkeypatch.setattr(Hook, "group", lambda self, event: group)
+    assert deliver(Hook).status_code == 200
+    assert inbox.row().group == kept
+
+
+def test_group_that_raises(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A verified message is stored although group() has failed, and the log says so."""
+    monkeypatch.setattr(Hook, "group", lambda self, event: event.data["order"])
+    assert deliver(Hook).status_code == 200
+    assert (inbox.row().group, inbox.states()) == ("", ["pending"])
+    assert "group() of shop failed for the message m-1" in caplog.text

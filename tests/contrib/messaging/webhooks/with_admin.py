@@ -1,0 +1,11 @@
+"""The receivers' URLs, and the admin's."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.urls import include, path
+
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("", include("tests.contrib.messaging.webhooks.receivers")),
+]

@@ -1,0 +1,738 @@
+"""Operations of django-ninja: what runs once, what runs for every request, and what is refused.
+
+What holds for every adapter is in ``test_adapters.py``, and the probes of all ways to protect
+(``tests/support/ways.py``) run over operations, too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import wraps
+from itertools import count, product
+from typing import Annotated, Any
+
+import ninja
+import pytest
+from asgiref.sync import async_to_sync
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db import connection
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.test.client import BOUNDARY, MULTIPART_CONTENT, encode_multipart
+from django.urls import path
+from ninja import (
+    SSE,
+    Body,
+    Cookie,
+    File,
+    Form,
+    Header,
+    NinjaAPI,
+    Path,
+    Query,
+    Router,
+    Schema,
+    Status,
+    UploadedFile,
+)
+from ninja.compatibility.files import FIX_MIDDLEWARE_PATH
+from ninja.decorators import decorate_view
+from ninja.errors import HttpError
+from ninja.security import APIKeyCookie, APIKeyHeader, HttpBearer, SessionAuth
+from ninja.testing import TestAsyncClient, TestClient
+from openapi_spec_validator import validate
+
+from idempotency_django import idempotent_call
+from idempotency_django.checks.inventory import endpoints
+from idempotency_django.decorators import idempotency_exempt, idempotent
+from idempotency_django.errors import FingerprintMismatch, IdempotencyError
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy, store_errors
+from tests.models import Effect
+from tests.support import ways
+from tests.support.shared import (
+    assert_problem,
+    assert_replays,
+    effects,
+    is_replay,
+    new_key,
+    post,
+    record,
+)
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Order(Schema):
+    """What is asked for."""
+
+    reference: str
+
+
+class Made(Schema):
+    """What the client gets."""
+
+    number: int
+
+
+with_test_clients = pytest.mark.skipif(ninja.__version__ < "1.7", reason="They send mocks")
+
+Serve = Callable[..., NinjaAPI]
+
+
+@pytest.fixture
+def serve(settings: Any) -> Serve:
+    """Serve APIs below ``/<version>/``; an API, or the routers of one that is made."""
+    numbers = count()
+
+    def serve(*routers: Router, **options: Any) -> NinjaAPI:
+        api = NinjaAPI(version=f"v{next(numbers)}", urls_namespace=f"test-{new_key()}", **options)
+        for router in routers:
+            api.add_router("", router)
+        served.append(api)
+        settings.ROOT_URLCONF = type(
+            "urls",
+            (),
+            {"urlpatterns": [path(f"{each.version}/", each.urls) for each in served]},
+        )
+        return api
+
+    served: list[NinjaAPI] = []
+    return serve
+
+
+def create(request: HttpRequest, order: Order) -> Any:
+    """Make an effect."""
+    Effect.objects.create(reference=order.reference)
+    return Status(201, {"number": Effect.objects.count()})
+
+
+def orders(function: Any = None, policy: Policy | None = None, **options: Any) -> Router:
+    """A router with one operation."""
+    router = Router()
+    protected = idempotent(policy=policy or Policy())(function or create)
+    router.post("/orders", **{"response": {201: Made}, **options})(protected)
+    return router
+
+
+def test_a_router_in_two_apis(serve: Serve, client: Client) -> None:
+    """Each API's copy of an operation is protected, and has records of its own."""
+    router = orders()
+    serve(router)
+    serve(router)
+    key = new_key()
+    for version in ("v0", "v1"):
+        first = post(client, f"/{version}/orders", key)
+        assert first.status_code == 201
+        assert_replays(first, post(client, f"/{version}/orders", key))
+    assert effects() == 2
+    assert set(IdempotencyKey.objects.values_list("operation", flat=True)) == {
+        "POST /v0/orders",
+        "POST /v1/orders",
+    }
+    assert {each.how for each in endpoints()} == {"decorator"}
+
+
+class Tokens(HttpBearer):
+    """Bearer tokens, which the test gives out and withdraws."""
+
+    known: dict[str, Any] = {}
+
+    def authenticate(self, request: HttpRequest, token: str) -> Any:
+        return self.known.get(token)
+
+
+class ApiKeys(APIKeyHeader):
+    """The same, in a header of their own."""
+
+    param_name = "X-API-Key"
+
+    def authenticate(self, request: HttpRequest, key: str | None) -> Any:
+        return Tokens.known.get(key or "")
+
+
+class OwnHeader(ApiKeys):
+    """The same, in another header."""
+
+    param_name = "X-Own"
+
+
+class OwnCookie(APIKeyCookie):
+    """The same, in a cookie."""
+
+    param_name = "own"
+
+    def authenticate(self, request: HttpRequest, key: str | None) -> Any:
+        return Tokens.known.get(key or "")
+
+
+BEARER = ("Authorization", "Bearer ", Tokens())
+API_KEY = ("X-API-Key", "", ApiKeys())
+OWN_HEADER = ("X-Own", "", OwnHeader())
+OWN_COOKIE = ("Cookie", "own=", OwnCookie(csrf=False))
+
+
+def a_user(name: str) -> User:
+    return User(pk=len(name), username=name)  # as JWT libraries make it
+
+
+NAMELESS = {"claims": lambda name: {"sub": name}, "yes": lambda name: True}
+IN_OTHER_PLACES = {"api-key": API_KEY, "own-header": OWN_HEADER, "own-cookie": OWN_COOKIE}
+
+
+@pytest.mark.parametrize(
+    ("kind", "known"),
+    [
+        *product((BEARER, *IN_OTHER_PLACES.values()), (a_user, str)),
+        *product([BEARER], NAMELESS.values()),
+    ],
+)
+@pytest.mark.parametrize("session", [False, True])
+def test_replays_belong_to_the_token(
+    serve: Serve, client: Client, kind: Any, known: Any, session: bool
+) -> None:
+    """Another token, a rejected one, and no token get no replay, whatever the session says."""
+    header, prefix, auth = kind
+    Tokens.known = {name: known(name) for name in ("alice", "carol-b")}
+    serve(orders(auth=auth))
+    if session:
+        client.force_login(User.objects.create_user("session"))
+    key = new_key()
+
+    def send(token: str | None) -> HttpResponse:
+        headers = {} if token is None else {header: prefix + token}
+        if header == "Cookie":
+            client.cookies.pop("own", None)
+            if token is not None:
+                client.cookies["own"] = token
+            headers = {}
+        return post(client, "/v0/orders", key, headers=headers)
+
+    assert send("alice").status_code == 201
+    assert is_replay(send("alice"))
+    others = [send("rejected"), send(None), send("carol-b")]
+    assert not any(map(is_replay, others))
+    assert [each.status_code for each in others[:2]] == [401, 401]
+    del Tokens.known["alice"]
+    assert send("alice").status_code == 401
+
+
+class Partners(SessionAuth):
+    """Partners log in with the session, and are no users."""
+
+    def authenticate(self, request: HttpRequest, key: str | None) -> Any:
+        name = request.session.get("partner")
+        return name and {"name": name}
+
+
+@pytest.mark.parametrize("known", [str, lambda token: {"sub": token}, lambda token: User(pk=1)])
+def test_a_new_token(serve: Serve, client: Client, known: Any) -> None:
+    """If the authentication returns the token, or nobody, a new token is refused: the retry may be
+    that of the same client, whose operation must not run twice.
+    """
+    Tokens.known = {token: known(token) for token in ("first", "second")}
+    serve(orders(auth=Tokens()))
+    key = new_key()
+    first, again = (
+        post(client, "/v0/orders", key, headers={"Authorization": f"Bearer {token}"})
+        for token in ("first", "second")
+    )
+    is_user = isinstance(Tokens.known["first"], User)
+    assert (first.status_code, again.status_code) == (201, 201 if is_user else 422)
+    assert effects() == 1
+
+
+def test_users_without_a_primary_key(serve: Serve, client: Client) -> None:
+    """A policy with principal= knows the caller, whoever else the request's user is."""
+
+    class Service:
+        is_authenticated = True
+
+    def key_of_service(request: HttpRequest) -> Any:
+        request.user = Service()  # type: ignore[assignment]
+        return {"service": 1}
+
+    policy = Policy(principal=lambda call: "service:1")
+    serve(orders(policy=policy, auth=key_of_service))
+    key = new_key()
+    assert_replays(post(client, "/v0/orders", key), post(client, "/v0/orders", key))
+
+
+@pytest.mark.parametrize("known", ["the application", "app-key"])
+def test_a_person_beside_the_key_of_an_application(serve: Serve, known: Any) -> None:
+    """Persons who log in with an application, whose key authenticates, get no replays of others."""
+    Tokens.known = {"app-key": known}
+    serve(orders(auth=ApiKeys()))
+    key, headers, persons = new_key(), {"X-API-Key": "app-key"}, (Client(), Client(), Client())
+    for name, person in zip(("alice", "bob"), persons, strict=False):
+        person.force_login(User.objects.create_user(name))
+
+    first = post(persons[0], "/v0/orders", key, headers=headers)
+    assert_replays(first, post(persons[0], "/v0/orders", key, headers=headers))
+    for other in persons[1:]:
+        assert post(other, "/v0/orders", key, headers=headers).status_code == 422
+    assert effects() == 1
+
+
+@pytest.mark.parametrize("session", [False, True])
+@pytest.mark.parametrize("shared", [{}, {"Authorization": "Basic of-a-gateway"}])
+@pytest.mark.parametrize("known", [{"sub": "alice"}, True])
+def test_credentials_that_identify_nobody(
+    serve: Serve, client: Client, known: Any, shared: dict[str, str], session: bool
+) -> None:
+    """If nothing tells the callers of an operation apart, it is refused before it runs.
+
+    A session doesn't, because callers who share it have authenticated in another way, and neither
+    does Authorization, because nobody knows whether a plain function has read it.
+    """
+    if session:
+        client.force_login(User.objects.create_user("session"))
+    serve(orders(auth=lambda request: known if "X-Own" in request.headers else None))
+    with pytest.raises(ImproperlyConfigured, match="identifies no caller"):
+        post(client, "/v0/orders", new_key(), headers={"X-Own": "1", **shared})
+    assert effects() == 0
+    serve(orders(auth=lambda request: known, policy=Policy(principal=lambda request: "alice")))
+    key = new_key()
+    assert_replays(post(client, "/v1/orders", key), post(client, "/v1/orders", key))
+
+
+@pytest.mark.parametrize("known", NAMELESS.values(), ids=[*NAMELESS])
+@pytest.mark.parametrize("kind", IN_OTHER_PLACES.values(), ids=[*IN_OTHER_PLACES])
+def test_nobody_in_another_place(serve: Serve, client: Client, kind: Any, known: Any) -> None:
+    """So is an operation whose callers authenticate with something else than Authorization."""
+    header, prefix, auth = kind
+    Tokens.known = {"alice": known("alice")}
+    serve(orders(auth=auth))
+    headers = {"Authorization": "Basic of-a-gateway", header: prefix + "alice"}
+    with pytest.raises(ImproperlyConfigured, match="identifies no caller"):
+        post(client, "/v0/orders", new_key(), headers=headers)
+    assert effects() == 0
+
+
+def test_partners_of_a_session(serve: Serve) -> None:
+    """So is one whose callers log in with the session, and are no users."""
+    serve(orders(auth=Partners(csrf=False)))
+    partner = Client()
+    session = partner.session
+    session["partner"] = "alice"
+    session.save()
+    partner.cookies[settings.SESSION_COOKIE_NAME] = session.session_key
+    with pytest.raises(ImproperlyConfigured, match="identifies no caller"):
+        post(partner, "/v0/orders", new_key())
+    assert effects() == 0
+
+
+def test_a_raised_error_is_rolled_back(serve: Serve, client: Client) -> None:
+    """A raised HttpError takes back the effect and frees the key, though ninja handles it."""
+
+    def fails(request: HttpRequest, order: Order) -> Any:
+        made = create(request, order)
+        if poor:
+            raise HttpError(402, "No money")
+        return made
+
+    serve(orders(fails))
+    key, poor = new_key(), True
+    for attempt in (1, 2):
+        response = post(client, "/v0/orders", key)
+        assert (response.status_code, response.json()) == (402, {"detail": "No money"})
+        assert effects() == 0
+        assert (record(key).status, record(key).attempt) == ("failed", attempt)
+    poor = False
+    assert post(client, "/v0/orders", key).status_code == 201
+    assert is_replay(post(client, "/v0/orders", key))
+
+
+def test_the_policy_stores_raised_errors(serve: Serve, client: Client) -> None:
+    """With store_errors, what the API's handlers make of an error is replayed."""
+
+    class TooPoor(Exception):
+        pass
+
+    def fails(request: HttpRequest, order: Order) -> Any:
+        create(request, order)
+        raise TooPoor
+
+    api = serve(orders(fails, Policy(should_store=store_errors)))
+    api.add_exception_handler(
+        TooPoor, lambda request, error: api.create_response(request, "too poor", status=402)
+    )
+    key = new_key()
+    first = post(client, "/v0/orders", key)
+    assert (first.status_code, first.json()) == (402, "too poor")
+    assert_replays(first, post(client, "/v0/orders", key))
+    assert effects() == 0
+
+
+def test_an_unexpected_error(serve: Serve, client: Client) -> None:
+    """It rolls back, and Django gets to know it."""
+
+    def fails(request: HttpRequest, order: Order) -> Any:
+        create(request, order)
+        raise LookupError("boom")
+
+    serve(orders(fails))
+    with pytest.raises(LookupError, match="boom"):
+        post(client, "/v0/orders", new_key())
+    assert effects() == 0
+
+
+def test_an_error_of_another_operation(serve: Serve, client: Client) -> None:
+    """A refusal of a nested call is an error of the function, not a refusal of the request."""
+
+    def calls(request: HttpRequest, order: Order) -> Any:
+        made = create(request, order)
+        idempotent_call(lambda _: None, key="k", scope="s", fingerprint=order.reference)
+        return made
+
+    serve(orders(calls))
+    assert post(client, "/v0/orders", new_key(), "b").status_code == 201
+    with pytest.raises(FingerprintMismatch):
+        post(client, "/v0/orders", new_key())
+    assert effects() == 0
+
+
+def test_a_response_that_does_not_suit_its_schema(serve: Serve, client: Client) -> None:
+    """The response is made within the transaction: if it cannot be made, nothing is kept."""
+
+    def wrong(request: HttpRequest, order: Order) -> Any:
+        create(request, order)
+        return Status(201, {"number": "none"})
+
+    serve(orders(wrong))
+    key = new_key()
+    with pytest.raises(Exception, match="number"):
+        post(client, "/v0/orders", key)
+    assert effects() == 0
+    assert record(key).status == "failed"
+
+
+def test_invalid_arguments(serve: Serve, client: Client) -> None:
+    """They are refused before the key is looked at, so that it stays free."""
+    serve(orders())
+    key = new_key()
+    invalid = client.post("/v0/orders", "{}", "application/json", headers={"Idempotency-Key": key})
+    assert invalid.status_code == 422
+    assert not IdempotencyKey.objects.exists()
+    assert post(client, "/v0/orders", key).status_code == 201
+
+
+@pytest.mark.parametrize("kind", [IdempotencyError, FingerprintMismatch, Exception])
+def test_refusals_as_the_api_answers_them(serve: Serve, client: Client, kind: Any) -> None:
+    """A handler for our errors makes the response of a refusal; one for all errors does not."""
+    api = serve(orders())
+    api.add_exception_handler(
+        kind, lambda request, error: api.create_response(request, error.slug, status=418)
+    )
+    key = new_key()
+    post(client, "/v0/orders", key)
+    refused = post(client, "/v0/orders", key, "b")
+    if kind is Exception:
+        assert_problem(refused, 422, "mismatch")
+    else:
+        assert (refused.status_code, refused.json()) == (418, "mismatch")
+
+
+def test_an_async_operation_beside_a_sync_one(serve: Serve, client: Client) -> None:
+    """A sync operation on the route of an async one is protected, too."""
+    router = orders()
+
+    @router.put("/orders")
+    async def replace(request: HttpRequest) -> None: ...
+
+    serve(router)
+    key = new_key()
+    assert_replays(post(client, "/v0/orders", key), post(client, "/v0/orders", key))
+    found = {each.method: each.how for each in endpoints()}
+    assert found == {"POST": "decorator", "PUT": ""}
+
+
+@pytest.mark.parametrize("where", [Body, Cookie, File, Form, Header, Path, Query])
+def test_arguments_that_are_declared_by_defaults(where: Any) -> None:
+    """Where ninja finds an argument may be said by its default, which is data."""
+
+    def declared(request: HttpRequest, reference: str = where(..., description="x")) -> None: ...
+
+    assert idempotent(declared) is not declared
+
+
+def test_an_argument_from_the_query(serve: Serve, client: Client) -> None:
+    """Such an argument gets its value, and belongs to what is compared."""
+
+    def search(request: HttpRequest, order: Order = Query(...)) -> Any:  # noqa: B008
+        return create(request, order)
+
+    serve(orders(search))
+    key = new_key()
+    first = client.post("/v0/orders?reference=a", headers={"Idempotency-Key": key})
+    assert first.status_code == 201
+    assert_replays(first, client.post("/v0/orders?reference=a", headers={"Idempotency-Key": key}))
+    other = client.post("/v0/orders?reference=b", headers={"Idempotency-Key": key})
+    assert_problem(other, 422, "mismatch")
+    assert (effects(), effects("b")) == (1, 0)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH"])
+def test_uploads(method: str, serve: Serve, client: Client, settings: Any) -> None:
+    """Uploaded files are part of the fingerprint, and the function gets them whole.
+
+    ninja demands its middleware for PUT and PATCH, which parses the form.
+    """
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, FIX_MIDDLEWARE_PATH]
+
+    def upload(request: HttpRequest, scan: File[UploadedFile]) -> Any:
+        Effect.objects.create(reference=scan.read().decode())
+        return Status(201, {"number": scan.size})
+
+    router = Router()
+    router.api_operation([method], "/orders", response={201: Made})(idempotent(upload))
+    serve(router)
+    key = new_key()
+
+    def send(content: bytes) -> HttpResponse:
+        body = encode_multipart(BOUNDARY, {"scan": SimpleUploadedFile("scan.txt", content)})
+        headers = {"Idempotency-Key": key}
+        return client.generic(method, "/v0/orders", body, MULTIPART_CONTENT, headers=headers)
+
+    first = send(b"a")
+    assert (first.status_code, first.json()) == (201, {"number": 1})
+    assert_replays(first, send(b"a"))
+    assert_problem(send(b"b"), 422, "mismatch")
+    assert (effects(), effects("b")) == (1, 0)
+
+
+def test_a_stream_of_ninja_is_refused() -> None:
+    """Its work is done when the function has returned, so it cannot be protected."""
+    with pytest.raises(ImproperlyConfigured, match="streams its response"):
+        orders(response=SSE[Made])
+
+
+def test_above_the_operation_is_refused() -> None:
+    """The operation would have the unprotected function."""
+    router = Router()
+    with pytest.raises(ImproperlyConfigured, match=r"below @api\.post"):
+        idempotent(router.post("/orders")(lambda request: None))
+
+
+def test_errors_speak_of_operations(serve: Serve, client: Client) -> None:
+    """What is said of a function has no advice that is for classes or REST framework only."""
+
+    def unknown(*args: Any) -> Any:
+        return create(*args)
+
+    with pytest.raises(ImproperlyConfigured) as wrapped:
+        idempotent(wraps(create)(unknown))
+    with pytest.raises(ImproperlyConfigured) as exempt:
+        idempotency_exempt(idempotent(create))
+    serve(orders(policy=Policy(scope=lambda invocation: "")))
+    with pytest.raises(ImproperlyConfigured) as unscoped:
+        post(client, "/v0/orders", new_key())
+    assert "remove its protection" in str(wrapped.value)
+    assert str(exempt.value).endswith("Remove either @idempotency_exempt or @idempotent.")
+    assert "Its scope= must return a namespace for the key" in str(unscoped.value)
+    for error in (wrapped, exempt, unscoped):
+        assert "mixin" not in str(error.value)
+    assert effects() == 0
+
+
+def test_decorators_around_an_operation(serve: Serve, client: Client) -> None:
+    """Decorators of a view, an operation, a router or an API run for each request, replays too."""
+    seen: list[str] = []
+
+    def notes(name: str) -> Any:
+        def decorator(function: Any) -> Any:
+            def inner(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+                seen.append(name)
+                return function(request, *args, **kwargs)
+
+            return inner
+
+        return decorator
+
+    router = Router()
+    function = idempotent(decorate_view(notes("below"))(create))
+    router.post("/orders", response={201: Made})(decorate_view(notes("above"))(function))
+    router.add_decorator(notes("view"), mode="view")
+    serve(router)
+    key = new_key()
+    post(client, "/v0/orders", key)
+    assert sorted(seen) == ["above", "below", "view"]
+    assert is_replay(post(client, "/v0/orders", key))
+    assert sorted(seen) == sorted(["above", "below", "view"] * 2)
+    assert effects() == 1
+
+
+@with_test_clients
+def test_ninja_s_own_test_clients() -> None:
+    """The tests of a project can send keys with them."""
+    client = TestClient(orders())
+    headers = {"Idempotency-Key": new_key()}
+    first = client.post("/orders", json={"reference": "a"}, headers=headers)
+    assert first.status_code == 201
+    again = client.post("/orders", json={"reference": "a"}, headers=headers)
+    assert (again.json(), again["Idempotent-Replayed"]) == (first.json(), "true")
+    assert effects() == 1
+
+
+@with_test_clients
+def test_ninja_s_own_async_test_client() -> None:
+    """The async one, too."""
+
+    async def acreate(request: HttpRequest, order: Order) -> Any:
+        await Effect.objects.acreate(reference=order.reference)
+        return Status(201, {"number": 7})
+
+    client = TestAsyncClient(orders(acreate))
+    send = async_to_sync(client.post)
+    headers = {"Idempotency-Key": new_key()}
+    first = send("/orders", json={"reference": "a"}, headers=headers)
+    again = send("/orders", json={"reference": "a"}, headers=headers)
+    assert (first.status_code, again["Idempotent-Replayed"]) == (201, "true")
+    assert effects() == 1
+
+
+class TestMiddleware:
+    """Below the middleware, which cannot protect an operation itself."""
+
+    @pytest.fixture(autouse=True)
+    def _middleware(self, settings: Any) -> None:
+        settings.MIDDLEWARE = ways.MIDDLEWARE
+
+    @pytest.fixture
+    def mixed(self, serve: Serve) -> None:
+        """Three operations: protected, exempt, and neither."""
+        router = orders()
+        router.put("/orders", response={201: Made})(idempotency_exempt(create_again))
+        router.patch("/orders", response={201: Made})(unprotected)
+        serve(router)
+
+    def test_refusal(self, mixed: None, client: Client, caplog: Any) -> None:
+        """A key for an operation that nothing protects is refused, and the log says what to do."""
+        key = new_key()
+        assert_replays(post(client, "/v0/orders", key), post(client, "/v0/orders", key))
+        assert post(client, "/v0/orders", key, method="put").status_code == 201
+        assert_problem(post(client, "/v0/orders", key, method="patch"), 400, "key-unsupported")
+        assert "Put @idempotent on the function, below" in caplog.text
+        assert effects() == 2
+
+    def test_refused_before_the_claim(self, serve: Serve, client: Client) -> None:
+        """Where ninja refuses a request, nothing is said of the key."""
+        serve(orders(auth=lambda request: request.headers.get("X-Key")))
+        refused = [
+            post(client, "/v0/orders", new_key()),
+            client.post(
+                "/v0/orders",
+                "{}",
+                "application/json",
+                headers={"X-Key": "k", "Idempotency-Key": new_key()},
+            ),
+        ]
+        assert [response.status_code for response in refused] == [401, 422]
+        assert not any(response.has_header("Idempotency-Status") for response in refused)
+
+    def test_check(self, mixed: None, settings: Any) -> None:
+        """A check says so before any request, until the middleware protects other paths."""
+        [found] = [each for each in run_checks() if each.id == "idempotency_django.E022"]
+        assert "tests.contrib.test_ninja.unprotected is a view of django-ninja" in found.msg
+        assert found.hint == "It serves /v0/orders."
+        assert {each.method: each.how for each in endpoints()} == {
+            "POST": "decorator",
+            "PUT": "exempt",
+            "PATCH": "middleware",
+        }
+        settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": ["/api/"]}
+        assert not [each for each in run_checks() if each.id == "idempotency_django.E022"]
+        assert sorted(each.how for each in endpoints()) == ["", "decorator", "exempt"]
+
+
+def create_again(request: HttpRequest, order: Order) -> Any:
+    """Make an effect, each time."""
+    return create(request, order)
+
+
+def unprotected(request: HttpRequest, order: Order) -> Any:
+    """Make an effect, each time."""
+    return create(request, order)
+
+
+def test_inventory(serve: Serve) -> None:
+    """Each operation is an endpoint, with its function, its method and its policy."""
+    router = orders(policy=Policy(required=True))
+    router.get("/orders")(lambda request: [])
+    router.api_operation(["PUT", "PATCH"], "/other")(unprotected)
+    serve(router)
+    assert [
+        (each.method, each.route, each.view.__name__, each.how, each.problem)
+        for each in endpoints()
+    ] == [
+        ("POST", "/v0/orders", "create", "decorator", ""),
+        ("PATCH", "/v0/other", "unprotected", "", ""),
+        ("PUT", "/v0/other", "unprotected", "", ""),
+    ]
+    assert next(endpoints()).policy == Policy(required=True)
+
+
+def test_openapi(serve: Serve) -> None:
+    """The schema has the header, the problems and the mark of a replay, and what the user wrote."""
+    router = orders(
+        policy=Policy(required=True),
+        response={201: Made, 409: Made},
+        openapi_extra={
+            "parameters": [{"in": "query", "name": "trace", "schema": {"type": "string"}}],
+            "responses": {"422": {"description": "Of my own"}},
+        },
+    )
+    router.put("/orders")(create_again)
+    router.get("/orders")(idempotent(lambda request: []))
+    api = serve(router)
+    schema: Any = api.get_openapi_schema()
+    schema_as_json = json.loads(json.dumps(schema))
+    validate(schema_as_json)
+    described = schema_as_json["paths"]["/v0/orders"]["post"]
+    assert [each["name"] for each in described["parameters"]] == ["trace", "Idempotency-Key"]
+    assert described["parameters"][1]["required"]
+    responses = described["responses"]
+    assert set(responses) == {"201", "400", "409", "422", "503"}
+    assert "Idempotent-Replayed" in responses["201"]["headers"]
+    assert responses["409"]["description"] == "Conflict"
+    assert set(responses["409"]["content"]) == {"application/json", "application/problem+json"}
+    assert responses["422"]["description"] == "Of my own"
+    assert described["x-idempotency"] == {"required": True, "lifetime-seconds": 86400}
+    for method in ("put", "get"):
+        assert "x-idempotency" not in schema_as_json["paths"]["/v0/orders"][method]
+    assert schema == api.get_openapi_schema()
+
+
+def test_openapi_of_a_documented_header(serve: Serve) -> None:
+    """A project that takes the header as an argument documents it already."""
+
+    def takes(request: HttpRequest, order: Order, key: Header[str]) -> Any: ...
+
+    takes.__annotations__["key"] = Annotated[str, Header(alias="Idempotency-Key")]
+    api = serve(orders(takes))
+    [parameter] = api.get_openapi_schema()["paths"]["/v0/orders"]["post"]["parameters"]
+    assert (parameter["name"], parameter["required"]) == ("Idempotency-Key", True)
+
+
+class TestAtomicRequests:
+    """Django opens the transaction around the operation: ninja's view cannot give it away."""
+
+    @pytest.fixture(autouse=True)
+    def _atomic(self) -> Iterator[None]:
+        connection.settings_dict["ATOMIC_REQUESTS"] = True
+        yield
+        connection.settings_dict["ATOMIC_REQUESTS"] = False
+
+    def test_leased_is_refused(self, serve: Serve, client: Client) -> None:
+        """A lease could not be seen by others, so the operation is refused before it runs."""
+        serve(orders(policy=Policy(mode="leased")))
+        with pytest.raises(
+            ImproperlyConfigured, match=r"In django-ninja, .* turn ATOMIC_REQUESTS off"
+        ):
+            post(client, "/v0/orders", new_key())
+        assert effects() == 0

@@ -1,0 +1,649 @@
+"""A chain of causes has one timeline, from whichever of its members it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from functools import partial
+from typing import Any
+from unittest.mock import ANY
+
+import pytest
+from celery import Celery
+from django.conf import settings as django_settings
+from django.db import OperationalError, connection, connections
+from django.db.models import F
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import Client, override_settings
+from django.test.utils import CaptureQueriesContext
+from django.urls import path
+from django.utils import timezone
+
+from idempotency_django.contrib import timeline as timelines
+from idempotency_django.contrib.celery import IdempotentTask
+from idempotency_django.contrib.messaging import Consumer, Event, Relay, after_commit, publish
+from idempotency_django.contrib.messaging.dead_letters import keep
+from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
+from idempotency_django.contrib.timeline import (
+    DEEPEST,
+    MOST,
+    Confidential,
+    Entry,
+    Member,
+    Source,
+    Timeline,
+    entry,
+    find,
+    member_of,
+    register,
+    trace,
+)
+from idempotency_django.decorators import idempotent
+from idempotency_django.engine.context import ExecutionContext
+from idempotency_django.engine.functions import idempotent_call
+from idempotency_django.errors import DeadLettered, UnknownEventType
+from idempotency_django.models import IdempotencyKey, IdempotencyStep
+from idempotency_django.policy import Policy
+from idempotency_django.stores import stores
+from idempotency_django.stores.records import reference
+from idempotency_django.testing import an_operation
+from tests.contrib.timeline.messages import named, published, received
+from tests.models import Effect
+from tests.support.factories import ago, copies, record, step
+from tests.support.plans import rows_read
+from tests.support.servers import valkey
+from tests.support.shared import new_key, post
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.urls(__name__),
+]
+
+
+@idempotent
+def order(request: HttpRequest) -> HttpResponse:
+    """Publishes that it was paid."""
+    publish("orders", {"id": 17}, type="order.paid")
+    return JsonResponse({}, status=201)
+
+
+urlpatterns = [path("orders/", order)]
+
+billing = Consumer("billing", policy=Policy(mode="leased"))
+tasks: dict[str, Any] = {}
+
+
+@billing.on("order.paid")
+def book(event: Event, execution: ExecutionContext) -> None:
+    """Sends a task for each order."""
+    tasks["send"].apply_async([event.data["id"]], task_id="task-17")
+
+
+OUTBOX = {
+    "orders": {
+        "BACKEND": "idempotency_django.contrib.messaging.LocalPublisher",
+        "OPTIONS": {"consumers": [f"{__name__}.billing"]},
+    }
+}
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    """A Celery app whose tasks run at once."""
+    with Celery("traced", broker="memory://", set_as_current=False, fixups=[]) as app:
+        app.conf.task_always_eager = True
+        app.conf.task_eager_propagates = True
+        yield app
+
+
+def traced(name: str, scope: str | None = None, **shown: Any) -> Timeline:
+    """The timeline of the one member with a name."""
+    [member], _ = find(name, scope)
+    return trace(member, Confidential(**shown))
+
+
+def titles(timeline: Timeline) -> list[tuple[int, str]]:
+    return [(depth, member.title) for depth, member in timeline.members]
+
+
+def keys(timeline: Timeline) -> set[str]:
+    return {member.key for _, member in timeline.members}
+
+
+@override_settings(IDEMPOTENCY={"OUTBOX": OUTBOX})
+def test_from_request_to_step(client: Client, app: Celery) -> None:
+    """Request, message, consumer, task and step have one timeline, from each of its members."""
+
+    @app.task(base=IdempotentTask, bind=True, name="send", idempotency_policy=Policy(mode="leased"))
+    def send(self: Any, number: int) -> int:
+        return int(self.execution.step("charge", lambda: number))
+
+    tasks["send"] = send
+    key = new_key()
+    assert post(client, "/orders/", key).status_code == 201
+    assert Relay().drain() == 1
+    message = OutboxMessage.objects.get()
+    billing.handle(
+        Event(id=message.message_id, source="/orders", type=message.type, data={"id": 17})
+    )
+    members = IdempotencyKey.objects.order_by("pk")
+    assert [row.key for row in members] == [key, message.message_id, "task-17"]
+    # As on a database that tells time in milliseconds, and was fast.
+    members.filter(key="task-17").update(completed_at=F("created_at"))
+    IdempotencyStep.objects.update(completed_at=members.get(key="task-17").created_at)
+    lines = None
+    for row in [*members, message]:
+        timeline = traced(*named(row).split(" ", 1), derived=True)
+        assert titles(timeline) == [
+            (0, "POST /orders/"),
+            (1, "order.paid to orders"),
+            (2, "billing order.paid"),
+            (3, "send"),
+        ]
+        assert named(row) == timeline.focus.reference
+        past = [entry for entry in timeline.entries if not entry.ahead]
+        assert past == sorted(past, key=lambda entry: entry.at)
+        now = [(entry.member.title, entry.what) for entry in past]
+        lines = lines or now
+        assert now == lines
+    assert list(dict.fromkeys(title for title, _ in lines)) == [
+        title for _, title in titles(timeline)
+    ]
+    assert [[what for title, what in lines if title == each] for _, each in titles(timeline)] == [
+        ["created", "completed"],
+        ["published to the outbox", "sent"],
+        ["created", "completed", "replayed"],
+        ["created", "step charge, by attempt 1", "completed"],
+    ]
+
+
+def send_receipt(number: int) -> None:
+    """What is to be done after the commit; it asks for more."""
+    idempotent_call(lambda execution: number, key=f"receipt-{number}", scope="receipts")
+
+
+CELERY = {
+    "celery": {
+        "BACKEND": "idempotency_django.contrib.messaging.CeleryPublisher",
+        "OPTIONS": {"app": f"{__name__}.celery"},
+    }
+}
+celery = Celery("traced", broker="memory://", set_as_current=False, fixups=[])
+celery.conf.task_always_eager = True
+
+
+@celery.task(base=IdempotentTask, name="tests.contrib.timeline.remind")
+def remind(number: int) -> None:
+    """A task that is written into the outbox."""
+
+
+@override_settings(IDEMPOTENCY={"OUTBOX": CELERY})
+def test_after_commit() -> None:
+    """A call and a task that were asked for in a transaction have the message as their cause.
+
+    The record of the call has the reference of its message: the key and the scope are the same.
+    """
+
+    def pay(execution: ExecutionContext) -> None:
+        after_commit(send_receipt, 17)
+        remind.enqueue_once(17)
+
+    idempotent_call(pay, key="pay-17", scope="payments", name="pay")
+    assert Relay().drain() == 2
+    path = f"{__name__}:send_receipt"
+    rows = [*IdempotencyKey.objects.all(), *OutboxMessage.objects.all()]
+    assert len(rows) == 6
+    for row in rows:
+        member = member_of(row)
+        assert member is not None
+        timeline = trace(member)
+        assert not timeline.more
+        assert titles(timeline) == [
+            (0, "pay"),
+            (1, f"{path} to after_commit"),
+            (2, path),
+            (3, ANY),
+            (1, "tests.contrib.timeline.remind to celery"),
+            (2, "tests.contrib.timeline.remind"),
+        ]
+
+
+def test_gaps() -> None:
+    """A cause that is purged, rolled back or elsewhere is a gap, and its effects are one chain."""
+    gone = reference("gone", "user:1|POST /orders/")
+    first, second = record(key="first", caused_by=gone), record(key="second", caused_by=gone)
+    message = published(caused_by=named(second))
+    for row in (first, second, message):
+        timeline = traced(*named(row).split(" ", 1))
+        assert [(depth, member.kind) for depth, member in timeline.members] == [
+            (0, "missing"),
+            (1, "record"),
+            (1, "record"),
+            (2, "outbox message"),
+        ]
+        assert timeline.members[0][1].reference == gone
+        assert {entry.member.kind for entry in timeline.entries} == {"record", "outbox message"}
+
+
+def test_cycle() -> None:
+    """A key that is used again may be caused by its own effect; then the chain is told once."""
+    scope = "user:1|POST /api/charges/"
+    record(key="a", caused_by=reference("b", scope))
+    record(key="b", caused_by=reference("c", scope))
+    record(key="c", caused_by=reference("a", scope))
+    record(key="self", caused_by=reference("self", scope))
+    for key in "abc":
+        timeline = traced(key)
+        assert sorted(member.key for _, member in timeline.members) == ["a", "b", "c"]
+        assert not timeline.more
+    assert keys(traced("self")) == {"self"}
+
+
+def test_bounded() -> None:
+    """A chain with 10,000 members shows some, says so, and always shows the way to who asked."""
+    parent = record(key="parent")
+    copies(10_000, record(caused_by=named(parent)))
+    last = record(key="last", caused_by=named(parent))
+    record(key="grandchild", caused_by=named(last))
+    for asked in ("parent", "last", "grandchild"):
+        with CaptureQueriesContext(connection) as queries:
+            timeline = traced(asked)
+        assert len(queries) <= 20
+        assert len(timeline.members) == MOST
+        assert timeline.more
+        if asked != "parent":
+            assert {"parent", "last", "grandchild"} <= keys(timeline)
+
+
+def test_deep() -> None:
+    """Of a chain that is deeper than what is followed, the nearest members are shown."""
+    cause = ""
+    for number in range(3 * DEEPEST):
+        cause = named(record(key=f"key-{number}", caused_by=cause))
+    middle = DEEPEST + DEEPEST // 2
+    timeline = traced(f"key-{middle}")
+    assert timeline.more
+    near = {f"key-{number}" for number in range(middle - DEEPEST, middle + DEEPEST + 1)}
+    assert keys(timeline) == near
+
+
+def test_queries() -> None:
+    """What a timeline costs depends on the depth of the chain, not on the number of its members."""
+    counts = []
+    for members in (1, 20):
+        root = record(key=f"root-{members}")
+        for _ in range(members):
+            message = published(caused_by=named(root))
+            step(record(key=message.message_id, caused_by=named(message)))
+        list(find(f"root-{members}"))
+        with CaptureQueriesContext(connection) as queries:
+            assert len(traced(f"root-{members}", derived=True).members) == 1 + 2 * members
+        counts.append(len(queries))
+    assert counts[0] == counts[1]
+    assert counts[0] <= 14 + 4 * (len(django_settings.ALIASES) - 1)
+
+
+def test_at_one_moment() -> None:
+    """What a clock cannot tell apart is in the order in which it must have happened."""
+    at = ago(minutes=5)
+    message = published(created_at=at, sent_at=at)
+    handled = record(
+        key="handled",
+        created_at=at,
+        completed_at=at,
+        last_replayed_at=at,
+        replay_count=1,
+        caused_by=named(message),
+    )
+    step(handled, 0, name="charge", completed_at=at)
+    step(handled, 1, name="mail", completed_at=at)
+    assert [entry.what for entry in traced("handled").entries if not entry.ahead] == [
+        "published to the outbox",
+        "sent",
+        "created",
+        "step charge, by attempt 1",
+        "step mail, by attempt 1",
+        "completed",
+        "replayed",
+    ]
+
+
+def test_written_at_one_moment() -> None:
+    """Effects of one moment are in the order in which they were written, from each member."""
+    at = ago(minutes=5)
+    moment = {"created_at": at, "completed_at": at}
+    root = record(key="root", **moment)
+    for letter in "dacbe":
+        record(key=f"record-{letter}", caused_by=named(root), **moment)
+        published(message_id=letter, caused_by=named(root), created_at=at, sent_at=at)
+    messages, records = list("dacbe"), [f"record-{letter}" for letter in "dacbe"]
+    for asked in ("root", *messages, *records):
+        timeline = traced(asked)
+        assert [member.key for _, member in timeline.members] == ["root", *messages, *records]
+        told = [entry.member.key for entry in timeline.entries if not entry.ahead]
+        assert list(dict.fromkeys(told)) == ["root", *messages, *records]
+
+
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="the plan is PostgreSQL's")
+def test_messages_are_in_the_index() -> None:
+    """PostgreSQL finds what an operation has published by an index, not by reading all messages."""
+    root = record(key="root")
+    some = published()
+    fields = [field.name for field in some._meta.concrete_fields if not field.primary_key]
+    values = {name: getattr(some, name) for name in fields}
+    OutboxMessage.objects.bulk_create(
+        OutboxMessage(**{**values, "message_id": f"m-{n}", "caused_by": "" if n % 2 else f"{n} s"})
+        for n in range(3000)
+    )
+    published(caused_by=named(root))
+    with connection.cursor() as cursor:
+        cursor.execute(f"ANALYZE {OutboxMessage._meta.db_table}")
+    with CaptureQueriesContext(connection) as queries:
+        assert len(traced("root").members) == 2
+    asked = f'"{OutboxMessage._meta.db_table}"."caused_by" IN'
+    by_cause = [query["sql"] for query in queries if asked in query["sql"]]
+    assert len(by_cause) == 2
+    assert all(rows_read("default", sql) <= 2 for sql in by_cause)
+
+
+def test_derived_keys() -> None:
+    """Each step tells the key that it gave another service, if it derived one of its own name."""
+    charge = partial(ExecutionContext.derive_key, name="charge")
+    given = idempotent_call(charge, key="key", scope="s")
+    row = IdempotencyKey.objects.get()
+    step(row, 0, name="charge")
+    for derived, told in ((True, [given]), (False, [])):
+        entries = traced(row.key, derived=derived).entries
+        assert [entry.derived for entry in entries if entry.derived] == told
+
+
+def at(columns: dict[str, Any]) -> dict[str, Any]:
+    """The columns, with moments instead of what is to pass until then: tests may wait for long."""
+    now = timezone.now()
+    return {
+        name: now + value if isinstance(value, timedelta) else value
+        for name, value in columns.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({}, ["published to the outbox", "sent"]),
+        ({"attempts": 3}, ["published to the outbox", "sent in attempt 3"]),
+        ({"state": "pending", "sent_at": None}, ["published to the outbox"]),
+        (
+            {
+                "state": "pending",
+                "sent_at": None,
+                "process_after": timedelta(minutes=5),
+                "attempts": 0,
+            },
+            ["published to the outbox", "due"],
+        ),
+        (
+            {
+                "state": "pending",
+                "sent_at": None,
+                "process_after": timedelta(minutes=5),
+                "attempts": 2,
+            },
+            ["published to the outbox", "due again, after 2 attempts"],
+        ),
+        (
+            {"state": "dead", "sent_at": None, "attempts": 5},
+            ["published to the outbox", "is dead, after 5 attempts"],
+        ),
+        (
+            {"purge_at": timedelta(days=7)},
+            ["published to the outbox", "sent", "may be purged"],
+        ),
+    ],
+)
+def test_message_sent(columns: dict[str, Any], told: list[str]) -> None:
+    """A message of the outbox tells when it was published and sent, or what became of it."""
+    message = published(**at(columns))
+    assert [entry.what for entry in traced(message.message_id).entries] == told
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({}, ["received", "done"]),
+        ({"attempts": 2, "state": "dead"}, ["received", "dead in attempt 2"]),
+        (
+            {"state": "pending", "processed_at": None, "process_after": timedelta(minutes=1)},
+            ["received", "due again, after 1 attempt"],
+        ),
+        (
+            {"state": "dead", "is_suspect": True, "processed_at": None, "attempts": 0},
+            ["received", "is dead"],
+        ),
+        ({"purge_at": timedelta(days=7)}, ["received", "done", "may be purged"]),
+    ],
+)
+def test_message_received(columns: dict[str, Any], told: list[str]) -> None:
+    """A message of the inbox tells when it was received and handled, or what became of it."""
+    message = received(**at(columns))
+    entries = traced(message.message_id).entries
+    assert [entry.what for entry in entries] == told
+    assert "at an unknown time" not in {entry.age for entry in entries}
+
+
+@pytest.mark.parametrize("state", ["dead", "discarded", "external"])
+def test_time_of_a_state_of_the_outbox(state: str) -> None:
+    """No column says when a message died, so the timeline gives no time, and not the time at
+    which one looks.
+    """
+    message = published(state=state, sent_at=None, attempts=1)
+    first, last = traced(message.message_id).entries
+    assert first.at == message.created_at
+    assert (last.at, last.ahead, last.age) == (None, False, "at an unknown time")
+
+
+def test_time_of_a_state_of_the_inbox() -> None:
+    """A suspect is dead since it came in; no column says since when another one is."""
+    held = received(state="dead", is_suspect=True, processed_at=None, attempts=0)
+    assert [entry.at for entry in traced(held.message_id).entries] == [held.received_at] * 2
+    InboxMessage.objects.update(is_suspect=False, attempts=4)
+    _, last = traced(held.message_id).entries
+    assert (last.what, last.at, last.timed) == ("is dead, after 4 attempts", None, False)
+
+
+def test_inbox_to_record() -> None:
+    """What handled a message of the inbox is its effect."""
+    message = received()
+    made = record(key=message.message_id, scope="webhook:stripe", caused_by=named(message))
+    for row in (message, made):
+        timeline = traced(*named(row).split(" ", 1))
+        assert titles(timeline) == [(0, "invoice.paid from stripe"), (1, made.operation)]
+
+
+@pytest.mark.parametrize("event_id", ["e-1", "évent 1"])
+@pytest.mark.parametrize("sender", ["", "peer|7"])
+def test_dead(sender: str, event_id: str) -> None:
+    """A message that a consumer has dead-lettered belongs to the record of the attempts at it."""
+    billing = Consumer("billing", max_attempts=1, federated=bool(sender))
+
+    @billing.on("order.paid")
+    def book(event: Event, execution: Any) -> None:
+        raise LookupError
+
+    event = Event(id=event_id, source="/orders?é", type="order.paid")
+    with pytest.raises(DeadLettered) as raised:
+        billing.handle(event, sender=sender)
+    keep(billing, event, raised.value, sender=sender)
+    dead, made = InboxMessage.objects.get(), IdempotencyKey.objects.get()
+    # Of an id that is hashed, the record does not tell what it was.
+    for row in (dead,) if event_id != "e-1" or sender else (dead, made):
+        timeline = traced(*named(row).split(" ", 1))
+        assert titles(timeline) == [
+            (0, "billing order.paid"),
+            (1, "order.paid from consumer:billing"),
+        ]
+    assert [entry.what for entry in timeline.entries if entry.member.row == dead] == [
+        "dead-lettered by its consumer"
+    ]
+
+
+@pytest.mark.parametrize("entry", ["local", {"BACKEND": "local", "SOURCE": "/shop?é"}])
+@pytest.mark.parametrize("sender", ["", "peer|7"])
+def test_dead_for_its_type(entry: Any, sender: str, settings: Any) -> None:
+    """A dead letter of a type without a handler belongs to the message of the outbox
+    that its event names, unless a stranger has sent it.
+    """
+    settings.IDEMPOTENCY = {"OUTBOX": {"orders": entry}}
+    billing = Consumer("billing", federated=bool(sender))
+    message = published()
+    source = "/orders" if entry == "local" else entry["SOURCE"]
+    causes = {"causedby": named(message)}
+    event = Event(id=message.message_id, source=source, type="order.paid", extensions=causes)
+    with pytest.raises(UnknownEventType) as raised:
+        billing.handle(event, sender=sender)
+    keep(billing, event, raised.value, sender=sender)
+    dead = InboxMessage.objects.get()
+    alone = [(0, "order.paid to orders")], [(0, "order.paid from consumer:billing")]
+    linked = [(0, "order.paid to orders"), (1, "order.paid from consumer:billing")]
+    told = tuple(titles(traced(*named(row).split(" ", 1))) for row in (message, dead))
+    assert told == (alone if sender else (linked, linked))
+
+
+def test_dead_unread() -> None:
+    """What was dead-lettered because it is no event has no cause."""
+    broken = received(source="consumer:billing", body=b"no event", state="dead")
+    assert titles(traced(broken.message_id)) == [(0, "invoice.paid from consumer:billing")]
+
+
+@pytest.mark.parametrize("cause", ["a b", "no-scope", "a\nb", "ä b", 7, f"{'k' * 256} s", "k "])
+def test_cause_of_an_event(cause: Any) -> None:
+    """A consumer's record names the cause of its event, if that can be one."""
+    billing = Consumer("billing")
+    billing.on("order.paid")(lambda event, execution: None)
+    event = Event(id="1", source="/o", type="order.paid", extensions={"causedby": cause})
+    billing.handle(event)
+    assert IdempotencyKey.objects.get().caused_by == (cause if cause == "a b" else "")
+
+
+def test_cause_of_a_stranger() -> None:
+    """A sender who is not trusted cannot put an event into somebody else's chain."""
+    billing = Consumer("billing", federated=True)
+    billing.on("order.paid")(lambda event, execution: None)
+    event = Event(id="1", source="/o", type="order.paid", extensions={"causedby": "a b"})
+    billing.handle(event, sender="peer-7")
+    assert IdempotencyKey.objects.get().caused_by == ""
+
+
+STORES = {"default": {"BACKEND": "idempotency_django.stores.database.DatabaseStore"}}
+REDIS = {
+    "redis": {
+        "BACKEND": "idempotency_django.contrib.redis.RedisStore",
+        "OPTIONS": {"cache": "redis"},
+    }
+}
+
+
+def test_redis() -> None:
+    """A record in Redis is found by key and scope; of it a timeline tells the state, and no time.
+
+    What cannot be asked is named, and the rest is shown.
+    """
+    cache = {"BACKEND": "django_redis.cache.RedisCache"}
+    made = an_operation(lease=timedelta(minutes=1))
+    with (
+        valkey() as server,
+        override_settings(
+            IDEMPOTENCY={"STORES": STORES | REDIS},
+            CACHES={"redis": {**cache, "LOCATION": server.url}},
+        ),
+    ):
+        stores["redis"].acquire(made)
+        message = published(caused_by=reference(made.key, made.scope))
+        for name, scope in ((message.message_id, None), (made.key, made.scope)):
+            timeline = traced(name, scope)
+            cause = timeline.members[0][1]
+            assert (cause.where, cause.state) == ("redis", "in progress")
+            [told] = [entry for entry in timeline.entries if entry.member == cause]
+            assert (told.what, told.at, told.ahead) == ("in progress", None, False)
+        assert find(made.key) == ([], [])
+        stores["redis"]._server.client().connection_pool.disconnect()
+    with override_settings(
+        IDEMPOTENCY={"STORES": STORES | REDIS},
+        CACHES={"redis": {**cache, "LOCATION": "redis://127.0.0.1:1/0"}},
+    ):
+        timeline = traced(message.message_id)
+        assert timeline.unreachable == ("store 'redis'",)
+        assert [member.kind for _, member in timeline.members] == ["missing", "outbox message"]
+
+
+@pytest.mark.skipif(len(django_settings.ALIASES) < 2, reason="takes two databases")
+def test_two_databases() -> None:
+    """A chain goes on in another database; one that is away is named, and the rest is shown."""
+    default, other = list(django_settings.ALIASES.values())[:2]
+    backend = "idempotency_django.stores.database.DatabaseStore"
+    two = STORES | {"other": {"BACKEND": backend, "OPTIONS": {"using": other}}}
+    with override_settings(IDEMPOTENCY={"STORES": two}):
+        root = record(default, key="root")
+        there = record(other, key="there", caused_by=named(root))
+        record(default, key="back", caused_by=named(there))
+        for key in ("root", "there", "back"):
+            timeline = traced(key)
+            assert [(depth, member.key, member.where) for depth, member in timeline.members] == [
+                (0, "root", default),
+                (1, "there", other),
+                (2, "back", default),
+            ]
+
+        def away(*_: Any) -> Any:
+            raise OperationalError("server closed the connection unexpectedly")
+
+        with connections[other].execute_wrapper(away):
+            timeline = traced("back")
+        assert timeline.unreachable == (f"database {other!r}",)
+        assert keys(timeline) == {"there", "back"}
+        same = record(other, key="root")
+        assert {member.where for member in find("root")[0]} == {default, other}
+        assert isinstance(find("root")[0][0], Member)
+        assert same.pk
+
+
+class Effects(Source):
+    """A project's own table, whose column ``reference`` names what has caused a row."""
+
+    model = Effect
+
+    @classmethod
+    def everywhere(cls) -> Iterator[Source]:
+        yield cls("default")
+
+    def find(self, name: str, scope: str | None) -> Any:
+        return self.members(self.rows().filter(pk=int(name))) if scope == "effects" else ()
+
+    def member(self, row: Any) -> Member:
+        return Member(
+            kind="effect",
+            reference=reference(str(row.pk), "effects"),
+            title="an effect",
+            caused_by=row.reference,
+            row=row,
+            source=self,
+        )
+
+    def moments(self, member: Member) -> Iterator[Entry]:
+        yield entry(member, "made", member.row.now)
+
+    def effects(self, members: Any, limit: int) -> Any:
+        causes = [member.reference for member in members]
+        return self.members(self.rows().filter(reference__in=causes)[:limit])
+
+
+def test_own_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A timeline includes the rows of a table of the project's, for which it has a source."""
+    monkeypatch.setattr(timelines, "_registered", dict(timelines._registered))
+    register(Effects)
+    cause = record(key="order-17")
+    row = Effect.objects.create(reference=named(cause))
+    member = member_of(row)
+    assert member is not None
+    for timeline in (trace(member), traced("order-17")):
+        assert titles(timeline) == [(0, cause.operation), (1, "an effect")]
+        assert "made" in [entry.what for entry in timeline.entries]

@@ -1,0 +1,223 @@
+"""``manage.py trace_idempotency``: what it prints, and how it says that there is nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+from django.db import OperationalError, connections
+from django.test import override_settings
+
+from idempotency_django.policy import keys
+from idempotency_django.stores.records import reference
+from tests.contrib.timeline.messages import named, published
+from tests.support.factories import ago, copies, record, step
+from tests.support.outside import ROOT, environment
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}[+-]\d\d:\d\d"
+
+
+def printed(*arguments: str) -> str:
+    written = io.StringIO()
+    call_command("trace_idempotency", *arguments, stdout=written)
+    return written.getvalue()
+
+
+def a_chain() -> Any:
+    """A request, what it published, and the record of its consumer, which has a step."""
+    request = record(key="order-17", operation="POST /orders/", created_at=ago(minutes=5))
+    message = published(message_id="m-1", caused_by=named(request))
+    handled = record(
+        key="m-1",
+        scope="consumer:billing:/orders",
+        operation="billing order.paid",
+        created_at=ago(minutes=1),
+        caused_by=named(message),
+    )
+    step(handled, name="charge")
+    return request, message, handled
+
+
+def test_text() -> None:
+    """It prints who has caused what, and what happened in order, with the time of each."""
+    a_chain()
+    causes, timeline = printed("order-17").split("\n\n")
+    assert causes.splitlines() == [
+        "Causes",
+        "* [1] POST /orders/ (record, completed): order-17  user:1|POST /api/charges/",
+        "  [2]   order.paid to orders (outbox message, done): m-1  outbox:orders",
+        "  [3]     billing order.paid (record, completed): m-1  consumer:billing:/orders",
+    ]
+    heading, *lines = timeline.splitlines()
+    assert heading == "Timeline"
+    told = [re.fullmatch(rf"  {TIME}  \[(\d)\] (.+)", line) for line in lines]
+    assert [(found[1], found[2]) for found in told if found] == [
+        ("1", "created"),
+        ("1", "completed"),
+        ("2", "published to the outbox"),
+        ("2", "sent"),
+        ("3", "created"),
+        ("3", "step charge, by attempt 1"),
+        ("3", "completed"),
+        ("1", "expires"),
+        ("3", "expires"),
+        ("1", "may be purged"),
+        ("3", "may be purged"),
+    ]
+    assert len(lines) == len(told)
+
+
+@pytest.mark.parametrize("name", ["order-17", "m-1"])
+def test_json(name: str) -> None:
+    """With --format json it prints the same for programs, from whichever member was named."""
+    a_chain()
+    told = json.loads(printed(name, "--format", "json"))
+    assert [(each["depth"], each["kind"], each["key"]) for each in told["members"]] == [
+        (0, "record", "order-17"),
+        (1, "outbox message", "m-1"),
+        (2, "record", "m-1"),
+    ]
+    assert told["members"][told["focus"]]["key"] == name
+    assert (told["more"], told["unreachable"]) == (False, [])
+    assert told["entries"][0]["what"] == "created"
+    assert told["entries"][0]["member"] == 0
+    moments = [entry["at"] for entry in told["entries"]]
+    assert moments == sorted(moments)
+    assert "alice@example.org" not in json.dumps(told)
+
+
+def test_gap_and_more() -> None:
+    """It says what is missing, and that there is more than it prints."""
+    gone = reference("gone", "a scope")
+    copies(300, record(key="key-1", caused_by=gone))
+    told = printed("key-1")
+    assert "  [  1] purged, rolled back or elsewhere: gone a scope\n" in told
+    assert "Only 200 are listed. A timeline has at most 200 members" in told
+
+
+def test_deep() -> None:
+    """Of a chain that is too deep, it prints how many it shows, and how far it goes."""
+    scope = "consumer:ledger:/orders"
+    for number in range(52):
+        record(key=f"k-{number}", scope=scope, caused_by=reference(f"k-{number + 1}", scope))
+    told = printed("k-0")
+    assert "Only 51 are listed" in told
+    assert "50 causes or effects in a row" in told
+
+
+def test_permanent() -> None:
+    """What never expires has no time."""
+    record(key="permanent", permanent=True)
+    assert re.search(r"^  never +\[1\] expires$", printed("permanent"), re.MULTILINE)
+
+
+def test_unknown() -> None:
+    """Of what is not there, it says so and what may have become of it."""
+    record(key="key-1", scope="here")
+    with pytest.raises(CommandError, match=r"no message has the key or id 'key-2' in any scope"):
+        printed("key-2")
+    with pytest.raises(CommandError, match=r"in the scope 'there'\. It may have been purged"):
+        printed("key-1", "--scope", "there")
+    with pytest.raises(CommandError, match="has the key or id ''"):
+        printed("")
+
+
+def test_in_several_chains() -> None:
+    """If a key has several timelines, it asks for the scope and lists them."""
+    record(key="key-1", scope="here")
+    record(key="key-1", scope="there")
+    with pytest.raises(CommandError, match=r"(?s)Choose one:\n.*--scope 'here'\n  --scope 'there'"):
+        printed("key-1")
+    assert "key-1  there" in printed("key-1", "--scope", "there")
+    assert "key-1  here" not in printed("key-1", "--scope", "there")
+
+
+def test_hashed_key() -> None:
+    """The id of a broker's message that is no valid key is found by what it was hashed to."""
+    fitted = keys.fit("évent 1")
+    record(key=fitted)
+    assert fitted in printed("évent 1")
+    assert fitted in printed(fitted)
+    assert fitted in printed("évent 1", "--scope", "user:1|POST /api/charges/")
+
+
+def test_away() -> None:
+    """If a database is away, it says so, and not that there is nothing."""
+
+    def away(*_: Any) -> Any:
+        raise OperationalError("server closed the connection unexpectedly")
+
+    with (
+        connections["default"].execute_wrapper(away),
+        pytest.raises(CommandError, match="Unavailable: database 'default'"),
+    ):
+        printed("key-1")
+
+
+@override_settings(
+    IDEMPOTENCY={"STORES": {"default": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"}}}
+)
+def test_without_a_database() -> None:
+    """Where no store is in a database, the scope is needed, and it says so."""
+    with pytest.raises(CommandError, match="outside of the database, pass --scope"):
+        printed("key-1")
+
+
+@override_settings(IDEMPOTENCY={"STORES": {"default": {"BACKEND": "nowhere.Store"}}})
+def test_misconfigured() -> None:
+    """A wrong setting is an error of the command, not a traceback."""
+    with pytest.raises(CommandError, match="cannot be imported"):
+        printed("key-1")
+
+
+WITHOUT = """
+from tests.support.outside_settings import *
+
+ROOT_URLCONF = "without_messaging"
+urlpatterns = []
+INSTALLED_APPS = [
+    app for app in INSTALLED_APPS
+    if app not in ("idempotency_django.contrib.messaging", "django.contrib.admin", "tests")
+]
+"""
+
+
+@pytest.mark.parametrize("key", ["order-17", "unknown"])
+def test_without_the_app(key: str, tmp_path: Any) -> None:
+    """Without messaging and the admin, it prints the chain of the records, and its exit code tells.
+
+    Nothing of the app's tables is asked for.
+    """
+    root = record(key="order-17")
+    record(key="child", caused_by=named(root))
+    (tmp_path / "without_messaging.py").write_text(WITHOUT)
+    variables = {
+        **environment(),
+        "DJANGO_SETTINGS_MODULE": "without_messaging",
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]),
+    }
+    ended = subprocess.run(
+        [sys.executable, "-m", "django", "trace_idempotency", key],
+        cwd=ROOT,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if key == "unknown":
+        assert ended.returncode == 1
+        assert ended.stderr.startswith("CommandError: No record and no message has the key")
+    else:
+        assert ended.returncode == 0, ended.stderr
+        assert "[2]   POST /api/charges/ (record, completed): child" in ended.stdout

@@ -1,0 +1,618 @@
+"""``IdempotentViewMixin`` on APIViews, generic views, viewsets and their actions.
+
+What holds for every adapter is in ``test_adapters.py``.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.exceptions import ImproperlyConfigured
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.http import HttpResponse
+from django.test import Client
+from django.urls import include, path
+from rest_framework import exceptions, generics, permissions, routers, viewsets
+from rest_framework.authentication import BasicAuthentication
+from rest_framework.decorators import action, api_view
+from rest_framework.parsers import FileUploadParser, JSONParser
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView, exception_handler
+
+from idempotency_django.decorators import idempotent
+from idempotency_django.drf import IdempotencyAPIException, IdempotentViewMixin
+from idempotency_django.engine.context import ExecutionContext
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import PAYMENT, Policy, scopes, store_errors
+from idempotency_django.policy.invocation import Invocation
+from idempotency_django.stores.records import Record
+from tests.models import Effect
+from tests.support.shared import (
+    EffectSerializer,
+    assert_problem,
+    assert_replays,
+    effects,
+    is_replay,
+    new_key,
+    post,
+    record,
+)
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+
+
+class Plain(IdempotentViewMixin, APIView):
+    """What happens in the view depends on the reference."""
+
+    authentication_classes: ClassVar[list[Any]] = []
+    finalized = 0
+    seen: ClassVar[list[Any]] = []
+
+    def post(self, request: Request) -> HttpResponse:
+        Plain.seen.append(request.idempotency)
+        reference = request.data["reference"]
+        Effect.objects.create(reference=reference)
+        return self.answer(reference)
+
+    put = patch = delete = get = post
+
+    def answer(self, reference: str) -> HttpResponse:
+        match reference.split(":"):
+            case ["status", status]:
+                return Response({"detail": "no"}, status=int(status))
+            case ["raise", "400"]:
+                raise exceptions.ValidationError({"reference": ["wrong"]})
+            case ["raise", "error"]:
+                raise LookupError("boom")
+        return Response({"reference": reference}, status=201, headers={"Location": "/effects/1"})
+
+    def finalize_response(self, *args: Any, **kwargs: Any) -> Any:
+        Plain.finalized += 1
+        return super().finalize_response(*args, **kwargs)
+
+
+class KeepsErrors(Plain):
+    idempotency_policy = Policy(should_store=store_errors)
+
+
+class Required(Plain):
+    idempotency_policy = Policy(required=True)
+
+
+class Rebuilt(Plain):
+    idempotency_policy = Policy(max_response_bytes=0)
+
+    def rebuild_idempotent_response(self, record: Record) -> Response:
+        assert record.payload is not None
+        return Response({"rebuilt": dict(record.payload.headers)["Location"]}, status=200)
+
+
+class Owned(IdempotentViewMixin, generics.CreateAPIView[Effect]):
+    """Alice and Bob, told apart by their passwords."""
+
+    authentication_classes = [BasicAuthentication]
+    permission_classes = [permissions.IsAuthenticated, permissions.DjangoModelPermissions]
+    queryset = Effect.objects.all()
+    serializer_class = EffectSerializer
+
+
+class Effects(IdempotentViewMixin, viewsets.ModelViewSet[Effect]):
+    queryset = Effect.objects.all()
+    serializer_class = EffectSerializer
+    authentication_classes: ClassVar[list[Any]] = []
+    idempotency_policies = {"pay": PAYMENT, "preview": None}
+
+    @action(detail=True, methods=["post"])
+    def pay(self, request: Request, pk: str) -> Response:
+        Effect.objects.create(reference="paid")
+        return Response({"paid": pk})
+
+    @action(detail=False, methods=["post"])
+    def preview(self, request: Request) -> Response:
+        assert request.idempotency is None
+        Effect.objects.create(reference="preview")
+        return Response({})
+
+
+class Hooked(Plain):
+    """Overrides every hook."""
+
+    def get_idempotency_policy(self) -> Policy | None:
+        return None if self.request.headers.get("X-Off") else Policy(ttl=timedelta(days=3))
+
+    def get_idempotency_key(self) -> str | None:
+        return self.request.headers.get("X-Request-Key")
+
+    def get_idempotency_scope(self) -> str | None:
+        return "one for all"
+
+
+class Upload(IdempotentViewMixin, APIView):
+    authentication_classes: ClassVar[list[Any]] = []
+
+    def post(self, request: Request) -> Response:
+        Effect.objects.create(reference="upload")
+        content = b"".join(file.read() for file in request.FILES.values())
+        return Response({"size": len(content), "name": request.data.get("name", "")}, status=201)
+
+
+class RawUpload(Upload):
+    parser_classes = [FileUploadParser]
+
+    def put(self, request: Request, filename: str) -> Response:
+        return self.post(request)
+
+
+class JSONOnly(Plain):
+    """Never looks at its data, so any media type will do."""
+
+    parser_classes = [JSONParser]
+
+    def post(self, request: Request) -> HttpResponse:
+        Effect.objects.create(reference="raw")
+        return HttpResponse(request._request.body, "text/plain")
+
+
+class Extra(Plain):
+    """Checks something of its own after DRF has checked."""
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super().initial(request, *args, **kwargs)
+        if request.headers.get("X-Revoked"):
+            raise exceptions.PermissionDenied
+
+
+@idempotent
+@api_view(["POST"])
+def above(request: Request) -> Response:
+    return function(request)
+
+
+@api_view(["POST"])
+@idempotent
+def below(request: Request) -> Response:
+    return function(request)
+
+
+def function(request: Request) -> Response:
+    assert isinstance(request.idempotency, ExecutionContext)
+    Effect.objects.create(reference=request.data["reference"])
+    return Response({"attempt": request.idempotency.attempt}, status=201)
+
+
+class MethodDecorated(APIView):
+    authentication_classes: ClassVar[list[Any]] = []
+
+    @idempotent
+    def post(self, request: Request) -> Response:
+        return function(request)
+
+
+class Both(IdempotentViewMixin, APIView):
+    authentication_classes: ClassVar[list[Any]] = []
+
+    @idempotent(scope=scopes.shared)
+    def post(self, request: Request) -> Response:
+        return function(request)
+
+
+@idempotent(required=True)
+class ClassDecorated(APIView):
+    authentication_classes: ClassVar[list[Any]] = []
+
+    def post(self, request: Request) -> Response:
+        return function(request)
+
+
+router = routers.SimpleRouter()
+router.register("effects", Effects)
+urlpatterns = [
+    path("plain/", Plain.as_view()),
+    path("keeps-errors/", KeepsErrors.as_view()),
+    path("required/", Required.as_view()),
+    path("rebuilt/", Rebuilt.as_view()),
+    path("owned/", Owned.as_view()),
+    path("hooked/", Hooked.as_view()),
+    path("upload/", Upload.as_view()),
+    path("raw-upload/<str:filename>", RawUpload.as_view()),
+    path("json-only/", JSONOnly.as_view()),
+    path("extra/", Extra.as_view()),
+    path("above/", above),
+    path("below/", below),
+    path("method/", MethodDecorated.as_view()),
+    path("both/", Both.as_view()),
+    path("class/", ClassDecorated.as_view()),
+    path("as-view/", idempotent(Owned.as_view())),
+    path("", include(router.urls)),
+]
+
+
+@pytest.fixture(autouse=True)
+def _reset() -> None:
+    Plain.finalized = 0
+    Plain.seen = []
+
+
+class TestReplay:
+    """A retry receives the first response."""
+
+    @pytest.mark.parametrize(
+        "url", ["/plain/", "/effects/", "/above/", "/below/", "/method/", "/both/", "/class/"]
+    )
+    def test_replay(self, client: Client, url: str) -> None:
+        """On every kind of view: one effect, and the same status, bytes and headers again."""
+        key = new_key()
+        first = post(client, url, key)
+        assert first.status_code == 201
+        assert_replays(first, post(client, url, key))
+        assert_replays(first, post(client, url, key))
+        assert effects() == 1
+        assert IdempotencyKey.objects.count() == 1
+        assert record(key).replay_count == 2
+
+    def test_bare_and_quoted_keys_are_one(self, client: Client) -> None:
+        """``abc`` and ``"abc"`` name one record."""
+        key = new_key()
+        first = post(client, "/plain/", key)
+        assert_replays(first, post(client, "/plain/", headers={"Idempotency-Key": key}))
+
+    @pytest.mark.parametrize("method", ["put", "patch", "delete"])
+    def test_other_unsafe_methods(self, client: Client, method: str) -> None:
+        """PUT, PATCH and DELETE take part when they bring a key."""
+        key = new_key()
+        first = post(client, "/plain/", key, method=method)
+        assert_replays(first, post(client, "/plain/", key, method=method))
+        assert effects() == 1
+
+    def test_safe_method_ignores_the_key(self, client: Client) -> None:
+        """GET executes each time."""
+        key = new_key()
+        for _ in range(2):
+            with pytest.raises(KeyError):  # the view runs, and finds no reference
+                client.get("/plain/", headers={"Idempotency-Key": key})
+        assert not IdempotencyKey.objects.exists()
+
+    def test_method_not_allowed(self, client: Client) -> None:
+        """A method that the view does not have is refused as ever."""
+        assert post(client, "/above/", new_key(), method="put").status_code == 405
+
+    def test_finalized_once(self, client: Client) -> None:
+        """The view's ``finalize_response`` runs once for each response."""
+        key = new_key()
+        post(client, "/plain/", key)
+        assert Plain.finalized == 1
+        post(client, "/plain/", key)
+        assert Plain.finalized == 2
+
+    def test_view_knows_its_claim(self, client: Client) -> None:
+        """``request.idempotency`` tells the view its key, scope and attempt."""
+        key = new_key()
+        post(client, "/plain/", key, "status:503")
+        post(client, "/plain/", key, "status:503")
+        assert [claim.attempt for claim in Plain.seen] == [1, 2]
+        assert {claim.key for claim in Plain.seen} == {key}
+        assert {claim.scope for claim in Plain.seen} == {"anonymous|POST /plain/"}
+
+
+class TestRefusal:
+    """What is refused, how, and that nothing is executed."""
+
+    def test_required_is_for_post_and_patch(self, client: Client) -> None:
+        """PUT and DELETE are idempotent by themselves; ``required`` does not ask them for a key."""
+        assert post(client, "/required/", method="put").status_code == 201
+        assert_problem(post(client, "/required/", method="patch"), 400, "key-missing")
+
+    @pytest.mark.parametrize("key", ["", '"open', "a,b", '"a","b"', "a b", "é", "x" * 256, '""'])
+    def test_malformed(self, client: Client, key: str, django_assert_num_queries: Any) -> None:
+        """A malformed key: 400, before any statement."""
+        with django_assert_num_queries(0):
+            response = post(client, "/plain/", headers={"Idempotency-Key": key})
+        assert_problem(response, 400, "key-malformed")
+
+    def test_status_codes_are_settings(self, client: Client, settings: Any) -> None:
+        """A project may refuse a mismatch as Stripe does."""
+        settings.IDEMPOTENCY = {"STATUS_CODES": {"mismatch": 400}}
+        key = new_key()
+        post(client, "/plain/", key)
+        assert_problem(post(client, "/plain/", key, "b"), 400, "mismatch")
+
+    def test_custom_exception_handler(self, client: Client, settings: Any) -> None:
+        """A project's ``EXCEPTION_HANDLER`` sees an APIException and has the last word."""
+        settings.REST_FRAMEWORK = {"EXCEPTION_HANDLER": f"{__name__}.own_handler"}
+        key = new_key()
+        post(client, "/plain/", key)
+        response = post(client, "/plain/", key, "b")
+        assert response.status_code == 422
+        assert response.json() == {"code": "mismatch", "own": True}
+
+    def test_unauthorized_first(self, client: Client) -> None:
+        """Authentication comes before the key is looked at."""
+        assert post(client, "/owned/", "bad key").status_code == 401
+
+    def test_parse_error(self, client: Client) -> None:
+        """A body that does not parse is refused as DRF refuses it, and nothing is stored."""
+        key = new_key()
+        response = client.post(
+            "/plain/", "{", content_type="application/json", headers={"Idempotency-Key": key}
+        )
+        assert response.status_code == 400
+        assert "JSON parse error" in response.json()["detail"]
+        assert (record(key).status, record(key).response_body) == ("failed", None)
+
+
+def own_handler(error: Exception, context: Any) -> Response | None:
+    response = exception_handler(error, context)
+    if isinstance(error, IdempotencyAPIException):
+        return Response({"code": error.error.slug, "own": True}, status=error.status_code)
+    return response
+
+
+class TestFailure:
+    """What is rolled back, and what is kept of it."""
+
+    def test_raised_4xx_is_released(self, client: Client) -> None:
+        """A raised error of REST framework rolls back and is not stored."""
+        key = new_key()
+        for _ in range(2):
+            response = post(client, "/plain/", key, "raise:400")
+            assert response.status_code == 400
+            assert not is_replay(response)
+        assert effects("raise:400") == 0
+        assert record(key).attempt == 2
+
+    def test_corrected_request(self, client: Client) -> None:
+        """After a refused attempt the same key may come with a corrected request."""
+        key = new_key()
+        assert post(client, "/plain/", key, "raise:400").status_code == 400
+        assert post(client, "/plain/", key, "a").status_code == 201
+
+    def test_raised_4xx_is_stored_on_demand(self, client: Client) -> None:
+        """With ``should_store=store_errors`` its response is stored, after the rollback."""
+        key = new_key()
+        first = post(client, "/keeps-errors/", key, "raise:400")
+        assert first.status_code == 400
+        assert_replays(first, post(client, "/keeps-errors/", key, "raise:400"))
+        assert effects("raise:400") == 0
+
+    @pytest.mark.parametrize("url", ["/plain/", "/keeps-errors/"])
+    def test_unhandled_error(self, client: Client, url: str) -> None:
+        """An exception that nobody handles rolls back and goes on to Django as itself."""
+        key = new_key()
+        for attempt in (1, 2):
+            with pytest.raises(LookupError, match="boom"):
+                post(client, url, key, "raise:error")
+            assert record(key).attempt == attempt
+            assert record(key).error == "LookupError: boom"
+        assert effects("raise:error") == 0
+
+
+class TestIdentity:
+    """Whose response it is."""
+
+    @pytest.fixture
+    def clients(self) -> dict[str, Client]:
+        """Alice and Bob, who may add effects."""
+        from django.contrib.auth.models import Permission
+
+        clients = {}
+        for name in ("alice", "bob"):
+            user = User.objects.create_user(name, password=name)
+            user.user_permissions.add(Permission.objects.get(codename="add_effect"))
+            clients[name] = Client(headers={"Authorization": _basic(name)})
+        return clients
+
+    @pytest.mark.parametrize("url", ["/owned/", "/as-view/"])
+    def test_users_do_not_share_keys(self, clients: dict[str, Client], url: str) -> None:
+        """Bob's request with Alice's key is Bob's own operation."""
+        key = "order-1"  # guessable is fine: everybody has a namespace of their own
+        alice = post(clients["alice"], url, key)
+        bob = post(clients["bob"], url, key)
+        assert not is_replay(bob)
+        assert alice.json()["id"] != bob.json()["id"]
+        assert_replays(alice, post(clients["alice"], url, key))
+        assert effects() == 2
+
+    @pytest.mark.parametrize("url", ["/owned/", "/as-view/"])
+    def test_withdrawn_permission(self, clients: dict[str, Client], url: str) -> None:
+        """Alice does not see her response once her permission is withdrawn."""
+        key = new_key()
+        first = post(clients["alice"], url, key)
+        alice = User.objects.get(username="alice")
+        permission = alice.user_permissions.get()
+        alice.user_permissions.clear()
+        refused = post(clients["alice"], url, key)
+        assert refused.status_code == 403
+        assert refused.content != first.content
+        alice.user_permissions.add(permission)
+        assert_replays(first, post(clients["alice"], url, key))
+
+    def test_anonymous_caller(self, clients: dict[str, Client]) -> None:
+        """Nobody in particular does not see it either."""
+        key = new_key()
+        post(clients["alice"], "/owned/", key)
+        assert post(Client(), "/owned/", key).status_code == 401
+
+    def test_checks_of_a_subclass(self, client: Client) -> None:
+        """What a subclass checks in ``initial()`` comes before a replay too."""
+        key = new_key()
+        first = post(client, "/extra/", key)
+        assert post(client, "/extra/", key, headers={"X-Revoked": "1"}).status_code == 403
+        assert_replays(first, post(client, "/extra/", key))
+
+    def test_tenant_scope_on_demand(self, clients: dict[str, Client], settings: Any) -> None:
+        """With ``principal=False`` colleagues of a tenant receive one another's responses."""
+        tenant = scopes.per_tenant(lambda request: request.headers["X-Tenant"])
+        settings.IDEMPOTENCY = {"POLICY": {"scope": tenant, "principal": False}}
+        key = new_key()
+        first = post(clients["alice"], "/owned/", key, headers={"X-Tenant": "1"})
+        assert_replays(first, post(clients["bob"], "/owned/", key, headers={"X-Tenant": "1"}))
+        other = post(clients["bob"], "/owned/", key, headers={"X-Tenant": "2"})
+        assert not is_replay(other)
+
+    def test_operations_do_not_share_keys(self, client: Client) -> None:
+        """The same key on another route is another operation."""
+        key = new_key()
+        post(client, "/plain/", key)
+        assert not is_replay(post(client, "/keeps-errors/", key))
+
+    def test_objects_of_one_route(self, client: Client) -> None:
+        """The same key for another object of the same route is a mismatch, not a replay."""
+        key = new_key()
+        post(client, "/effects/1/pay/", key)
+        assert_problem(post(client, "/effects/2/pay/", key), 422, "mismatch")
+        assert effects("paid") == 1
+
+
+def _basic(name: str) -> str:
+    from base64 import b64encode
+
+    return "Basic " + b64encode(f"{name}:{name}".encode()).decode()
+
+
+class TestConfiguration:
+    """Policies per view and action, and the hooks."""
+
+    def test_policy_per_action(self, client: Client) -> None:
+        """An action has the policy that ``idempotency_policies`` names for it."""
+        assert_problem(post(client, "/effects/1/pay/"), 400, "key-missing")
+        key = new_key()
+        post(client, "/effects/1/pay/", key)
+        row = record(key)
+        assert row.expires_at is not None
+        assert row.expires_at - row.created_at == timedelta(days=30)
+
+    def test_action_without_policy(self, client: Client) -> None:
+        """``None`` takes an action out."""
+        key = new_key()
+        for _ in range(2):
+            assert post(client, "/effects/preview/", key).status_code == 200
+        assert effects("preview") == 2
+
+    def test_hooks(self, client: Client) -> None:
+        """A view may say itself what its policy, key and scope are."""
+        key = new_key()
+        first = post(client, "/hooked/", headers={"X-Request-Key": key})
+        assert_replays(first, post(client, "/hooked/", headers={"X-Request-Key": key}))
+        assert record(key).scope == "one for all"
+        off = post(client, "/hooked/", headers={"X-Request-Key": key, "X-Off": "1"})
+        assert not is_replay(off)
+        assert effects() == 2
+
+    def test_rebuilt_answer(self, client: Client) -> None:
+        """A view may rebuild the response from the record instead of storing it."""
+        key = new_key()
+        post(client, "/rebuilt/", key)
+        again = post(client, "/rebuilt/", key)
+        assert again.json() == {"rebuilt": "/effects/1"}
+        assert is_replay(again)
+        assert record(key).response_body is None
+
+    def test_required_by_decorator(self, client: Client) -> None:
+        """``@idempotent(required=True)`` on a DRF class."""
+        assert_problem(post(client, "/class/"), 400, "key-missing")
+
+
+class TestBodies:
+    """What counts as the same request."""
+
+    def send(self, client: Client, key: str, data: bytes, name: str = "x", **options: Any) -> Any:
+        file = SimpleUploadedFile("a.bin", data, "application/x-own")
+        return client.post(
+            "/upload/", {"file": file, "name": name}, headers={"Idempotency-Key": key}, **options
+        )
+
+    def test_multipart(self, client: Client) -> None:
+        """A form with the same fields and files is the same request, whatever its boundary."""
+        from django.test.client import encode_multipart
+
+        key = new_key()
+        first = self.send(client, key, b"12345")
+        assert first.json() == {"size": 5, "name": "x"}
+        file = SimpleUploadedFile("a.bin", b"12345", "application/x-own")
+        again = client.post(
+            "/upload/",
+            encode_multipart("0ther", {"name": "x", "file": file}),
+            content_type="multipart/form-data; boundary=0ther",
+            headers={"Idempotency-Key": key},
+        )
+        assert_replays(first, again)
+        assert_problem(self.send(client, key, b"54321"), 422, "mismatch")
+        assert_problem(self.send(client, key, b"12345", "y"), 422, "mismatch")
+        assert effects("upload") == 1
+
+    def test_raw_upload(self, client: Client) -> None:
+        """A parser that yields only a file: its content counts, and the view can read it."""
+        key = new_key()
+
+        def put(data: bytes) -> Any:
+            return client.put(
+                "/raw-upload/a.bin",
+                data,
+                content_type="application/octet-stream",
+                headers={"Idempotency-Key": key},
+            )
+
+        first = put(b"123")
+        assert first.json()["size"] == 3
+        assert_replays(first, put(b"123"))
+        assert_problem(put(b"124"), 422, "mismatch")
+
+    def test_json_order_and_spacing(self, client: Client) -> None:
+        """The order of JSON's keys and its spacing do not matter."""
+        key = new_key()
+        bodies = ['{"reference": "a", "n": [1, {"x": 1, "y": 2}]}']
+        bodies.append('{"n":[1,{"y":2,"x":1}],  "reference":"a"}')
+        first, again = (
+            client.post(
+                "/plain/", b, content_type="application/json", headers={"Idempotency-Key": key}
+            )
+            for b in bodies
+        )
+        assert_replays(first, again)
+
+    def test_unparsed_media_type(self, client: Client) -> None:
+        """A body that no parser knows counts byte for byte, when the view reads it itself."""
+        key = new_key()
+
+        def send(data: bytes) -> Any:
+            return client.post(
+                "/json-only/", data, content_type="text/plain", headers={"Idempotency-Key": key}
+            )
+
+        first = send(b"one")
+        assert first.content == b"one"
+        assert_replays(first, send(b"one"))
+        assert_problem(send(b"two"), 422, "mismatch")
+
+    def test_query_counts(self, client: Client) -> None:
+        """Another query string is another request; another order of it is not."""
+        key = new_key()
+        first = post(client, "/plain/?a=1&b=2", key)
+        assert_replays(first, post(client, "/plain/?b=2&a=1", key))
+        assert_problem(post(client, "/plain/?a=1&b=3", key), 422, "mismatch")
+
+    def test_policy_fingerprint(self, client: Client, settings: Any) -> None:
+        """A policy may decide itself what counts."""
+
+        def path_only(call: Invocation) -> str:
+            return call.path
+
+        settings.IDEMPOTENCY = {"POLICY": {"fingerprint": path_only}}
+        key = new_key()
+        first = post(client, "/plain/", key)
+        assert_replays(first, post(client, "/plain/", key, "b"))
+
+
+def test_async_handlers() -> None:
+    """A view with async handlers, as of adrf, is refused when its URL is made."""
+
+    class Async(IdempotentViewMixin, APIView):
+        async def post(self, request: Request) -> Response:
+            return Response()
+
+    with pytest.raises(ImproperlyConfigured, match=r"Async is async, .* aidempotent_call"):
+        Async.as_view()

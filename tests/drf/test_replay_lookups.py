@@ -1,0 +1,408 @@
+"""How a replay looks up the object in the URL, where a view has a ``get_object()`` of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.contrib.auth.models import User
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.db import transaction
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import get_object_or_404
+from django.test import Client
+from django.urls import include, path, re_path
+from django.utils.decorators import method_decorator
+from django.views.generic import View
+from rest_framework import generics, mixins, permissions
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency_django.decorators import idempotent
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.policy import Policy
+from tests.http.test_replay_authorization import EffectSerializer, protect_by, warned
+from tests.models import Effect
+from tests.support.shared import assert_replays, effects, is_replay, new_key
+
+pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
+
+
+class Owned(permissions.BasePermission):
+    """An object may be had unless it is somebody else's."""
+
+    def has_object_permission(self, request: Request, view: Any, obj: Effect) -> bool:
+        return not obj.reference.startswith("foreign")
+
+
+class Detail(APIView):
+    """As REST framework's tutorial writes it: ``get_object()`` gets what the URL has."""
+
+    authentication_classes: ClassVar[list[Any]] = []
+    permission_classes = [Owned]
+
+    def get_object(self, pk: int) -> Effect:
+        try:
+            found = Effect.objects.get(pk=pk)
+        except Effect.DoesNotExist:
+            raise Http404 from None
+        self.check_object_permissions(self.request, found)
+        return found
+
+    def put(self, request: Request, pk: int) -> Response:
+        found = self.get_object(pk)
+        Effect.objects.create(reference="changed")
+        return Response({"secret": f"of {found.pk}"})
+
+    def delete(self, request: Request, pk: int) -> Response:
+        self.get_object(pk).delete()
+        return Response(status=204)
+
+
+class Renamed(Detail):
+    """Has another name for it than the URL."""
+
+    def get_object(self, number: int) -> Effect:  # type: ignore[override]
+        return super().get_object(number)
+
+
+class Locked(Detail):
+    """Locks what it finds; of what model that is, it says nowhere."""
+
+    def get_object(self, pk: int) -> Effect:
+        found = Effect.objects.select_for_update().get(pk=pk)
+        self.check_object_permissions(self.request, found)
+        return found
+
+    def put(self, request: Request, pk: int) -> Response:
+        with transaction.atomic():
+            return super().put(request, pk)
+
+
+class Plain(View):
+    """A view of Django's, with the same habit."""
+
+    def get_object(self, request: HttpRequest, pk: int) -> Effect:
+        found = Effect.objects.get(pk=pk)
+        if found.reference.startswith("foreign"):
+            raise PermissionDenied
+        return found
+
+    def put(self, request: HttpRequest, pk: int) -> HttpResponse:
+        found = self.get_object(request, pk)
+        Effect.objects.create(reference="changed")
+        return JsonResponse({"secret": f"of {found.pk}"})
+
+
+class Handler(Plain):
+    @idempotent
+    def put(self, request: HttpRequest, pk: int) -> HttpResponse:
+        return super().put(request, pk)
+
+
+@method_decorator(idempotent, name="dispatch")
+class Dispatch(Plain):
+    pass
+
+
+class Async(View):
+    async def get_object(self, pk: int) -> Effect:
+        found = await Effect.objects.aget(pk=pk)
+        if found.reference.startswith("foreign"):
+            raise PermissionDenied
+        return found
+
+    async def put(self, request: HttpRequest, pk: int) -> HttpResponse:
+        found = await self.get_object(pk)
+        await sync_to_async(Effect.objects.create)(reference="changed")
+        return JsonResponse({"secret": f"of {found.pk}"})
+
+
+class Unknown(Detail):
+    """Needs what the URL does not name."""
+
+    def get_object(self, owner: str, reference: str) -> Effect:  # type: ignore[override]
+        found = Effect.objects.get(reference=f"{owner}{reference}")
+        self.check_object_permissions(self.request, found)
+        return found
+
+    def put(self, request: Request, pk: int) -> Response:
+        Effect.objects.create(reference="changed")
+        self.get_object("my", " own")
+        return Response({})
+
+
+def logged(function: Callable[..., Any]) -> Callable[..., Any]:
+    def logging(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return logging
+
+
+class Opaque(Unknown):
+    """Its signature does not say what it needs."""
+
+    get_object = logged(Unknown.get_object)
+
+
+class OpenOpaque(Opaque):
+    """Nobody has a say on its objects."""
+
+    permission_classes: ClassVar[Any] = []
+
+
+class Hidden(generics.UpdateAPIView[Effect]):
+    """Overrides what the framework calls without arguments."""
+
+    authentication_classes: ClassVar[list[Any]] = []
+    permission_classes = [Owned]
+    queryset = Effect.objects.all()
+    serializer_class = EffectSerializer
+
+    def get_object(self, *args: Any, **kwargs: Any) -> Any:
+        return super().get_object(*args, **kwargs)
+
+
+def with_mixin(view: type[Any]) -> Any:
+    return type(view.__name__, (IdempotentViewMixin, view), {}).as_view()
+
+
+def leased(view: type[Any]) -> Any:
+    return idempotent(policy=Policy(mode="leased"))(view).as_view()
+
+
+WAYS = {
+    "mixin": with_mixin(Detail),
+    "decorator": idempotent(Detail).as_view(),
+    "middleware": Detail.as_view(),
+    "leased": leased(Detail),
+    "renamed": with_mixin(Renamed),
+    "locked": leased(Locked),
+    "plain": idempotent(Plain).as_view(),
+    "plain-middleware": Plain.as_view(),
+    "handler": Handler.as_view(),
+    "dispatch": Dispatch.as_view(),
+    "async": idempotent(Async).as_view(),
+    "async-middleware": Async.as_view(),
+    "hidden": with_mixin(Hidden),
+}
+
+urlpatterns = [
+    *[path(f"{way}/<int:pk>/", view) for way, view in WAYS.items()],
+    re_path(r"^unnamed/(\d+)/$", with_mixin(Detail)),
+    path("of/<int:pk>/", include([path("unknown/", with_mixin(Unknown))])),
+    path("opaque/<int:pk>/", with_mixin(Opaque)),
+    path("open-opaque/<int:pk>/", with_mixin(OpenOpaque)),
+]
+
+
+@pytest.fixture
+def thing() -> Effect:
+    return Effect.objects.create(reference="mine")
+
+
+def send(method: str, url: str, key: str) -> Any:
+    client = Client()
+    return getattr(client, method)(
+        url,
+        {"reference": "changed"},
+        content_type="application/json",
+        headers={"Idempotency-Key": f'"{key}"'},
+    )
+
+
+def give_away(thing: Effect) -> None:
+    Effect.objects.filter(pk=thing.pk).update(reference="foreign")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("way", [*WAYS, "unnamed"])
+def test_lookup_with_arguments(way: str, settings: Any, thing: Effect) -> None:
+    """A get_object() that takes the URL's arguments gets them before a replay, and may refuse."""
+    protect_by(way.rpartition("-")[2], settings)
+    key, url = new_key(), f"/{way}/{thing.pk}/"
+    first = send("put", url, key)
+    assert first.status_code == 200
+    assert_replays(first, send("put", url, key))
+    give_away(thing)
+    refused = send("put", url, key)
+    assert refused.status_code == 403
+    assert not is_replay(refused)
+    assert effects("changed") == (0 if way == "hidden" else 1)
+
+
+@pytest.mark.parametrize("url", ["/of/{}/unknown/", "/opaque/{}/"])
+def test_lookup_that_nobody_can_call(url: str, thing: Effect) -> None:
+    """Where the URL has not what get_object() needs, its view says itself who has a replay."""
+    Effect.objects.create(reference="my own")
+    with pytest.raises(ImproperlyConfigured, match="check_idempotent_replay"):
+        send("put", url.format(thing.pk), new_key())
+    assert effects("changed") == 0
+
+
+def test_lookup_without_permissions(thing: Effect) -> None:
+    """Where no permission has a say on objects, such a view is replayed."""
+    Effect.objects.create(reference="my own")
+    key = new_key()
+    first = send("put", f"/open-opaque/{thing.pk}/", key)
+    assert first.status_code == 200
+    assert_replays(first, send("put", f"/open-opaque/{thing.pk}/", key))
+
+
+def test_check() -> None:
+    """The check warns of the views that are refused at run time, and of no other."""
+    assert warned() == {"Unknown", "Opaque"}
+
+
+class Payments(generics.CreateAPIView[Effect]):
+    """Makes something below the object that its URL names, in a handler of its own."""
+
+    authentication_classes: ClassVar[list[Any]] = []
+    permission_classes = [Owned]
+    queryset = Effect.objects.all()
+    serializer_class = EffectSerializer
+
+    def post(self, request: Request, pk: int) -> Response:
+        return self.create(request)
+
+
+class MixedPayments(
+    mixins.ListModelMixin, mixins.CreateModelMixin, generics.GenericAPIView[Effect]
+):
+    """The same, of single mixins."""
+
+    authentication_classes: ClassVar[list[Any]] = []
+    permission_classes = [Owned]
+    queryset = Effect.objects.all()
+    serializer_class = EffectSerializer
+
+    def post(self, request: Request, pk: int) -> Response:
+        return self.create(request)
+
+
+class Refunding(Payments):
+    """Finds by itself what it works on."""
+
+    def get_object(self) -> Effect:
+        found = Effect.objects.get(pk=self.kwargs["pk"])
+        self.check_object_permissions(self.request, found)
+        return found
+
+    def post(self, request: Request, pk: int) -> Response:
+        self.get_object()
+        return self.create(request)
+
+
+urlpatterns += [
+    path("payments/<int:pk>/", with_mixin(Payments)),
+    path("mixed-payments/<int:pk>/", with_mixin(MixedPayments)),
+    path("refunding/<int:pk>/", with_mixin(Refunding)),
+]
+
+
+@pytest.mark.parametrize("url", ["/payments/{}/", "/mixed-payments/{}/"])
+def test_parent_of_what_is_made(url: str, thing: Effect) -> None:
+    """What a creating view's URL names is a parent, and no object of the view's own model."""
+    give_away(thing)  # of the same number, and not the caller's
+    User.objects.create(pk=thing.pk, username="parent")
+    key = new_key()
+    first = send("post", url.format(thing.pk), key)
+    assert first.status_code == 201
+    assert_replays(first, send("post", url.format(thing.pk), key))
+    assert effects("changed") == 1
+
+
+def test_own_lookup_of_what_makes_something(thing: Effect) -> None:
+    """A creating view with a get_object() of its own says what its URL names."""
+    key, url = new_key(), f"/refunding/{thing.pk}/"
+    first = send("post", url, key)
+    assert_replays(first, send("post", url, key))
+    give_away(thing)
+    assert send("post", url, key).status_code == 403
+    assert effects("changed") == 1
+
+
+class Named(generics.RetrieveUpdateDestroyAPIView[Effect]):
+    """Looks its object up by another argument than its ``lookup_field``."""
+
+    authentication_classes: ClassVar[list[Any]] = []
+    permission_classes: ClassVar[list[Any]] = []
+    queryset = Effect.objects.all()
+    serializer_class = EffectSerializer
+
+    def get_object(self) -> Effect:
+        return get_object_or_404(Effect, reference=self.kwargs["name"])
+
+
+class Marking(Named):
+    """Marks what is deleted, and keeps it."""
+
+    def get_object(self) -> Effect:
+        if Closed.now:
+            raise Http404
+        return get_object_or_404(Effect, reference=self.kwargs["reference"])
+
+    def perform_destroy(self, instance: Effect) -> None:
+        Closed.now = True
+
+
+class Refusing(Marking):
+    """Refuses to delete, and stores that."""
+
+    def destroy(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        self.get_object()
+        return Response(status=410)
+
+
+class Closed:
+    now = False
+
+
+@pytest.fixture(autouse=True)
+def _open(monkeypatch: Any) -> None:
+    monkeypatch.setattr(Closed, "now", False)
+
+
+urlpatterns += [
+    path("named/<str:name>/", with_mixin(Named)),
+    path("marking/<str:reference>/", with_mixin(Marking)),
+    path("refusing/<str:name>/<str:reference>/", with_mixin(Refusing)),
+]
+
+
+@pytest.mark.parametrize("way", ["mixin", "middleware", "named"])
+def test_delete_of_what_was_looked_up_otherwise(way: str, settings: Any, thing: Effect) -> None:
+    """A DELETE that was a success is replayed, however its view had found the object."""
+    protect_by(way, settings)
+    key, url = new_key(), f"/{way}/{'mine' if way == 'named' else thing.pk}/"
+    first = send("delete", url, key)
+    assert first.status_code == 204
+    assert not Effect.objects.exists()
+    assert_replays(first, send("delete", url, key))
+
+
+def test_change_of_what_is_gone(thing: Effect) -> None:
+    """After another change nobody can tell that what is not found is gone: it is refused."""
+    key = new_key()
+    assert send("put", "/named/mine/", key).status_code == 200
+    assert send("put", "/named/mine/", key).status_code == 404
+
+
+def test_object_that_is_marked(thing: Effect) -> None:
+    """What can be seen to exist is not gone, whatever the DELETE did to it."""
+    key = new_key()
+    assert send("delete", "/marking/mine/", key).status_code == 204
+    refused = send("delete", "/marking/mine/", key)
+    assert (refused.status_code, is_replay(refused)) == (404, False)
+
+
+def test_delete_that_was_refused(thing: Effect) -> None:
+    """A DELETE that deleted nothing is no reason to take an object for gone."""
+    key = new_key()
+    assert send("delete", "/refusing/x/mine/", key).status_code == 410
+    assert is_replay(send("delete", "/refusing/x/mine/", key))
+    Closed.now = True
+    assert send("delete", "/refusing/x/mine/", key).status_code == 404

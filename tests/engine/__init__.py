@@ -1,0 +1,1 @@
+"""The engine: one operation, whoever calls it."""

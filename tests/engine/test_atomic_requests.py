@@ -1,0 +1,567 @@
+"""``ATOMIC_REQUESTS``, ``non_atomic_requests`` and other transactions around a view."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+import pytest
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from django.db import IntegrityError, connection, connections, transaction
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.test import Client, RequestFactory
+from django.test.utils import CaptureQueriesContext
+from django.urls import path
+from django.utils.decorators import method_decorator
+from rest_framework.decorators import api_view
+from rest_framework.exceptions import ValidationError
+from rest_framework.renderers import JSONRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView, exception_handler
+
+from idempotency_django import signals
+from idempotency_django.decorators import idempotent
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy, store_errors
+from tests.models import Effect
+from tests.support.shared import assert_replays, effects, new_key, post, record
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.urls(__name__),
+    pytest.mark.driver,
+]
+
+
+def seen_in_transaction() -> bool:
+    return bool(connection.in_atomic_block)
+
+
+class DRF(IdempotentViewMixin, APIView):
+    authentication_classes: ClassVar[list[Any]] = []
+    in_transaction: ClassVar[list[tuple[str, bool]]] = []
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super().initial(request, *args, **kwargs)
+        Effect.objects.create(reference="initial")
+        DRF.in_transaction.append(("initial", seen_in_transaction()))
+
+    def post(self, request: Request) -> Response:
+        reference = request.data["reference"]
+        DRF.in_transaction.append(("handler", seen_in_transaction()))
+        Effect.objects.create(reference=reference)
+        if reference == "error":
+            raise LookupError("boom")
+        if reference == "invalid":
+            raise ValidationError({"reference": ["wrong"]})
+        return Response({"reference": reference}, status=503 if reference == "503" else 201)
+
+
+class KeepsErrors(DRF):
+    idempotency_policy = Policy(should_store=store_errors)
+
+
+class Leased(DRF):
+    idempotency_policy = Policy(mode="leased")
+
+
+class Unrenderable(KeepsErrors):
+    """Its error says something that is no JSON."""
+
+    def post(self, request: Request) -> Response:
+        Effect.objects.create(reference="a")
+        error = ValidationError()
+        error.detail = {"what": object()}  # type: ignore[assignment,dict-item]
+        raise error
+
+
+class _FailsBehind:
+    """What a base of the view does with the response, behind the operation."""
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        response = super().dispatch(request, *args, **kwargs)  # type: ignore[misc]
+        if json.loads(request.body)["reference"] == "mark":
+            transaction.set_rollback(True)
+            return response
+        raise InterruptedError
+
+
+class FailsBehind(IdempotentViewMixin, _FailsBehind, APIView):
+    authentication_classes: ClassVar[list[Any]] = []
+
+    def post(self, request: Request) -> Response:
+        Effect.objects.create(reference=request.data["reference"])
+        return Response({}, status=201)
+
+
+class AsksTheDatabase(JSONRenderer):
+    """A renderer that needs the database, as the browsable API's forms do."""
+
+    def render(self, data: Any, *args: Any, **kwargs: Any) -> bytes:
+        Effect.objects.count()
+        return super().render(data, *args, **kwargs)
+
+
+class Rendered(DRF):
+    renderer_classes = [AsksTheDatabase]
+
+
+class RenderedAndKept(KeepsErrors):
+    renderer_classes = [AsksTheDatabase]
+
+
+@method_decorator(transaction.non_atomic_requests, name="dispatch")
+class NonAtomic(DRF):
+    pass
+
+
+def create(request: HttpRequest) -> HttpResponse:
+    reference = json.loads(request.body)["reference"]
+    DRF.in_transaction.append(("handler", seen_in_transaction()))
+    Effect.objects.create(reference=reference)
+    if reference == "error":
+        raise LookupError("boom")
+    return JsonResponse({"reference": reference}, status=503 if reference == "503" else 201)
+
+
+decorated = idempotent(create)
+
+
+def marks(request: HttpRequest) -> HttpResponse:
+    """Refuses after it has written, or says that it has succeeded, and marks for rollback."""
+    reference = json.loads(request.body)["reference"]
+    Effect.objects.create(reference=reference)
+    transaction.set_rollback(True)
+    return JsonResponse({}, status=201 if reference == "success" else 400)
+
+
+def swallows(request: HttpRequest) -> HttpResponse:
+    """Refuses, because of an error of the database that has spoilt its transaction."""
+    reference = json.loads(request.body)["reference"]
+    effect = Effect.objects.create(reference=reference)
+    try:
+        Effect(pk=effect.pk, reference=reference).save(force_insert=True)
+    except IntegrityError:
+        return JsonResponse({}, status=400)
+    raise AssertionError
+
+
+def missing(request: HttpRequest) -> HttpResponse:
+    Effect.objects.create(reference="a")
+    raise Http404
+
+
+def handler404(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """A page for what is missing, with something from the database on it."""
+    return HttpResponse(
+        f"{Effect.objects.filter(reference='before').count()}", "text/plain", status=404
+    )
+
+
+def asks_the_database(error: Exception, context: Any) -> Response | None:
+    """A handler of errors that needs the database, as one does that writes in many languages."""
+    count = Effect.objects.filter(reference="before").count()
+    response = exception_handler(error, context)
+    if response is not None:
+        response.headers["X-Seen"] = f"{count}"
+    return response
+
+
+@transaction.non_atomic_requests
+@idempotent
+def non_atomic_decorated(request: HttpRequest) -> HttpResponse:
+    return create(request)
+
+
+def plain(request: HttpRequest) -> HttpResponse:
+    return create(request)
+
+
+@transaction.non_atomic_requests
+def non_atomic_plain(request: HttpRequest) -> HttpResponse:
+    return create(request)
+
+
+def handle(request: Request) -> Response:
+    return DRF.post(DRF(), request)
+
+
+class Bare(APIView):
+    authentication_classes: ClassVar[list[Any]] = []
+
+    def post(self, request: Request) -> Response:
+        return handle(request)
+
+
+def hides_marks(request: HttpRequest) -> HttpResponse:
+    """Django opens its transaction around this one, because no mark says otherwise."""
+    return DRF.as_view()(request)
+
+
+urlpatterns = [
+    path("drf/", DRF.as_view()),
+    path("keeps-errors/", KeepsErrors.as_view()),
+    path("leased/", Leased.as_view()),
+    path("unrenderable/", Unrenderable.as_view()),
+    path("fails-behind/", FailsBehind.as_view()),
+    path("marks/", idempotent(marks)),
+    path("plain-marks/", marks),
+    path("swallows/", idempotent(swallows)),
+    path("missing/", idempotent(should_store=store_errors)(missing)),
+    path("rendered/", Rendered.as_view()),
+    path("rendered-and-kept/", RenderedAndKept.as_view()),
+    path("non-atomic/", NonAtomic.as_view()),
+    path("non-atomic-outside/", transaction.non_atomic_requests(DRF.as_view())),
+    path("decorated/", decorated),
+    path("non-atomic-decorated/", non_atomic_decorated),
+    path("middleware/", plain),
+    path("non-atomic-middleware/", non_atomic_plain),
+    path("hidden/", hides_marks),
+    path("above/", idempotent(api_view(["POST"])(handle))),
+    path("below/", api_view(["POST"])(idempotent(handle))),
+    path("drf-middleware/", Bare.as_view()),
+]
+
+VIEWS = ["/drf/", "/decorated/", "/middleware/", "/hidden/"]
+HANDLED = ["/drf/", "/above/", "/below/", "/drf-middleware/"]
+PLAIN_VIEWS = ["/decorated/", "/middleware/"]
+
+
+@pytest.fixture(autouse=True)
+def _setup(settings: Any) -> None:
+    settings.MIDDLEWARE = [
+        *django_settings.MIDDLEWARE,
+        "idempotency_django.middleware.IdempotencyMiddleware",
+    ]
+    DRF.in_transaction = []
+
+
+def assert_failed(key: str, attempt: int, atomic: bool) -> None:
+    """A raised error takes the record of its attempt with the request's transaction."""
+    if atomic:
+        assert not IdempotencyKey.objects.exists()
+    else:
+        assert (record(key).status, record(key).attempt) == ("failed", attempt)
+
+
+def ended(sent: list[str]) -> list[str]:
+    """The signals that end an attempt, of those that were sent."""
+    return [name for name in sent if name in {"completed", "failed", "released"}]
+
+
+class TestBothWays:
+    """What holds with and without ``ATOMIC_REQUESTS``."""
+
+    @pytest.mark.parametrize("url", VIEWS)
+    def test_replay(self, client: Client, url: str, atomic: bool) -> None:
+        """One effect, one claim, the same response again."""
+        key = new_key()
+        first = post(client, url, key)
+        assert first.status_code == 201
+        assert_replays(first, post(client, url, key))
+        assert effects() == 1
+
+    @pytest.mark.parametrize("url", VIEWS)
+    def test_returned_5xx(self, client: Client, url: str, atomic: bool) -> None:
+        """A returned 5xx rolls back; the attempt is recorded; the retry runs as attempt 2."""
+        key = new_key()
+        for attempt in (1, 2):
+            assert post(client, url, key, "503").status_code == 503
+            assert (record(key).status, record(key).attempt) == ("failed", attempt)
+        assert effects("503") == 0
+        assert post(client, url, key).status_code == 201
+        assert effects() == 1
+
+    @pytest.mark.parametrize("url", ["/drf/", *PLAIN_VIEWS])
+    def test_raised_error(self, client: Client, url: str, atomic: bool) -> None:
+        """A raised error rolls back; the attempt is recorded, where no outer transaction ends."""
+        key = new_key()
+        for attempt in (1, 2):
+            with pytest.raises(LookupError, match="boom"):
+                post(client, url, key, "error")
+            assert_failed(key, attempt, atomic)
+        assert effects("error") == 0
+        assert post(client, url, key).status_code == 201
+        assert effects() == 1
+
+    @pytest.mark.parametrize("url", HANDLED)
+    def test_handled_error(self, client: Client, url: str, atomic: bool) -> None:
+        """An error that DRF handles rolls back, wherever the decorator is, and is not stored."""
+        key = new_key()
+        for attempt in (1, 2):
+            assert post(client, url, key, "invalid").status_code == 400
+            assert (record(key).status, record(key).attempt) == ("failed", attempt)
+        assert effects("invalid") == 0
+        first = post(client, url, key)
+        assert first.status_code == 201
+        assert_replays(first, post(client, url, key))
+        assert effects() == 1
+
+    @pytest.mark.parametrize("url", ["/rendered/", "/rendered-and-kept/"])
+    def test_renderer_asks_the_database(self, client: Client, url: str, atomic: bool) -> None:
+        """The response to an error is rendered where the database can be asked again."""
+        key = new_key()
+        assert post(client, url, key, "invalid").status_code == 400
+        assert post(client, url, key, "invalid").status_code == 400
+        assert effects("invalid") == 0
+
+    def test_stored_error(self, client: Client, atomic: bool) -> None:
+        """With ``store_errors`` its response is stored, after the rollback."""
+        key = new_key()
+        first = post(client, "/keeps-errors/", key, "invalid")
+        assert first.status_code == 400
+        assert_replays(first, post(client, "/keeps-errors/", key, "invalid"))
+        assert effects("invalid") == 0
+
+    def test_error_that_cannot_be_rendered(
+        self, client: Client, atomic: bool, sent: list[str]
+    ) -> None:
+        """Where its response cannot even be made, that is how the attempt has failed."""
+        key = new_key()
+        with pytest.raises(TypeError):
+            post(client, "/unrenderable/", key)
+        if atomic:
+            assert not IdempotencyKey.objects.exists()
+        else:
+            assert record(key).error.startswith("TypeError: ")
+        assert ended(sent) == ["failed"]
+        assert effects() == 0
+
+    def test_marked_for_rollback(self, client: Client, atomic: bool, sent: list[str]) -> None:
+        """A view that refuses and has its transaction rolled back has its response given."""
+        key = new_key()
+        for attempt in (1, 2):
+            assert post(client, "/marks/", key).status_code == 400
+            assert (record(key).status, record(key).attempt) == ("failed", attempt)
+        assert ended(sent) == ["released", "released"]
+        assert effects() == 0
+
+    def test_swallowed_error(self, client: Client, atomic: bool, sent: list[str]) -> None:
+        """So has one that refuses because of what the database has refused."""
+        assert post(client, "/swallows/", new_key()).status_code == 400
+        assert ended(sent) == ["released"]
+        assert effects() == 0
+
+    def test_success_that_is_marked_for_rollback(
+        self, client: Client, atomic: bool, sent: list[str]
+    ) -> None:
+        """Nobody is told of a success of which nothing stays."""
+        with pytest.raises(transaction.TransactionManagementError):
+            post(client, "/marks/", new_key(), "success")
+        assert ended(sent) == ["failed"]
+        assert effects("success") == 0
+
+    def test_handler_of_errors_asks_the_database(
+        self, client: Client, atomic: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """REST framework's may, as without a key: the rollback is not marked before it says so."""
+        monkeypatch.setattr(DRF, "get_exception_handler", lambda self: asks_the_database)
+        Effect.objects.create(reference="before")
+        for key in (None, new_key()):
+            done = effects("invalid")
+            response = post(client, "/drf/", key, "invalid")
+            assert (response.status_code, response["X-Seen"]) == (400, "1")
+        assert effects("invalid") == done
+
+    def test_page_for_errors_asks_the_database(self, client: Client, atomic: bool) -> None:
+        """So may Django's ``handler404``, where what it returns is stored."""
+        Effect.objects.create(reference="before")
+        key = new_key()
+        first = post(client, "/missing/", key)
+        assert (first.status_code, first.content) == (404, b"1")
+        assert_replays(first, post(client, "/missing/", key))
+        assert effects() == 0
+
+    @pytest.mark.parametrize("url", VIEWS)
+    def test_on_commit(self, client: Client, url: str, atomic: bool) -> None:
+        """Hooks run once, after the commit that stores the response, and not for a replay."""
+        seen: list[str] = []
+
+        def claimed(operation: Any, **_: Any) -> None:
+            transaction.on_commit(lambda: seen.append(record(operation.key).status))
+
+        signals.claimed.connect(claimed)
+        try:
+            key = new_key()
+            post(client, url, key)
+            post(client, url, key)
+        finally:
+            signals.claimed.disconnect(claimed)
+        assert seen == ["completed"]
+
+
+class TestAtomicRequests:
+    """Django opens and ends the request's transaction; an operation in it is a savepoint."""
+
+    @pytest.mark.parametrize("url", VIEWS)
+    @pytest.mark.parametrize("key", [None, new_key()])
+    def test_atomic(self, client: Client, url: str, key: str | None, always_atomic: None) -> None:
+        """With ``ATOMIC_REQUESTS`` all of the view is in one transaction, key or not."""
+        post(client, url, key)
+        assert {inside for _, inside in DRF.in_transaction} == {True}
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "/non-atomic/",
+            "/non-atomic-outside/",
+            "/non-atomic-decorated/",
+            "/non-atomic-middleware/",
+        ],
+    )
+    def test_non_atomic_requests(self, client: Client, url: str, always_atomic: None) -> None:
+        """A view that was taken out stays out; only a claimed handler has its transaction."""
+        post(client, url)
+        assert {inside for _, inside in DRF.in_transaction} == {False}
+        DRF.in_transaction = []
+        key = new_key()
+        first = post(client, url, key)
+        assert dict(DRF.in_transaction)["handler"] is True
+        assert dict(DRF.in_transaction).get("initial", False) is False
+        assert_replays(first, post(client, url, key))
+        assert post(client, url, new_key(), "503").status_code == 503
+        assert effects("503") == 0
+
+    def test_unprotected_error_rolls_back(self, client: Client, always_atomic: None) -> None:
+        """Without a key an error rolls back what ``initial()`` wrote too, as Django would."""
+        with pytest.raises(LookupError):
+            post(client, "/drf/", None, "error")
+        assert (effects("initial"), effects("error")) == (0, 0)
+
+    @pytest.mark.parametrize("reference", ["503", "invalid"])
+    def test_failed_attempt(self, client: Client, reference: str, always_atomic: None) -> None:
+        """With a key only the attempt is rolled back, and not what ``initial()`` wrote."""
+        post(client, "/drf/", new_key(), reference)
+        assert (effects("initial"), effects(reference)) == (1, 0)
+
+    def test_error_behind_the_operation(
+        self, client: Client, always_atomic: None, sent: list[str]
+    ) -> None:
+        """What fails behind the operation takes its effects and its response; a retry runs."""
+        key = new_key()
+        with pytest.raises(InterruptedError):
+            post(client, "/fails-behind/", key)
+        assert not IdempotencyKey.objects.exists()
+        assert ended(sent) == []
+        assert effects() == 0
+
+    def test_rollback_behind_the_operation(
+        self, client: Client, always_atomic: None, sent: list[str]
+    ) -> None:
+        """So does what is rolled back there without an error, as in Django."""
+        key = new_key()
+        assert post(client, "/fails-behind/", key, "mark").status_code == 201
+        assert not IdempotencyKey.objects.exists()
+        assert ended(sent) == []
+        assert effects("mark") == 0
+
+    def test_marked_without_a_key(self, client: Client, always_atomic: None) -> None:
+        """Without a key a view that has itself rolled back is Django's affair."""
+        assert post(client, "/plain-marks/", None).status_code == 400
+        assert effects() == 0
+
+    @pytest.mark.skipif(len(connections.settings) < 2, reason="one database only")
+    @pytest.mark.django_db(transaction=True, databases="__all__")
+    def test_other_database(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """``ATOMIC_REQUESTS`` of another database is opened by Django, and commits for itself."""
+        other = next(alias for alias in connections.settings if alias != "default")
+        monkeypatch.setitem(connections.settings[other], "ATOMIC_REQUESTS", True)
+        inside: list[bool] = []
+
+        def write_elsewhere(**_: Any) -> None:
+            inside.append(connections[other].in_atomic_block)
+            Effect.objects.using(other).create(reference="elsewhere")
+
+        signals.claimed.connect(write_elsewhere)
+        try:
+            key = new_key()
+            first = post(client, "/drf/", key)
+            assert_replays(first, post(client, "/drf/", key))
+            with pytest.raises(LookupError):
+                post(client, "/drf/", new_key(), "error")
+        finally:
+            signals.claimed.disconnect(write_elsewhere)
+        assert inside == [True, True]
+        assert Effect.objects.using(other).count() == effects() == 1
+
+    def test_savepoint(self, client: Client, always_atomic: None) -> None:
+        """An operation within the request's transaction is one savepoint."""
+        with CaptureQueriesContext(connection) as queries:
+            post(client, "/drf/", new_key())
+        found = [q["sql"].split()[0] for q in queries if "SAVEPOINT" in q["sql"].upper()]
+        assert found == ["SAVEPOINT", "RELEASE"]
+
+    def test_not_through_as_view(self, always_atomic: None) -> None:
+        """A view that is dispatched by hand has no transactions but its own."""
+        request = RequestFactory().post(
+            "/",
+            {"reference": "a"},
+            content_type="application/json",
+            headers={"Idempotency-Key": new_key()},
+        )
+        view = DRF()
+        view.setup(request)
+        assert view.dispatch(request).status_code == 201
+        assert IdempotencyKey.objects.get().status == "completed"
+
+
+@pytest.mark.django_db(transaction=False)
+def test_end_inside_a_test_case(client: Client, always_atomic: None, sent: list[str]) -> None:
+    """In a test that is one transaction no commit is seen, which makes no failure of a success."""
+    key = new_key()
+    assert post(client, "/drf/", key).status_code == 201
+    assert record(key).status == "completed"
+    assert ended(sent) == []
+    with pytest.raises(InterruptedError):
+        post(client, "/fails-behind/", new_key())
+    post(client, "/fails-behind/", new_key(), "mark")
+    assert ended(sent) == []
+    assert (effects(), effects("mark")) == (1, 0)
+
+
+@pytest.mark.django_db(transaction=False)
+def test_inside_a_test_case(client: Client, django_capture_on_commit_callbacks: Any) -> None:
+    """In a test that is one transaction the app works; what waits for commit can be captured."""
+    key = new_key()
+    first = post(client, "/drf/", key)
+    assert post(client, "/drf/", new_key(), "503").status_code == 503
+    assert effects("503") == 0
+    with django_capture_on_commit_callbacks(execute=True):
+        assert_replays(first, post(client, "/drf/", key))
+    assert record(key).replay_count == 1
+
+
+@pytest.mark.django_db(transaction=False)
+class TestLeasedInsideATestCase:
+    """A leased view in a test that is one transaction, which stands for none."""
+
+    def test_replay(self, client: Client) -> None:
+        """It responds and replays."""
+        key = new_key()
+        first = post(client, "/leased/", key)
+        assert first.status_code == 201
+        assert_replays(first, post(client, "/leased/", key))
+        assert effects() == 1
+
+    def test_handled_error(self, client: Client) -> None:
+        """An error that DRF handles is a failed attempt, and rolls back nothing of the test."""
+        key = new_key()
+        for attempt in (1, 2):
+            assert post(client, "/leased/", key, "invalid").status_code == 400
+            assert (record(key).status, record(key).attempt) == ("failed", attempt)
+
+    def test_mismatch(self, client: Client) -> None:
+        """A refusal rolls back nothing of the test either."""
+        key = new_key()
+        assert post(client, "/leased/", key).status_code == 201
+        assert post(client, "/leased/", key, "b").status_code == 422
+        assert (effects(), effects("b"), record(key).status) == (1, 0, "completed")
+
+    def test_atomic_requests(self, client: Client, always_atomic: None) -> None:
+        """The request's transaction is refused there too, so that a test finds it."""
+        with pytest.raises(ImproperlyConfigured, match="non_atomic_requests"):
+            post(client, "/leased/", new_key())
+        assert effects() == 0

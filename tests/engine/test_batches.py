@@ -1,0 +1,140 @@
+"""What a batch costs on PostgreSQL: as many statements for a hundred operations as for one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, transaction
+from django.test.utils import CaptureQueriesContext
+
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.records import Claim, Operation, Record
+from idempotency_django.testing import MOMENT, RESPONSE, SECOND, an_operation, in_threads
+from tests.support.plans import nodes
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.skipif("postgres" not in settings.ALIASES, reason="the budgets are PostgreSQL's"),
+    pytest.mark.driver,
+]
+
+
+@pytest.fixture
+def store() -> DatabaseStore:
+    return DatabaseStore("default", using=settings.ALIASES["postgres"])
+
+
+def several(count: int = 100, **changes: Any) -> list[Operation]:
+    return [an_operation(**changes) for _ in range(count)]
+
+
+def claims(found: Any) -> list[Claim]:
+    return [one for one in found if isinstance(one, Claim)]
+
+
+def words(queries: CaptureQueriesContext) -> list[str]:
+    """The first word of each statement within the transaction."""
+    first = [query["sql"].removeprefix("BEGIN; ").split()[0] for query in queries]
+    return [word for word in first if word not in ("BEGIN", "COMMIT")]
+
+
+def run(store: DatabaseStore, operations: list[Operation]) -> list[str]:
+    """Execute what of the batch is new, and return the statements of it."""
+    with CaptureQueriesContext(connections[store.using]) as queries, store.transaction():
+        mine = claims(store.acquire_many(operations))
+        store.complete_many([(claim, RESPONSE) for claim in mine])
+    return words(queries)
+
+
+@pytest.mark.parametrize("combines", [True, False])
+def test_statements(store: DatabaseStore, combines: bool) -> None:
+    """All new: one INSERT, one UPDATE. Some there already: one SELECT more."""
+    store.combine_statements = combines
+    operations = several()
+    assert run(store, operations) == ["INSERT", "UPDATE"]
+    assert run(store, operations) == ["INSERT", "SELECT"]
+    assert run(store, [*several(50), *operations[:50]]) == ["INSERT", "SELECT", "UPDATE"]
+
+
+def test_busy_keys(store: DatabaseStore) -> None:
+    """While one batch is being executed, another one gets what is left of it, at once."""
+    operations = several(20)
+    with store.transaction():
+        assert len(claims(store.acquire_many(operations[:15]))) == 15
+
+        def other() -> list[bool]:
+            with store.transaction():
+                return [isinstance(one, Claim) for one in store.acquire_many(operations)]
+
+        [got] = in_threads([other])
+        assert got == [False] * 15 + [True] * 5
+
+
+def test_place_of_a_batch(store: DatabaseStore) -> None:
+    """Leases are claimed outside transactions and what has none within, as for one operation."""
+    with pytest.raises(transaction.TransactionManagementError, match="no transaction is open"):
+        store.acquire_many(several(2))
+    with store.transaction(), pytest.raises(ImproperlyConfigured, match="must commit on its own"):
+        store.acquire_many(several(2, lease=SECOND))
+    assert len(claims(store.acquire_many(several(2, lease=SECOND)))) == 2
+
+
+def test_slow_batch_lives_on(store: DatabaseStore) -> None:
+    """The time to live of a response that took long counts from its completion."""
+    quick, slow = several(2, lease=SECOND * 99, ttl=timedelta(hours=1))
+    found = claims(store.acquire_many([quick, slow]))
+    ends = dict(IdempotencyKey.objects.using(store.using).values_list("key", "expires_at"))
+    found[1] = replace(found[1], asked_at=found[1].asked_at - 3000)
+    assert all(store.complete_many([(claim, RESPONSE) for claim in found]))
+    later = dict(IdempotencyKey.objects.using(store.using).values_list("key", "expires_at"))
+    assert later[quick.key] == ends[quick.key]
+    assert later[slow.key] > ends[slow.key]
+
+
+def test_text_of_all_kinds(store: DatabaseStore) -> None:
+    """What no column takes is replaced, as for one operation."""
+    odd = 'a\0b\ud800c\u20ac\N{GRINNING FACE}"\\'
+    operation = an_operation(name=odd, principal=odd, path=odd * 2000, method=odd, ttl=None)
+    with store.transaction():
+        [claim] = claims(store.acquire_many([operation]))
+        assert store.complete(claim, RESPONSE)
+    row = IdempotencyKey.objects.using(store.using).get()
+    assert row.operation == row.principal == 'a\ufffdb?c\u20ac\N{GRINNING FACE}"\\'
+    assert (row.expires_at, row.purge_at, row.hold) == (None, None, False)
+    assert len(row.path) == 2048
+    single = replace(operation, key="another")
+    with store.transaction():
+        assert isinstance(store.acquire(single), Claim)
+        same = "operation principal path method hold attempt status scope fingerprint".split()
+        rows = IdempotencyKey.objects.using(store.using).values_list(*same)
+        assert rows.get(key="another")[:6] == rows.get(key=operation.key)[:6]
+
+
+@pytest.mark.parametrize("analyzed", [True, False])
+def test_plans(store: DatabaseStore, analyzed: bool) -> None:
+    """Rows are found by their indexes, also if the statistics say that the table is empty."""
+    table, connection = IdempotencyKey._meta.db_table, connections[store.using]
+    with connection.cursor() as cursor:
+        cursor.execute(f"VACUUM ANALYZE {table}")
+    for _ in range(10):
+        run(store, several(500, ttl=MOMENT * 10**7))
+    if analyzed:
+        with connection.cursor() as cursor:
+            cursor.execute(f"VACUUM ANALYZE {table}")
+    operations = several(20)
+    run(store, operations)
+    with CaptureQueriesContext(connection) as queries, store.transaction():
+        found = store.acquire_many([*operations, *several(20)])
+        store.complete_many([(claim, RESPONSE) for claim in claims(found)])
+    looked = [q["sql"] for q in queries if q["sql"].split()[0] in ("SELECT", "UPDATE")]
+    assert len(looked) == 2
+    for statement in looked:
+        kinds = {node["Node Type"] for node in nodes(store.using, statement)}
+        assert "Seq Scan" not in kinds
+    assert sum(isinstance(one, Record) for one in found) == 20

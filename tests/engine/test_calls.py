@@ -1,0 +1,230 @@
+"""``idempotent_call``: the same guarantees for plain Python."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import connections
+from django.test import override_settings
+
+from idempotency_django.engine.context import ExecutionContext
+from idempotency_django.engine.functions import (
+    CallOutcome,
+    aidempotent_call,
+    aidempotent_outcome,
+    idempotent_call,
+    idempotent_outcome,
+)
+from idempotency_django.errors import (
+    FingerprintMismatch,
+    KeyMalformed,
+    OperationHeld,
+    OperationInProgress,
+    ResponseNotStored,
+)
+from idempotency_django.models import DatabaseNow, IdempotencyKey
+from idempotency_django.policy import Policy
+from tests.models import Effect
+from tests.support.shared import effects
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+MODES = [Policy(), Policy(mode="leased"), Policy(store="memory")]
+STORES = {
+    "default": {"BACKEND": "idempotency_django.stores.database.DatabaseStore"},
+    "memory": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"},
+}
+
+
+@pytest.fixture(autouse=True)
+def _stores() -> Any:
+    with override_settings(IDEMPOTENCY={"STORES": STORES}):
+        yield
+
+
+@pytest.fixture(params=MODES, ids=["transactional", "leased", "memory"])
+def policy(request: pytest.FixtureRequest) -> Policy:
+    return request.param
+
+
+def pay(execution: ExecutionContext) -> Any:
+    """Do it, and say what came of it."""
+    Effect.objects.create(reference="a")
+    return {"paid": True, "attempt": execution.attempt, "pair": (1, 2)}
+
+
+def call(policy: Policy, fn: Any = pay, key: str = "order-17", **arguments: Any) -> Any:
+    return idempotent_call(fn, key=key, scope="payments", policy=policy, **arguments)
+
+
+def test_once(policy: Policy) -> None:
+    """The function is called once; every call returns what it returned, in the same form."""
+    first = call(policy)
+    assert first == call(policy) == {"paid": True, "attempt": 1, "pair": [1, 2]}
+    assert effects() == 1
+    assert call(policy, key="order-18") == first
+    assert effects() == 2
+
+
+def test_outcome(policy: Policy) -> None:
+    """An outcome says who executed the function: this call, or an earlier one."""
+    asked: Any = {"key": "order-17", "scope": "payments", "policy": policy}
+    first, second = idempotent_outcome(pay, **asked), idempotent_outcome(pay, **asked)
+    result = {"paid": True, "attempt": 1, "pair": [1, 2]}
+    assert first == CallOutcome(result, replayed=False)
+    assert second == CallOutcome(result, replayed=True)
+    assert call(policy) == result
+    assert effects() == 1
+    assert idempotent_outcome(pay, **asked | {"key": "order-18"}).replayed is False
+
+
+def test_async_outcome() -> None:
+    """So does the outcome of a coroutine function."""
+
+    async def apay(execution: ExecutionContext) -> Any:
+        await sync_to_async(Effect.objects.create)(reference="a")
+        return execution.attempt
+
+    async def twice() -> list[CallOutcome]:
+        asked: Any = {"key": "order-17", "scope": "payments", "policy": MODES[1]}
+        return [await aidempotent_outcome(apay, **asked) for _ in range(2)]
+
+    assert asyncio.run(twice()) == [CallOutcome(1, replayed=False), CallOutcome(1, replayed=True)]
+    assert effects() == 1
+
+
+def test_fingerprint(policy: Policy) -> None:
+    """The same key for something else is refused; the order of members does not matter."""
+    call(policy, fingerprint={"amount": 1, "to": "bob"})
+    call(policy, fingerprint={"to": "bob", "amount": 1})
+    with pytest.raises(FingerprintMismatch, match=r"'order-17' of pay was already used with"):
+        call(policy, fingerprint={"amount": 2, "to": "bob"})
+    assert effects() == 1
+
+
+def test_failure(policy: Policy) -> None:
+    """What the function raises is raised, and the next call executes it again."""
+
+    def explode(execution: ExecutionContext) -> Any:
+        raise LookupError("boom")
+
+    with pytest.raises(LookupError, match="boom"):
+        call(policy, explode)
+    assert call(policy)["attempt"] == 2
+
+
+def test_result_of_djangos_types(policy: Policy) -> None:
+    """The first call and a replay return what Django's encoder writes, read back as JSON."""
+    made = {
+        "at": datetime(2030, 1, 2, tzinfo=UTC),
+        "paid": Decimal("5.00"),
+        "lines": (1, UUID(int=7)),
+    }
+    as_json = {"at": "2030-01-02T00:00:00Z", "paid": "5.00", "lines": [1, str(UUID(int=7))]}
+    step = policy.mode == "leased"
+
+    def pay(execution: ExecutionContext) -> Any:
+        return execution.step("pay", lambda: made) if step else made
+
+    assert call(policy, pay) == call(policy, pay) == as_json
+
+
+def test_result_that_is_not_json(policy: Policy) -> None:
+    """A result that cannot be stored is refused with a clear error, and rolls back."""
+
+    def wrong(execution: ExecutionContext) -> Any:
+        Effect.objects.create(reference="a")
+        return object()
+
+    with pytest.raises(TypeError, match="is not JSON, so it cannot be stored"):
+        call(policy, wrong)
+    if policy is MODES[0]:
+        assert effects() == 0
+    assert call(policy)["attempt"] == 2
+
+
+def test_large_result() -> None:
+    """A result that is too large to keep is returned once; then the caller is told so."""
+    policy = Policy(max_response_bytes=10)
+    assert call(policy)["paid"]
+    with pytest.raises(ResponseNotStored):
+        call(policy)
+    assert effects() == 1
+
+
+def test_malformed_key(policy: Policy) -> None:
+    """A key that is none is refused before anything is looked up."""
+    with pytest.raises(KeyMalformed):
+        call(policy, key="with space")
+
+
+def test_steps() -> None:
+    """Steps work as in views: the next attempt resumes behind them."""
+    done: list[str] = []
+
+    def transfer(execution: ExecutionContext) -> Any:
+        debit = execution.step("debit", lambda: done.append("debit") or 17)
+        if execution.attempt == 1:
+            raise LookupError
+        return execution.step("credit", lambda: debit + 1)
+
+    with pytest.raises(LookupError):
+        call(MODES[1], transfer)
+    assert call(MODES[1], transfer) == 18
+    assert done == ["debit"]
+
+
+def test_in_progress_and_held() -> None:
+    """While it runs, and while it is held after an interruption, others are told."""
+    policy = Policy(mode="leased", on_interrupted="hold")
+    told: list[str] = []
+
+    def meddle(execution: ExecutionContext) -> Any:
+        with pytest.raises(OperationInProgress, match=r"'order-17' of .*meddle is") as refused:
+            call(policy, meddle)
+        assert refused.value.remaining is not None
+        assert 0 < refused.value.remaining <= 30
+        past = DatabaseNow() - timedelta(seconds=1)
+        IdempotencyKey.objects.update(lease_expires_at=past)
+        with pytest.raises(OperationHeld, match=r"failed or was interrupted.*in the admin"):
+            call(policy, meddle)
+        told.append("both")
+        return None
+
+    assert call(policy, meddle) is None
+    assert told == ["both"]
+
+
+@pytest.mark.parametrize(("body", "result"), [(b"", None), (b"done", "done"), (b"[1]", [1])])
+def test_completed_by_hand(body: bytes, result: Any) -> None:
+    """A result that an operator wrote by hand is returned, even if it is not JSON."""
+    call(MODES[0])
+    IdempotencyKey.objects.update(response_body=body)
+    assert call(MODES[0]) == result
+    assert effects() == 1
+
+
+def test_async() -> None:
+    """A coroutine function is awaited, once."""
+
+    async def apay(execution: ExecutionContext) -> Any:
+        await Effect.objects.acreate(reference="a")
+        return [execution.attempt]
+
+    async def twice() -> list[Any]:
+        try:
+            return [
+                await aidempotent_call(apay, key="order-17", scope="payments") for _ in range(2)
+            ]
+        finally:
+            await sync_to_async(connections.close_all)()
+
+    assert asyncio.run(twice()) == [[1], [1]]
+    assert effects() == 1
+    assert IdempotencyKey.objects.get().operation == "test_async.<locals>.apay"

@@ -1,0 +1,712 @@
+"""The engine: outcomes, rollback, signals, waiting; on the memory store and on real databases."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import ADDITION, LogEntry
+from django.db import (
+    DatabaseError,
+    IntegrityError,
+    OperationalError,
+    connection,
+    transaction,
+)
+
+from idempotency_django import engine, signals
+from idempotency_django.engine import (
+    Executed,
+    InProgress,
+    Mismatched,
+    Outcome,
+    Replayed,
+    Result,
+)
+from idempotency_django.engine.outcomes import BACKOFF
+from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.stores import Store
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
+from idempotency_django.testing import PATIENCE, an_operation, in_threads
+from tests.conftest import SIGNALS
+from tests.models import Effect
+from tests.support.shared import effects
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+STORED = Payload(201, (), b"done")
+WAIT = timedelta(seconds=10)
+
+
+@pytest.fixture(params=[MemoryStore, DatabaseStore])
+def store(request: pytest.FixtureRequest) -> Store:
+    """A store without and one with transactions."""
+    return request.param("default")
+
+
+def skip_where_duplicates_queue(store: Store) -> None:
+    """SQLite's one write lock makes a duplicate wait inside the database."""
+    if connection.vendor == "sqlite" and store.supports_transactions:
+        pytest.skip("SQLite makes a duplicate wait by itself")
+
+
+def effect(claim: Claim) -> Result:
+    """Do it and return a response."""
+    Effect.objects.create(reference="a")
+    return Result("response", STORED)
+
+
+def dangling(claim: Claim) -> Result:
+    """Do what PostgreSQL and SQLite refuse at COMMIT only."""
+    LogEntry.objects.create(user_id=10**6, action_flag=ADDITION)
+    return effect(claim)
+
+
+def reraise(error: Exception) -> Result:
+    raise error
+
+
+def run(
+    store: Store,
+    operation: Operation,
+    execute: Callable[[Claim], Result] = effect,
+    recover: Callable[[Exception], Result] = reraise,
+    *,
+    wait: timedelta | None = None,
+) -> Outcome:
+    lease = None if store.supports_transactions else timedelta(seconds=30)
+    operation = replace(operation, lease=lease, wait=wait)
+    return engine.run(store, operation, execute, recover)
+
+
+def once(
+    within: bool, store: Store, operation: Operation, execute: Callable[[Claim], Result] = effect
+) -> Outcome:
+    """Run it in a transaction of its own, or within one that the caller has opened."""
+    if not within:
+        return run(store, operation, execute)
+    with transaction.atomic():
+        return run(store, operation, execute)
+
+
+@contextmanager
+def held(store: Store, operation: Operation) -> Iterator[Callable[[], Outcome]]:
+    """The operation is being executed by somebody else until the block ends; gives the outcome."""
+    started, finish = threading.Event(), threading.Event()
+    outcomes: list[Outcome] = []
+
+    def execute(claim: Claim) -> Result:
+        started.set()
+        assert finish.wait(PATIENCE)
+        return effect(claim)
+
+    def work() -> None:
+        outcomes.extend(in_threads([lambda: run(store, operation, execute)]))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert started.wait(PATIENCE)
+
+    def ended() -> Outcome:
+        finish.set()
+        thread.join(PATIENCE)
+        return outcomes[0]
+
+    try:
+        yield ended
+    finally:
+        ended()
+
+
+class TestDecide:
+    """What follows from what a store said."""
+
+    def decided(self, **fields: Any) -> object:
+        operation = an_operation()
+        found = Record(**({"key": operation.key, "scope": operation.scope} | fields))
+        return engine.decide(found, operation)
+
+    def test_claim(self) -> None:
+        """A claim is executed."""
+        claim = Claim(an_operation(), 1, "t")
+        assert engine.decide(claim, claim.operation) is claim
+
+    @pytest.mark.parametrize("fingerprint", ["", "f" * 64])
+    def test_in_progress(self, fingerprint: str) -> None:
+        """An operation in progress conflicts, whether its request can be seen yet or not."""
+        decided = self.decided(status=Status.IN_PROGRESS, fingerprint=fingerprint)
+        assert isinstance(decided, InProgress)
+
+    @pytest.mark.parametrize("status", [Status.IN_PROGRESS, Status.COMPLETED])
+    def test_mismatch(self, status: Status) -> None:
+        """Another request under the same key is a mismatch, in progress or completed."""
+        assert isinstance(self.decided(status=status, fingerprint="0" * 64), Mismatched)
+
+    def test_replay(self) -> None:
+        """The same request is a replay once it is completed."""
+        decided = self.decided(status=Status.COMPLETED, fingerprint="f" * 64, payload=STORED)
+        assert isinstance(decided, Replayed)
+        assert decided.record.payload == STORED
+
+
+class TestRun:
+    """One operation from claim to response."""
+
+    def test_executes_once(self, store: Store, sent: list[str]) -> None:
+        """The first call executes, the second is a replay of its response."""
+        operation = an_operation()
+        assert run(store, operation) == Executed("response")
+        replay = run(store, operation)
+        assert isinstance(replay, Replayed)
+        assert replay.record.payload == STORED
+        assert effects() == 1
+        assert sent == ["claimed", "completed", "replayed"]
+
+    def test_mismatch(self, store: Store, sent: list[str]) -> None:
+        """Another request under the same key is not executed."""
+        operation = an_operation()
+        run(store, operation)
+        other = an_operation(key=operation.key, fingerprint="0" * 64)
+        assert isinstance(run(store, other), Mismatched)
+        assert effects() == 1
+        assert sent == ["claimed", "completed", "mismatched"]
+
+    def test_attempt_is_told(self, store: Store) -> None:
+        """The handler learns its key, its scope and which attempt it is."""
+        operation = an_operation()
+        claims: list[Claim] = []
+
+        def fail(claim: Claim) -> Result:
+            claims.append(claim)
+            return Result("no", None, error="no")
+
+        run(store, operation, fail)
+        run(store, operation, fail)
+        assert [claim.attempt for claim in claims] == [1, 2]
+        assert (claims[0].key, claims[0].scope) == (operation.key, operation.scope)
+
+    def test_returned_failure(self, store: Store, sent: list[str]) -> None:
+        """A response without payload is given, but nothing of it stays; a retry executes."""
+
+        def refuse(claim: Claim) -> Result:
+            effect(claim)
+            return Result("busy", None, error="The response had the status 503.", failed=True)
+
+        operation = an_operation()
+        assert run(store, operation, refuse) == Executed("busy")
+        found = store.get(operation.key, operation.scope)
+        assert found is not None
+        assert found.status is Status.FAILED
+        assert run(store, operation) == Executed("response")
+        assert effects() == (1 if store.supports_transactions else 2)
+        assert sent == ["claimed", "failed", "claimed", "completed"]
+
+    def test_released(self, store: Store, sent: list[str]) -> None:
+        """A response that is not kept and is no failure releases the key."""
+        operation = an_operation()
+        run(
+            store,
+            operation,
+            lambda claim: Result("later", None, error="The response had the status 429."),
+        )
+        assert sent == ["claimed", "released"]
+
+    def test_raised_error(self, store: Store, sent: list[str]) -> None:
+        """What the handler raises rolls back and goes on to the caller, as itself."""
+
+        def explode(claim: Claim) -> Result:
+            effect(claim)
+            raise LookupError("boom")
+
+        operation = an_operation()
+        with pytest.raises(LookupError, match="boom") as raised:
+            run(store, operation, explode)
+        assert raised.value.__cause__ is None
+        assert raised.value.__context__ is None
+        found = store.get(operation.key, operation.scope)
+        assert found is not None
+        assert found.status is Status.FAILED
+        assert run(store, operation) == Executed("response")
+        assert effects() == (1 if store.supports_transactions else 2)
+        assert sent == ["claimed", "failed", "claimed", "completed"]
+
+    def test_recovered_error(self, store: Store, sent: list[str]) -> None:
+        """The response that an adapter makes of an error is given, and kept if it has a payload."""
+
+        def explode(claim: Claim) -> Result:
+            effect(claim)
+            raise LookupError("boom")
+
+        kept = Payload(404, (), b"none")
+        operation = an_operation()
+        outcome = run(store, operation, explode, lambda error: Result("none", lambda: kept))
+        assert outcome == Executed("none")
+        replay = run(store, operation)
+        assert isinstance(replay, Replayed)
+        assert replay.record.payload == kept
+        assert effects() == (0 if store.supports_transactions else 1)
+        assert sent == ["claimed", "completed", "replayed"]
+
+    def test_exit_frees_the_key(self, store: Store) -> None:
+        """A request to exit, which is no error, goes through and leaves the key free."""
+
+        def leave(claim: Claim) -> Result:
+            effect(claim)
+            raise SystemExit
+
+        operation = an_operation()
+        with pytest.raises(SystemExit):
+            run(store, operation, leave)
+        assert run(store, operation) == Executed("response")
+        assert effects() == (1 if store.supports_transactions else 2)
+
+    def test_receiver_error_spoils_nothing(self, store: Store) -> None:
+        """A signal's receiver that raises changes nothing for the client."""
+
+        def broken(**_: Any) -> None:
+            raise LookupError("receiver")
+
+        for name in SIGNALS:
+            getattr(signals, name).connect(broken)
+        try:
+            operation = an_operation()
+            assert run(store, operation) == Executed("response")
+            assert isinstance(run(store, operation), Replayed)
+        finally:
+            for name in SIGNALS:
+                getattr(signals, name).disconnect(broken)
+
+
+class TestConflict:
+    """A duplicate while the first is being executed."""
+
+    def test_reject(self, store: Store, sent: list[str]) -> None:
+        """It is told at once, and frees nothing: a third one is told as well."""
+        skip_where_duplicates_queue(store)
+        operation = an_operation()
+        with held(store, operation) as ended:
+            assert isinstance(run(store, operation), InProgress)
+            assert isinstance(run(store, operation), InProgress)
+            assert ended() == Executed("response")
+        assert effects() == 1
+        assert sent == ["claimed", "conflicted", "conflicted", "completed"]
+
+    def test_wait(self, store: Store, sent: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        """If it may wait, it waits for the first to finish and replays its response."""
+        skip_where_duplicates_queue(store)
+        operation = an_operation()
+        with held(store, operation) as ended:
+            monkeypatch.setattr(time, "sleep", lambda seconds: ended())
+            outcome = run(store, operation, wait=WAIT)
+        assert isinstance(outcome, Replayed)
+        assert effects() == 1
+        assert sent == ["claimed", "completed", "replayed"]
+
+    def test_wait_for_a_failure(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        """When the first fails, who waited executes."""
+        skip_where_duplicates_queue(store)
+        operation = an_operation()
+        first = an_operation(key=operation.key)
+        started, finish = threading.Event(), threading.Event()
+
+        def fail(claim: Claim) -> Result:
+            started.set()
+            assert finish.wait(PATIENCE)
+            return Result("no", None, error="no", failed=True)
+
+        thread = threading.Thread(target=lambda: in_threads([lambda: run(store, first, fail)]))
+        thread.start()
+        assert started.wait(PATIENCE)
+
+        def pause(seconds: float) -> None:
+            finish.set()
+            thread.join(PATIENCE)
+
+        monkeypatch.setattr(time, "sleep", pause)
+        assert run(store, operation, wait=WAIT) == Executed("response")
+        thread.join(PATIENCE)
+        assert effects() == 1
+
+    def test_wait_is_bounded(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        """After that time it is told "in progress" after all; the pauses fit into it."""
+        skip_where_duplicates_queue(store)
+        clock = [100.0]
+        pauses: list[float] = []
+
+        def sleep(seconds: float) -> None:
+            pauses.append(seconds)
+            clock[0] += seconds
+
+        operation = an_operation()
+        with held(store, operation):
+            monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+            monkeypatch.setattr(time, "sleep", sleep)
+            outcome = run(store, operation, wait=timedelta(seconds=3))
+            assert isinstance(outcome, InProgress)
+        assert sum(pauses) == pytest.approx(3)
+        assert max(pauses) <= BACKOFF.longest.total_seconds()
+        assert len(pauses) > 10
+
+
+class TestTransaction:
+    """The effect and its response commit together."""
+
+    def test_lost_claim_rolls_back(self) -> None:
+        """When the claim's record vanishes during execution, the effect is rolled back."""
+
+        def sabotage(claim: Claim) -> Result:
+            IdempotencyKey.objects.all().delete()
+            return effect(claim)
+
+        with pytest.raises(ClaimLost, match="deleted or changed by hand"):
+            run(DatabaseStore("default"), an_operation(), sabotage)
+        assert effects() == 0
+
+    def test_swallowed_database_error(self) -> None:
+        """A database error that the handler swallowed does not end in a commit of half the work."""
+
+        def swallow(claim: Claim) -> Result:
+            effect(claim)
+            with pytest.raises(DatabaseError), connection.cursor() as cursor:
+                cursor.execute("SELECT * FROM nowhere")
+            return Result("response", STORED)
+
+        store, operation = DatabaseStore("default"), an_operation()
+        if connection.vendor == "postgresql":
+            with pytest.raises(DatabaseError):
+                run(store, operation, swallow)
+            assert effects() == 0
+        else:
+            assert run(store, operation, swallow) == Executed("response")
+            assert effects() == 1
+
+    def test_on_commit_hooks_run_after_the_answer_is_stored(self) -> None:
+        """The handler's ``on_commit`` hooks run once, when its response can be replayed already."""
+        store, operation = DatabaseStore("default"), an_operation()
+        seen: list[Status] = []
+
+        def look() -> None:
+            found = store.get(operation.key, operation.scope)
+            assert found is not None
+            seen.append(found.status)
+
+        def execute(claim: Claim) -> Result:
+            transaction.on_commit(look)
+            return effect(claim)
+
+        run(store, operation, execute)
+        run(store, operation, execute)
+        assert seen == [Status.COMPLETED]
+
+    def test_signal_survives_a_hook_that_raises(self, sent: list[str]) -> None:
+        """``completed`` is sent even where a hook of the handler's raises and ends the others."""
+
+        def broken() -> None:
+            raise LookupError("hook")
+
+        def execute(claim: Claim) -> Result:
+            transaction.on_commit(broken)
+            return effect(claim)
+
+        operation = an_operation()
+        with pytest.raises(LookupError, match="hook"):
+            run(DatabaseStore("default"), operation, execute)
+        assert isinstance(run(DatabaseStore("default"), operation), Replayed)
+        assert sent == ["claimed", "completed", "replayed"]
+
+    @pytest.mark.parametrize("within", [False, True])
+    @pytest.mark.parametrize("error", [OperationInProgress, OperationalError, IntegrityError])
+    def test_hook_that_raises_ours(
+        self, error: type[Exception], within: bool, sent: list[str]
+    ) -> None:
+        """What a hook raises is nothing that became of the operation: that is committed."""
+
+        def broken() -> None:
+            raise error
+
+        def execute(claim: Claim) -> Result:
+            transaction.on_commit(broken)
+            return effect(claim)
+
+        store, operation = DatabaseStore("default"), an_operation()
+        with pytest.raises(error):
+            once(within, store, operation, execute)
+        assert sent == ["claimed", "completed"]
+        assert isinstance(run(store, operation, execute), Replayed)
+        assert effects() == 1
+
+    @pytest.mark.parametrize("within", [False, True])
+    def test_constraint_that_is_checked_at_commit(self, sent: list[str], within: bool) -> None:
+        """What is refused at COMMIT has failed, as if the handler had raised it."""
+        store, operation = DatabaseStore("default"), an_operation()
+        with pytest.raises(IntegrityError):
+            once(within, store, operation, dangling)
+        assert effects() == 0
+        if not within:  # the caller's commit is the caller's affair
+            row = IdempotencyKey.objects.get()
+            assert (row.status, row.attempt) == (Status.FAILED, 1)
+            assert row.error.startswith("IntegrityError: ")
+        assert once(within, store, operation) == Executed("response")
+        ends = [] if within and connection.vendor != "mysql" else ["failed"]
+        assert sent == ["claimed", *ends, "claimed", "completed"]
+        assert effects() == 1
+
+    @pytest.mark.skipif(connection.vendor != "postgresql", reason="PostgreSQL says so at COMMIT")
+    @pytest.mark.parametrize("wait", [None, WAIT])
+    def test_serialization_failure_at_commit(
+        self, sent: list[str], monkeypatch: pytest.MonkeyPatch, wait: timedelta | None
+    ) -> None:
+        """The database has rolled back then, so the attempt has failed, and the key is free."""
+        store, operation = DatabaseStore("default"), an_operation()
+
+        def serializable() -> None:
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL SERIALIZABLE"
+                )
+
+        def read_and_write(reference: str) -> None:
+            Effect.objects.count()
+            Effect.objects.create(reference=reference)
+
+        def rival() -> None:
+            serializable()
+            with transaction.atomic():
+                read_and_write("rival")
+
+        def execute(claim: Claim) -> Result:
+            read_and_write("a")
+            return Result("response", STORED)
+
+        def complete(*arguments: Any) -> bool:
+            done = completed(store, *arguments)
+            in_threads([rival])  # between the last statement and COMMIT
+            return done
+
+        completed = DatabaseStore.complete
+        serializable()
+        try:
+            with monkeypatch.context() as patch, pytest.raises(OperationInProgress) as caught:
+                patch.setattr(store, "complete", complete)
+                run(store, operation, execute, wait=wait)
+        finally:
+            connection.close()
+        assert "has rolled back" in str(caught.value)
+        row = IdempotencyKey.objects.get()
+        assert (row.status, row.attempt) == (Status.FAILED, 1)
+        assert (effects(), effects("rival")) == (0, 1)
+        assert run(store, operation) == Executed("response")
+        assert sent == ["claimed", "failed", "claimed", "completed"]
+
+    def test_recovery_from_what_is_refused_at_commit(self) -> None:
+        """The adapter makes a response of it, as of what the handler raises."""
+        store, operation = DatabaseStore("default"), an_operation()
+        seen: list[Exception] = []
+
+        def recover(error: Exception) -> Result:
+            seen.append(error)
+            return Result("sorry", None, error="no")
+
+        assert run(store, operation, dangling, recover) == Executed("sorry")
+        assert [type(error) for error in seen] == [IntegrityError]
+        assert effects() == 0
+
+    def test_request_that_fails_behind_the_operation(self, sent: list[str]) -> None:
+        """Where the caller's transaction rolls back, nothing is left: a retry is executed."""
+        store, operation = DatabaseStore("default"), an_operation()
+        with pytest.raises(InterruptedError), transaction.atomic():
+            run(store, operation)
+            raise InterruptedError
+        assert sent == ["claimed"]
+        assert effects() == 0
+        assert isinstance(run(store, operation), Executed)
+        assert effects() == 1
+
+    def test_request_whose_end_is_unknown(self, sent: list[str]) -> None:
+        """Where nobody can say whether it was committed, nothing is said of the operation."""
+        store, operation = DatabaseStore("default"), an_operation()
+        with pytest.raises(OperationalError), transaction.atomic():
+            run(store, operation)
+            raise OperationalError
+        assert sent == ["claimed"]
+        assert isinstance(run(store, operation), Executed)
+        assert effects() == 1
+
+    def test_on_commit_hooks_of_a_failure_do_not_run(self) -> None:
+        """The hooks of an attempt that is rolled back never run."""
+        seen: list[str] = []
+
+        def execute(claim: Claim) -> Result:
+            transaction.on_commit(lambda: seen.append("ran"))
+            return Result("no", None, error="no")
+
+        run(DatabaseStore("default"), an_operation(), execute)
+        assert seen == []
+
+    def test_marked_for_rollback_within_a_transaction_of_the_caller(self) -> None:
+        """A refusal that is marked for rollback takes nothing of the caller's with it."""
+
+        def refuse(claim: Claim) -> Result:
+            effect(claim)
+            transaction.set_rollback(True)
+            return Result("refused", Payload(400, (), b"no"))
+
+        with transaction.atomic():
+            Effect.objects.create(reference="before")
+            assert run(DatabaseStore("default"), an_operation(), refuse) == Executed("refused")
+        assert (effects("before"), effects()) == (1, 0)
+
+    def test_within_a_transaction_of_the_caller(self) -> None:
+        """Inside somebody's transaction the response lives and dies with that transaction."""
+        store, operation = DatabaseStore("default"), an_operation()
+        with pytest.raises(InterruptedError), transaction.atomic():
+            assert run(store, operation) == Executed("response")
+            raise InterruptedError
+        assert effects() == 0
+        assert store.get(operation.key, operation.scope) is None
+        with transaction.atomic():
+            run(store, operation)
+        assert isinstance(run(store, operation), Replayed)
+        assert effects() == 1
+
+    def test_failure_within_a_transaction_of_the_caller(self) -> None:
+        """A failed attempt rolls back its own part only, and the caller's transaction goes on."""
+        store, operation = DatabaseStore("default"), an_operation()
+
+        def refuse(claim: Claim) -> Result:
+            effect(claim)
+            return Result("no", None, error="no")
+
+        with transaction.atomic():
+            Effect.objects.create(reference="before")
+            run(store, operation, refuse)
+        assert (effects("before"), effects()) == (1, 0)
+        row = IdempotencyKey.objects.get(key=operation.key)
+        assert (row.status, row.error) == (Status.FAILED, "no")
+
+    def test_failure_that_vanishes(self, sent: list[str]) -> None:
+        """What is known of a failed attempt commits with the caller's transaction, or vanishes."""
+        store, operation = DatabaseStore("default"), an_operation()
+
+        def explode(claim: Claim) -> Result:
+            effect(claim)
+            raise LookupError
+
+        with pytest.raises(LookupError), transaction.atomic():
+            run(store, operation, explode)
+        assert sent == ["claimed", "failed"]
+        assert store.get(operation.key, operation.scope) is None
+        assert isinstance(run(store, operation), Executed)
+        assert effects() == 1
+
+    def test_recovered(self) -> None:
+        """The response to an error is made while the caller's transaction takes queries. If that
+        marks it for rollback, only the attempt is rolled back, which it was already.
+        """
+
+        def explode(claim: Claim) -> Result:
+            effect(claim)
+            transaction.set_rollback(True)
+            raise LookupError
+
+        def recover(error: Exception) -> Result:
+            assert not transaction.get_rollback()
+            transaction.set_rollback(True)
+            return Result("none", None, error="no")
+
+        with transaction.atomic():
+            Effect.objects.create(reference="before")
+            outcome = run(DatabaseStore("default"), an_operation(), explode, recover)
+            assert outcome == Executed("none")
+            assert not transaction.get_rollback()
+        assert (effects("before"), effects()) == (1, 0)
+        assert IdempotencyKey.objects.get().status == Status.FAILED
+
+    def test_busy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A busy store is in progress, within the caller's transaction too."""
+        store = DatabaseStore("default")
+
+        def busy(operation: Operation) -> Claim:
+            raise OperationInProgress
+
+        monkeypatch.setattr(store, "acquire", busy)
+        for within in (False, True):
+            assert isinstance(once(within, store, an_operation()), InProgress)
+
+
+class TestAudit:
+    """How a failed attempt is written down."""
+
+    def test_error_is_kept(self) -> None:
+        """The record says what went wrong."""
+
+        def explode(claim: Claim) -> Result:
+            raise LookupError("no\0such thing")
+
+        operation = an_operation()
+        with pytest.raises(LookupError):
+            run(DatabaseStore("default"), operation, explode)
+        row = IdempotencyKey.objects.get(key=operation.key)
+        assert (row.status, row.attempt) == (Status.FAILED, 1)
+        assert row.error == "LookupError: no\N{REPLACEMENT CHARACTER}such thing"
+        assert row.completed_at is not None
+
+    def test_successor_is_not_overwritten(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """When another attempt completes between rollback and audit, its response stays."""
+        store, operation = DatabaseStore("default"), an_operation()
+
+        def recover(error: Exception) -> Result:
+            in_threads([lambda: run(store, operation)])
+            raise error
+
+        def explode(claim: Claim) -> Result:
+            raise LookupError
+
+        with pytest.raises(LookupError):
+            run(store, operation, explode, recover)
+        replay = run(store, operation)
+        assert isinstance(replay, Replayed)
+        assert effects() == 1
+
+    def test_answer_that_cannot_be_made(self, sent: list[str]) -> None:
+        """Where the response to an error cannot be made, that is why the attempt has failed."""
+
+        def explode(claim: Claim) -> Result:
+            raise LookupError
+
+        def unmade() -> Payload:
+            raise TypeError("no JSON")
+
+        with pytest.raises(TypeError, match="no JSON"):
+            run(
+                DatabaseStore("default"),
+                an_operation(),
+                explode,
+                lambda error: Result("none", unmade),
+            )
+        assert IdempotencyKey.objects.get().error == "TypeError: no JSON"
+        assert sent == ["claimed", "failed"]
+
+    def test_unreachable_store_does_not_hide_the_error(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sent: list[str]
+    ) -> None:
+        """When the failure cannot be recorded, it is logged and the client gets its response."""
+        store = DatabaseStore("default")
+
+        def unreachable(claim: Claim, error: str, **_: object) -> bool:
+            raise StoreUnavailable
+
+        monkeypatch.setattr(store, "fail", unreachable)
+        outcome = run(store, an_operation(), lambda claim: Result("no", None, error="refused"))
+        assert outcome == Executed("no")
+        assert "refused" in caplog.text
+        assert sent == ["claimed", "released"]

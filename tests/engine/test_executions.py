@@ -1,0 +1,1329 @@
+"""``request.idempotency``: derived keys, fenced transactions, recovery points; on every store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import uuid
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.contrib.admin.models import ADDITION, LogEntry
+from django.core.exceptions import ImproperlyConfigured
+from django.db import IntegrityError, connections, transaction
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import Client
+from django.urls import path
+from django.utils import timezone
+
+from idempotency_django import engine
+from idempotency_django.decorators import idempotent
+from idempotency_django.engine import (
+    Executed,
+    InProgress,
+    Mismatched,
+    Outcome,
+    Replayed,
+    Result,
+)
+from idempotency_django.engine.context import ExecutionContext
+from idempotency_django.engine.leases import Lease
+from idempotency_django.engine.steps import LONGEST_NAME
+from idempotency_django.errors import ClaimLost, StepsChanged
+from idempotency_django.models import IdempotencyKey, IdempotencyStep
+from idempotency_django.stores import Store
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status, Step
+from idempotency_django.testing import PATIENCE, SECOND, an_operation, eventually
+from tests.models import Effect
+from tests.settings import ALIASES
+from tests.support.shared import assert_problem, is_replay, new_key, post, record
+from tests.support.soak import sizes
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.urls(__name__),
+]
+
+T = TypeVar("T")
+LEASE = timedelta(seconds=30)
+STORED = Payload(201, (), b"done")
+Handler = Callable[[ExecutionContext], object]
+
+
+@pytest.fixture(params=list(ALIASES))
+def database(request: pytest.FixtureRequest) -> DatabaseStore:
+    """A store on each database."""
+    return DatabaseStore("default", using=ALIASES[request.param])
+
+
+def leased(**changes: object) -> Operation:
+    return an_operation(**({"lease": LEASE} | changes))
+
+
+def reraise(error: Exception) -> Result:
+    raise error
+
+
+def attempt(store: Store, operation: Operation, handler: Handler) -> Outcome:
+    """One attempt at the operation; the handler's result is the response."""
+
+    def execute(execution: ExecutionContext | None) -> Result:
+        assert execution is not None
+        return Result(handler(execution), STORED)
+
+    return engine.run(store, operation, execute, reraise)
+
+
+def fails(handler: Handler) -> Handler:
+    """The handler, which fails at its end."""
+
+    def failing(execution: ExecutionContext) -> None:
+        handler(execution)
+        raise InterruptedError
+
+    return failing
+
+
+def failed_after(store: Store, operation: Operation, handler: Handler) -> None:
+    """An attempt that runs the handler and fails then."""
+    with pytest.raises(InterruptedError):
+        attempt(store, operation, fails(handler))
+
+
+def status(store: Store, operation: Operation) -> Status:
+    found = store.get(operation.key, operation.scope)
+    assert found is not None
+    return found.status
+
+
+def interrupt(store: Store, operation: Operation) -> None:
+    """Let the lease of the operation be over, whatever its owner believes."""
+    if isinstance(store, MemoryStore):
+        store._entries[operation.key, operation.scope].lease_ends = 0
+    else:
+        rows = IdempotencyKey.objects.using(store.using).filter(key=operation.key)
+        assert rows.update(lease_expires_at=timezone.now() - timedelta(hours=1)) == 1
+
+
+def taken_over(store: Store, operation: Operation) -> Claim:
+    """The claim of the successor of an owner that is still at work."""
+    interrupt(store, operation)
+    claim = store.acquire(operation)
+    assert isinstance(claim, Claim)
+    return claim
+
+
+def stored(store: Store, operation: Operation) -> list[Step]:
+    """The steps that are stored, read by an owner."""
+    failed_after(store, operation, lambda execution: None)
+    claim = store.acquire(operation)
+    assert isinstance(claim, Claim)
+    steps = list(store.steps(claim))
+    assert store.fail(claim, "only looked")
+    return steps
+
+
+def effect(using: str | None, reference: str = "a") -> int:
+    return Effect.objects.using(using or "default").create(reference=reference).pk
+
+
+def effects(using: str | None, reference: str = "a") -> int:
+    return Effect.objects.using(using or "default").filter(reference=reference).count()
+
+
+def dangling(using: str) -> None:
+    """Do what PostgreSQL and SQLite refuse at COMMIT only."""
+    effect(using)
+    LogEntry.objects.using(using).create(user_id=10**6, action_flag=ADDITION)
+
+
+def run_in_loop(work: Callable[[], Awaitable[T]]) -> T:
+    async def run() -> T:
+        try:
+            return await asyncio.wait_for(work(), PATIENCE)
+        finally:
+            await sync_to_async(connections.close_all)()
+
+    return asyncio.run(run())
+
+
+async def aattempt(
+    store: Store, operation: Operation, handler: Callable[[ExecutionContext], Awaitable[object]]
+) -> Outcome:
+    async def execute(execution: ExecutionContext | None) -> Result:
+        assert execution is not None
+        return Result(await handler(execution), STORED)
+
+    return await engine.arun(store, operation, execute, reraise)
+
+
+class TestKnows:
+    """What an execution says of itself."""
+
+    def test_attributes(self, store: Store) -> None:
+        """It knows key, scope, operation and attempt."""
+        operation = leased()
+        seen: list[ExecutionContext] = []
+        failed_after(store, operation, seen.append)
+        attempt(store, operation, seen.append)
+        for number, execution in enumerate(seen, 1):
+            assert execution.key == operation.key
+            assert execution.scope == operation.scope
+            assert execution.operation == operation
+            assert execution.attempt == number
+        assert repr(seen[1]) == (
+            f"<ExecutionContext '{operation.key}' in 'user:1|POST /charges/', attempt 2>"
+        )
+
+    def test_no_secret_in_its_repr(self, store: Store) -> None:
+        """The owner's token is in no repr that a log may show."""
+        operation = leased()
+
+        def handler(execution: ExecutionContext) -> None:
+            assert execution._claim.token not in repr(execution)
+
+        attempt(store, operation, handler)
+
+
+class TestDerivedKeys:
+    """Keys for somebody else's service."""
+
+    def execution(self, **changes: object) -> ExecutionContext:
+        return ExecutionContext(MemoryStore("default"), Claim(leased(**changes), 1, "t"), None)
+
+    def test_pinned(self) -> None:
+        """The key of an operation stays what it is, in every version of this package."""
+        execution = self.execution(
+            key="8e03978e-40d5-43e8-bc93-6894a57f9324", fingerprint="5f2c0b1e9a7d4c3b8e6f0a1d"
+        )
+        assert execution.derive_key("charge") == "bbbb1554-82bf-5b3a-bb81-4d7d28b50175"
+
+    def test_uuid(self) -> None:
+        """It is a UUID, version 5."""
+        derived = uuid.UUID(self.execution().derive_key("charge"))
+        assert (derived.version, derived.variant) == (5, uuid.RFC_4122)
+
+    def test_stable_over_attempts(self, store: Store) -> None:
+        """Every attempt derives the same."""
+        operation, derived = leased(), []
+
+        def handler(execution: ExecutionContext) -> None:
+            derived.append(execution.derive_key("charge"))
+
+        failed_after(store, operation, handler)
+        failed_after(store, operation, handler)
+        attempt(store, operation, handler)
+        assert len(derived) == 3
+        assert len(set(derived)) == 1
+
+    def test_distinct(self) -> None:
+        """Another name, key or scope makes another, also where the texts joined are the same."""
+        made = [
+            self.execution(key=key, scope=scope).derive_key(name)
+            for key, scope, name in [
+                ("k", "s", "n"),
+                ("k", "s", "m"),
+                ("l", "s", "n"),
+                ("k", "t", "n"),
+                ("s", "k", "n"),
+                ("kn", "s", ""),
+                ("k1:n", "s", "n"),
+                ("k", "s1:k", "n"),
+                ("k", "s", "N"),
+                ("k", "s", "ñ"),
+            ]
+        ]
+        assert len(set(made)) == len(made)
+
+
+class TestSteps:
+    """A step runs once to a stored result."""
+
+    def test_once(self, store: Store) -> None:
+        """What has run in a failed attempt does not run again; the next goes on behind it."""
+        operation, calls = leased(), []
+
+        def step(name: str, result: object) -> object:
+            calls.append(name)
+            if name == "credit" and len(calls) == 3:
+                raise ConnectionError
+            return result
+
+        def handler(execution: ExecutionContext) -> list[object]:
+            return [
+                execution.step("debit", step, "debit", {"id": 1}),
+                execution.step("ledger", step, name="ledger", result=[2.5, None, "ü"]),
+                execution.step("credit", step, "credit", True),
+            ]
+
+        with pytest.raises(ConnectionError):
+            attempt(store, operation, handler)
+        outcome = attempt(store, operation, handler)
+        assert outcome == Executed([{"id": 1}, [2.5, None, "ü"], True])
+        assert calls == ["debit", "ledger", "credit", "credit"]
+        assert isinstance(attempt(store, operation, handler), Replayed)
+        assert len(calls) == 4
+
+    def test_same_derived_key(self, store: Store) -> None:
+        """A step that is called again gives the other service the same key."""
+        operation, given = leased(), []
+
+        def handler(execution: ExecutionContext) -> None:
+            def charge() -> str:
+                given.append(execution.derive_key("charge"))
+                if len(given) == 1:
+                    raise ConnectionError
+                return given[-1]
+
+            execution.step("charge", charge)
+
+        with pytest.raises(ConnectionError):
+            attempt(store, operation, handler)
+        attempt(store, operation, handler)
+        assert len(given) == 2
+        assert given[0] == given[1]
+
+    def test_of_a_dead_owner(self, store: Store) -> None:
+        """The steps of an owner that died are resumed when its lease is over."""
+        operation = leased(lease=timedelta(milliseconds=200))
+        claim = store.acquire(operation)
+        assert isinstance(claim, Claim)
+        dead = ExecutionContext(store, claim, Lease(store, claim, 30, math.inf))
+        assert dead.step("debit", lambda: 1) == 1
+        calls: list[str] = []
+
+        def handler(execution: ExecutionContext) -> object:
+            return execution.step("debit", calls.append, "debit"), execution.attempt
+
+        outcomes = [attempt(store, operation, handler)]
+        while isinstance(outcomes[-1], InProgress):
+            eventually(lambda: store.get(operation.key, operation.scope).interrupted)  # type: ignore[union-attr]
+            outcomes.append(attempt(store, operation, handler))
+        assert outcomes[-1] == Executed((1, 2))
+        assert calls == []
+
+    def test_result_reads_alike(self, store: Store) -> None:
+        """The result is what JSON makes of it, on the first attempt as on the next."""
+        for result, read in [
+            ((1, (2, "x")), [1, [2, "x"]]),
+            ({1: (2,)}, {"1": [2]}),
+            (None, None),
+            ({}, {}),
+            ("\x00\ud800\N{SNOWMAN}", "\x00\ud800\N{SNOWMAN}"),
+            (10**30, 10**30),
+        ]:
+            operation, results = leased(), []
+
+            def handler(execution: ExecutionContext) -> None:
+                results.append(execution.step("a", lambda: result))  # noqa: B023
+
+            failed_after(store, operation, handler)
+            attempt(store, operation, handler)
+            assert results == [read, read]
+            assert [type(r) for r in results] == [type(read)] * 2
+
+    def test_result_is_nobody_elses(self, store: Store) -> None:
+        """What the handler does to a result it was given changes nothing that is stored."""
+        operation = leased()
+
+        def handler(execution: ExecutionContext) -> object:
+            given = execution.step("a", lambda: {"items": [1]})
+            given["items"].append(2)
+            return given
+
+        failed_after(store, operation, handler)
+        assert attempt(store, operation, handler) == Executed({"items": [1, 2]})
+
+    def test_large_result(self, store: Store) -> None:
+        """A result of some hundred kilobytes is kept."""
+        operation, text = leased(), "x" * 300_000
+        failed_after(store, operation, lambda e: e.step("a", lambda: text))
+        assert attempt(store, operation, lambda e: e.step("a", lambda: "")) == Executed(text)
+
+    def test_result_is_not_json(self, store: Store) -> None:
+        """What is no JSON is a clear error; nothing of the step is kept."""
+        for result in (object(), {1, 2}, b"bytes", math.nan, math.inf, {(1, 2): 3}):
+            operation = leased()
+
+            def work() -> object:
+                effect(store.using)
+                return result  # noqa: B023
+
+            with pytest.raises(TypeError, match="'a' returned a value that is not JSON"):
+                attempt(store, operation, lambda e: e.step("a", work))
+            if store.supports_transactions:
+                assert effects(store.using) == 0
+            assert stored(store, operation) == []
+
+    def test_circular_result(self, store: Store) -> None:
+        """A list that holds itself is no JSON either."""
+        circular: list[object] = []
+        circular.append(circular)
+        with pytest.raises(TypeError, match="Circular"):
+            attempt(store, leased(), lambda e: e.step("a", lambda: circular))
+
+    def test_commits_with_its_work(self, database: DatabaseStore) -> None:
+        """What a step writes and its result are there together, or neither is."""
+        operation, using = leased(), database.using
+
+        def work(reference: str) -> int:
+            assert connections[using].in_atomic_block
+            key = effect(using, reference)
+            if reference == "bad":
+                raise LookupError
+            return key
+
+        def handler(execution: ExecutionContext) -> None:
+            assert not connections[using].in_atomic_block
+            execution.step("good", work, "good")
+            assert not connections[using].in_atomic_block
+            execution.step("bad", work, "bad")
+
+        for _ in range(2):
+            with pytest.raises(LookupError):
+                attempt(database, operation, handler)
+        assert (effects(using, "good"), effects(using, "bad")) == (1, 0)
+        assert [step.name for step in stored(database, operation)] == ["good"]
+
+    def test_steps_see_what_was_committed(
+        self, database: DatabaseStore, elsewhere: ThreadPoolExecutor
+    ) -> None:
+        """When the next step begins, everybody can see what the one before it did."""
+        using, seen = database.using, []
+
+        def handler(execution: ExecutionContext) -> None:
+            execution.step("first", effect, using)
+            seen.append(elsewhere.submit(effects, using).result(PATIENCE))
+
+        attempt(database, leased(), handler)
+        assert seen == [1]
+
+    def test_on_commit_hooks(self, database: DatabaseStore) -> None:
+        """A hook of a step's transaction runs when the step is stored, once."""
+        operation, calls = leased(), []
+
+        def work() -> None:
+            transaction.on_commit(lambda: calls.append("committed"), using=database.using)
+            assert calls == []
+
+        failed_after(database, operation, lambda e: e.step("a", work))
+        attempt(database, operation, lambda e: e.step("a", work))
+        assert calls == ["committed"]
+
+    def test_in_the_tables(self, database: DatabaseStore) -> None:
+        """What an auditor sees: name, attempt and result of each step, in their order."""
+        operation = leased()
+        failed_after(database, operation, lambda e: e.step("debit", lambda: {"n": 1}))
+
+        def both(execution: ExecutionContext) -> None:
+            execution.step("debit", lambda: None)
+            execution.step("credit", lambda: (2,))
+
+        attempt(database, operation, both)
+        rows = IdempotencyStep.objects.using(database.using).filter(record__key=operation.key)
+        assert list(rows.values_list("name", "attempt", "result")) == [
+            ("debit", 1, '{"n": 1}'),
+            ("credit", 2, "[2]"),
+        ]
+
+    def test_retried_within_one_attempt(self, store: Store) -> None:
+        """A step whose error the handler dealt with can be called again."""
+        operation, calls = leased(), []
+
+        def flaky() -> str:
+            calls.append("flaky")
+            if len(calls) == 1:
+                raise ConnectionError
+            return "at last"
+
+        def handler(execution: ExecutionContext) -> list[object]:
+            try:
+                first = execution.step("flaky", flaky)
+            except ConnectionError:
+                first = execution.step("flaky", flaky)
+            return [first, execution.step("next", lambda: 2)]
+
+        failed_after(store, operation, handler)
+        assert attempt(store, operation, handler) == Executed(["at last", 2])
+        assert calls == ["flaky", "flaky"]
+
+    def test_refused_at_commit(self, database: DatabaseStore) -> None:
+        """A step that the database refuses at COMMIT is not done: it can be called again."""
+        operation, calls = leased(), []
+
+        def handler(execution: ExecutionContext) -> object:
+            with pytest.raises(IntegrityError):
+                execution.step("grant", dangling, database.using)
+            return execution.step("grant", _noted, calls, "granted")
+
+        failed_after(database, operation, handler)
+        assert attempt(database, operation, lambda e: e.step("grant", list)) == Executed("granted")
+        assert calls == ["granted"]
+        assert effects(database.using) == 0
+
+    def test_hook_that_raises(self, database: DatabaseStore) -> None:
+        """A step whose hook fails behind the commit is done, and is not called a second time."""
+        operation, calls = leased(), []
+
+        def broken() -> None:
+            raise ConnectionError
+
+        def work() -> str:
+            effect(database.using)
+            transaction.on_commit(broken, using=database.using)
+            return _noted(calls, "worked")
+
+        def handler(execution: ExecutionContext) -> None:
+            with pytest.raises(ConnectionError):
+                execution.step("a", work)
+            with pytest.raises(ValueError, match="two steps with the name 'a'"):
+                execution.step("a", work)
+
+        failed_after(database, operation, handler)
+        attempt(database, operation, lambda e: e.step("a", work))
+        assert calls == ["worked"]
+        assert effects(database.using) == 1
+
+    def test_failed_step_is_called_again(self, store: Store) -> None:
+        """A step that failed and was left so, for another, is called again by the next attempt."""
+        operation, calls = leased(), []
+
+        def handler(execution: ExecutionContext) -> list[object]:
+            def optional() -> str:
+                calls.append("optional")
+                if execution.attempt == 1:
+                    raise ConnectionError
+                return "done"
+
+            results = []
+            try:
+                results.append(execution.step("optional", optional))
+            except ConnectionError:
+                results.append("skipped")
+            return [*results, execution.step("next", calls.append, "next")]
+
+        failed_after(store, operation, handler)
+        assert attempt(store, operation, handler) == Executed(["done", None])
+        assert calls == ["optional", "next", "optional"]
+
+    def test_survives_several_failures(self, store: Store) -> None:
+        """Steps of several attempts add up."""
+        operation, calls = leased(), []
+
+        def handler(execution: ExecutionContext) -> list[object]:
+            return [execution.step(f"s{n}", calls.append, n) for n in range(execution.attempt)]
+
+        for _ in range(3):
+            failed_after(store, operation, handler)
+        attempt(store, operation, handler)
+        assert calls == [0, 1, 2, 3]
+
+    def test_other_request(self, store: Store) -> None:
+        """A failed operation that has steps is another request's no more: mismatch."""
+        operation = leased()
+        failed_after(store, operation, lambda e: e.step("debit", lambda: 1))
+        other = replace(operation, fingerprint="0" * 64)
+        assert isinstance(attempt(store, other, lambda e: pytest.fail("executed")), Mismatched)
+        assert attempt(store, operation, lambda e: e.step("debit", lambda: 2)) == Executed(1)
+
+    def test_other_request_without_steps(self, store: Store) -> None:
+        """A failed operation without steps may be asked for anew, with other content."""
+        operation = leased()
+        failed_after(store, operation, lambda e: None)
+        other = replace(operation, fingerprint="0" * 64)
+        assert attempt(store, other, lambda e: e.attempt) == Executed(2)
+
+    def test_expired(self, store: Store) -> None:
+        """The steps of an expired record are not resumed."""
+        operation = leased(ttl=timedelta(milliseconds=1))
+        attempt(store, operation, lambda e: e.step("a", lambda: "old"))
+        eventually(lambda: store.get(operation.key, operation.scope).expired)  # type: ignore[union-attr]
+        again = replace(operation, ttl=timedelta(hours=1))
+        assert attempt(store, again, lambda e: e.step("a", lambda: "new")) == Executed("new")
+        assert isinstance(attempt(store, again, lambda e: None), Replayed)
+
+    def test_one_hundred(self, store: Store) -> None:
+        """An operation may have many steps."""
+        operation, calls = leased(), []
+
+        def handler(execution: ExecutionContext) -> None:
+            for number in range(100):
+                execution.step(f"step {number}", calls.append, number)
+
+        failed_after(store, operation, handler)
+        attempt(store, operation, handler)
+        assert calls == list(range(100))
+
+    def test_argument_called_name(self, store: Store) -> None:
+        """Arguments reach the function by whatever name it has for them."""
+        outcome = attempt(store, leased(), lambda e: e.step("a", dict, function=1, key=2))
+        assert outcome == Executed({"function": 1, "key": 2})
+
+
+class TestChangedSteps:
+    """A deploy between two attempts that changed the steps; they are found by their names."""
+
+    @staticmethod
+    def steps(names: str, calls: list[str]) -> Handler:
+        """A handler with these steps, which note that they are called."""
+
+        def handler(execution: ExecutionContext) -> None:
+            for name in names.split():
+                execution.step(name, calls.append, name)
+
+        return handler
+
+    @pytest.mark.parametrize(
+        ("after", "named"),
+        [
+            ("a x c", "the step 'b'"),
+            ("a c", "the step 'b'"),
+            ("c b", "the step 'a'"),
+            ("a", "the steps 'b', 'c'"),
+            ("", "the steps 'a', 'b', 'c'"),
+            ("A b c", "the step 'a'"),
+        ],
+    )
+    def test_not_called(self, store: Store, after: str, named: str) -> None:
+        """Renamed, removed or skipped: what a step did is not forgotten, and it is named."""
+        operation, calls = leased(), []
+        failed_after(store, operation, self.steps("a b c", calls))
+        calls.clear()
+        for _ in range(2):
+            with pytest.raises(StepsChanged, match=f"ended without {named} of an earlier attempt"):
+                attempt(store, operation, self.steps(after, calls))
+            assert status(store, operation) is Status.FAILED
+        assert calls == [name for name in after.split() if name not in "abc"]
+        # An operator who deploys the old steps again may go on, unless there are new ones.
+        if not calls:
+            outcome = attempt(store, operation, self.steps("a b c", calls))
+            assert isinstance(outcome, Executed)
+        assert calls == [name for name in after.split() if name not in "abc"]
+
+    @pytest.mark.parametrize("after", ["b a", "x a b", "a x b", "b x a x2", "a b x"])
+    def test_moved_or_added(self, store: Store, after: str) -> None:
+        """The order of steps is no matter, and a new step may stand anywhere."""
+        operation, calls = leased(), []
+        failed_after(store, operation, self.steps("a b", calls))
+        calls.clear()
+        assert isinstance(attempt(store, operation, self.steps(after, calls)), Executed)
+        assert calls == [name for name in after.split() if name not in "ab"]
+
+    def test_other_branch(self, store: Store) -> None:
+        """A step that failed, and works now, has another one beside it: both effects are told."""
+        operation, charged = leased(), []
+
+        def card(attempt: int) -> None:
+            if attempt == 1:
+                raise ConnectionError
+            charged.append("card")
+
+        def handler(execution: ExecutionContext) -> None:
+            try:
+                execution.step("card", card, execution.attempt)
+            except ConnectionError:
+                execution.step("account", charged.append, "account")
+                raise InterruptedError from None
+
+        with pytest.raises(InterruptedError):
+            attempt(store, operation, handler)
+        for _ in range(2):
+            with pytest.raises(StepsChanged, match="ended without the step 'account'"):
+                attempt(store, operation, handler)
+            assert status(store, operation) is Status.FAILED
+        assert charged == ["account", "card"]
+
+    def test_two_steps_of_one_name(self, store: Store) -> None:
+        """Two steps of one name cannot be told apart: the second is refused before it runs."""
+        operation, calls = leased(), []
+
+        def handler(execution: ExecutionContext) -> None:
+            execution.step("a", calls.append, 1)
+            execution.step("a", calls.append, 2)
+
+        for _ in range(2):
+            with pytest.raises(ValueError, match="two steps with the name 'a'"):
+                attempt(store, operation, handler)
+        assert calls == [1]
+
+    def test_impossible_names(self, store: Store) -> None:
+        """A name is a text of 1-100 characters."""
+        names: list[Any] = ["", "x" * (LONGEST_NAME + 1), None, 5, ["a"]]
+        for name in names:
+            with pytest.raises(ValueError, match="it must have 1-100 characters"):
+                attempt(store, leased(), lambda e: e.step(name, lambda: 1))  # noqa: B023
+
+    def test_longest_name(self, store: Store) -> None:
+        """The longest name, in any script, is kept and found again."""
+        operation, name = leased(), "ü" * LONGEST_NAME
+        failed_after(store, operation, lambda e: e.step(name, lambda: 1))
+        assert attempt(store, operation, lambda e: e.step(name, lambda: 2)) == Executed(1)
+
+
+class NoSteps(MemoryStore):
+    """A store that doesn't support steps."""
+
+    supports_steps = False
+
+
+class TestRefusals:
+    """Where a step cannot keep its promise it is refused, and its function does not run."""
+
+    def test_nested(self, store: Store) -> None:
+        """A step within a step would commit with it."""
+        operation = leased()
+
+        def handler(execution: ExecutionContext) -> None:
+            execution.step("outer", lambda: execution.step("inner", lambda: pytest.fail("it ran")))
+
+        with pytest.raises(
+            ImproperlyConfigured, match="'inner' was started within the step 'outer'"
+        ):
+            attempt(store, operation, handler)
+        assert stored(store, operation) == []
+
+    def test_after_a_nested_one(self, store: Store) -> None:
+        """A refused nested step, and one that failed, leave the next step as it was."""
+
+        def handler(execution: ExecutionContext) -> object:
+            with pytest.raises(ImproperlyConfigured):
+                execution.step("outer", lambda: execution.step("inner", lambda: 1))
+            return execution.step("next", lambda: 2)
+
+        assert attempt(store, leased(), handler) == Executed(2)
+
+    def test_store_without_steps(self) -> None:
+        """A store that doesn't support steps says which one does."""
+        with pytest.raises(
+            ImproperlyConfigured, match=r"NoSteps.* doesn't support steps.*DatabaseStore"
+        ):
+            attempt(
+                NoSteps("default"), leased(), lambda e: e.step("a", lambda: pytest.fail("it ran"))
+            )
+
+    def test_store_without_steps_needs_none(self) -> None:
+        """A second attempt on such a store completes."""
+        store, operation = NoSteps("default"), leased()
+        failed_after(store, operation, lambda e: None)
+        assert attempt(store, operation, lambda e: e.attempt) == Executed(2)
+
+    def test_transactional_mode(self, database: DatabaseStore) -> None:
+        """In the transactional mode a step would be rolled back with everything."""
+        with pytest.raises(ImproperlyConfigured, match="mode='leased'"):
+            attempt(
+                database, leased(lease=None), lambda e: e.step("a", lambda: pytest.fail("it ran"))
+            )
+
+    def test_within_a_transaction(self, database: DatabaseStore) -> None:
+        """A transaction around the step is refused: its result could be rolled back."""
+
+        def handler(execution: ExecutionContext) -> None:
+            with transaction.atomic(using=database.using):
+                execution.step("a", lambda: pytest.fail("it ran"))
+
+        with pytest.raises(ImproperlyConfigured, match="The step 'a' must commit on its own"):
+            attempt(database, leased(), handler)
+
+    def test_within_the_fence(self, database: DatabaseStore) -> None:
+        """So is the execution's own transaction."""
+
+        def handler(execution: ExecutionContext) -> None:
+            with execution.atomic():
+                execution.step("a", lambda: pytest.fail("it ran"))
+
+        with pytest.raises(ImproperlyConfigured, match="The step 'a' must commit on its own"):
+            attempt(database, leased(), handler)
+
+    def test_stored_step_within_a_transaction(self, database: DatabaseStore) -> None:
+        """A step that is stored already is only read, which a transaction cannot harm."""
+        operation = leased()
+        failed_after(database, operation, lambda e: e.step("a", lambda: 1))
+
+        def handler(execution: ExecutionContext) -> object:
+            with transaction.atomic(using=database.using):
+                return execution.step("a", lambda: pytest.fail("it ran"))
+
+        assert attempt(database, operation, handler) == Executed(1)
+
+
+class TestLateOwner:
+    """An owner whose operation was taken over while it worked."""
+
+    def test_step_is_rolled_back(self, store: Store) -> None:
+        """A step during which the claim is lost is not stored, nor what it wrote."""
+        operation = leased()
+        successors: list[Claim] = []
+
+        def handler(execution: ExecutionContext) -> None:
+            successors.append(taken_over(store, operation))
+            execution.step("a", effect, store.using)
+            pytest.fail("went on")
+
+        assert isinstance(attempt(store, operation, handler), InProgress)
+        assert store.steps(successors[0]) in ([], ())
+        if store.supports_transactions:
+            assert effects(store.using) == 0
+        assert store.complete(successors[0], STORED)
+
+    def test_step_is_not_begun(self, store: Store) -> None:
+        """An owner whose lease is over asks before it begins a step."""
+        operation = leased()
+
+        def handler(execution: ExecutionContext) -> None:
+            taken_over(store, operation)
+            execution._lease._valid_until = 0  # type: ignore[union-attr]
+            execution.step("a", lambda: pytest.fail("it ran"))
+
+        assert isinstance(attempt(store, operation, handler), InProgress)
+
+    def test_lease_over_without_a_successor(self, store: Store) -> None:
+        """Where nobody has taken it over it renews its lease and goes on."""
+        operation = leased()
+
+        def handler(execution: ExecutionContext) -> object:
+            interrupt(store, operation)
+            execution._lease._valid_until = 0  # type: ignore[union-attr]
+            result = execution.step("a", lambda: 1)
+            assert isinstance(store.acquire(operation), Record)  # it is the owner's again
+            return result
+
+        assert attempt(store, operation, handler) == Executed(1)
+
+    def test_its_steps_are_its_successors(self, store: Store) -> None:
+        """What it stored before it was late is resumed; its response is the successor's."""
+        operation, calls = leased(), []
+
+        def late(execution: ExecutionContext) -> None:
+            execution.step("a", calls.append, "late")
+            interrupt(store, operation)
+            after = attempt(store, operation, lambda e: e.step("a", calls.append, "successor"))
+            assert isinstance(after, Executed)
+
+        assert isinstance(attempt(store, operation, late), Replayed)
+        assert calls == ["late"]
+
+    @pytest.mark.parametrize("owners", sizes(20, 200))
+    @pytest.mark.parametrize("when", ["before", "within"])
+    def test_its_transaction_rolls_back(
+        self, database: DatabaseStore, when: str, owners: int, elsewhere: ThreadPoolExecutor
+    ) -> None:
+        """Of many late owners none commits a transaction of ``atomic()``."""
+        using, accepted = database.using, 0
+        if when == "within" and connections[using].vendor == "sqlite":
+            pytest.skip("SQLite's transaction keeps everybody else from writing")
+        for _ in range(owners):
+            operation = leased()
+            claim = database.acquire(operation)
+            assert isinstance(claim, Claim)
+            # By its own clock it is not late: the fence is all that stops it.
+            owner = ExecutionContext(database, claim, Lease(database, claim, 30, math.inf))
+            if when == "before":
+                taken_over(database, operation)
+            try:
+                with owner.atomic():
+                    effect(using)
+                    if when == "within":
+                        elsewhere.submit(taken_over, database, operation).result(PATIENCE)
+                accepted += 1
+            except ClaimLost:
+                pass
+            found = database.get(operation.key, operation.scope)
+            assert found is not None
+            assert (found.status, found.attempt) == (Status.IN_PROGRESS, 2)
+        assert (accepted, effects(using)) == (0, 0)
+
+    def test_successor_waits_for_no_pause(
+        self, database: DatabaseStore, elsewhere: ThreadPoolExecutor
+    ) -> None:
+        """While an owner is paused in its transaction its successor takes over, and completes."""
+        if connections[database.using].vendor == "sqlite":
+            pytest.skip("SQLite's transaction keeps everybody else from writing")
+        operation, using = leased(), database.using
+
+        def succeed() -> Outcome:
+            interrupt(database, operation)
+            return attempt(database, operation, lambda e: effect(using, "successor"))
+
+        def handler(execution: ExecutionContext) -> None:
+            with execution.atomic():
+                effect(using, "late")
+                assert isinstance(elsewhere.submit(succeed).result(PATIENCE), Executed)
+
+        assert isinstance(attempt(database, operation, handler), Replayed)
+        assert (effects(using, "late"), effects(using, "successor")) == (0, 1)
+
+
+class TestAtomic:
+    """``atomic()``, where all is well."""
+
+    def test_commits(self, database: DatabaseStore, elsewhere: ThreadPoolExecutor) -> None:
+        """What is written in it is committed when it ends, before the response is."""
+        using, seen = database.using, []
+
+        def handler(execution: ExecutionContext) -> None:
+            with execution.atomic():
+                assert connections[using].in_atomic_block
+                effect(using)
+            seen.append(elsewhere.submit(effects, using).result(PATIENCE))
+
+        attempt(database, leased(), handler)
+        assert seen == [1]
+
+    def test_rolls_back(self, database: DatabaseStore) -> None:
+        """An error in it rolls it back, and is the handler's to deal with."""
+        using = database.using
+
+        def handler(execution: ExecutionContext) -> str:
+            with pytest.raises(LookupError), execution.atomic():
+                effect(using)
+                raise LookupError
+            return "went on"
+
+        assert attempt(database, leased(), handler) == Executed("went on")
+        assert effects(using) == 0
+
+    def test_several(self, database: DatabaseStore) -> None:
+        """A handler may have several, one after another and one in another."""
+        using = database.using
+
+        def handler(execution: ExecutionContext) -> None:
+            with execution.atomic():
+                effect(using)
+                with execution.atomic():
+                    effect(using)
+            with execution.atomic():
+                effect(using)
+
+        attempt(database, leased(), handler)
+        assert effects(using) == 3
+
+    def test_nobody_takes_over_what_is_committing(
+        self, database: DatabaseStore, elsewhere: ThreadPoolExecutor
+    ) -> None:
+        """Between the fence and the commit the claim cannot be taken over."""
+        if connections[database.using].vendor == "sqlite":
+            pytest.skip("SQLite's transaction keeps everybody else from writing")
+        operation = leased()
+        claim = database.acquire(operation)
+        assert isinstance(claim, Claim)
+        interrupt(database, operation)
+        with transaction.atomic(using=database.using):
+            with database.fenced(claim):
+                pass
+            found = elsewhere.submit(database.acquire, operation).result(PATIENCE)
+            assert isinstance(found, Record)
+        assert isinstance(database.acquire(operation), Claim)
+
+    def test_transactional_mode(self, database: DatabaseStore) -> None:
+        """In the transactional mode it is a part of the transaction that is there."""
+        using, operation = database.using, leased(lease=None)
+
+        def handler(execution: ExecutionContext) -> None:
+            with execution.atomic():
+                effect(using)
+            raise LookupError
+
+        with pytest.raises(LookupError):
+            attempt(database, operation, handler)
+        assert effects(using) == 0
+
+    def test_store_without_transactions(self) -> None:
+        """A store that cannot fence says so."""
+
+        def handler(execution: ExecutionContext) -> None:
+            with execution.atomic():
+                pytest.fail("it was entered")
+
+        with pytest.raises(ImproperlyConfigured, match=r"has no transactions.*DatabaseStore"):
+            attempt(MemoryStore("default"), leased(), handler)
+
+
+class TestAsync:
+    """``astep``, for handlers that are async."""
+
+    def test_coroutine_and_plain_functions(self, store: Store) -> None:
+        """Both kinds run once to a stored result."""
+        operation, calls = leased(), []
+
+        async def remote(number: int, *, by: int) -> tuple[int, int]:
+            await asyncio.sleep(0)
+            calls.append("remote")
+            return number, by
+
+        def local(reference: str) -> bool:
+            calls.append("local")
+            effect(store.using, reference)
+            if not store.supports_transactions:
+                return True
+            return bool(connections[store.using].in_atomic_block)
+
+        async def handler(execution: ExecutionContext) -> list[object]:
+            return [
+                await execution.astep("remote", remote, 1, by=2),
+                await execution.astep("partial", partial(remote, 3), by=4),
+                await execution.astep("local", local, "a"),
+            ]
+
+        async def failing(execution: ExecutionContext) -> None:
+            await handler(execution)
+            raise InterruptedError
+
+        async def work() -> None:
+            with pytest.raises(InterruptedError):
+                await aattempt(store, operation, failing)
+            assert calls == ["remote", "remote", "local"]
+            outcome = await aattempt(store, operation, handler)
+            assert outcome == Executed([[1, 2], [3, 4], True])
+            assert len(calls) == 3
+
+        run_in_loop(work)
+        assert effects(store.using) == 1
+
+    def test_coroutine_is_awaited_outside_of_transactions(self, database: DatabaseStore) -> None:
+        """While a remote service is waited for no transaction is open."""
+        seen: list[bool] = []
+
+        async def remote() -> None:
+            seen.append(await sync_to_async(lambda: connections[database.using].in_atomic_block)())
+
+        run_in_loop(lambda: aattempt(database, leased(), lambda e: e.astep("a", remote)))
+        assert seen == [False]
+
+    def test_errors(self, store: Store) -> None:
+        """What a step raises goes to the handler, which may try again."""
+        calls: list[str] = []
+
+        async def flaky() -> str:
+            calls.append("flaky")
+            if len(calls) < 3:
+                raise ConnectionError
+            return "at last"
+
+        async def handler(execution: ExecutionContext) -> object:
+            for _ in range(2):
+                with pytest.raises(ConnectionError):
+                    await execution.astep("flaky", flaky)
+            return await execution.astep("flaky", flaky)
+
+        outcome = run_in_loop(lambda: aattempt(store, leased(), handler))
+        assert outcome == Executed("at last")
+
+    def test_result_is_not_json(self, store: Store) -> None:
+        """A result that is no JSON is the same clear error, of both kinds."""
+
+        async def remote() -> object:
+            return object()
+
+        def local() -> object:
+            effect(store.using)
+            return object()
+
+        for function in (remote, local):
+            with pytest.raises(TypeError, match="'a' returned a value that is not JSON"):
+                run_in_loop(partial(aattempt, store, leased(), partial(_astep, "a", function)))
+        if store.supports_transactions:
+            assert effects(store.using) == 0
+
+    def test_refused_at_commit(self, database: DatabaseStore) -> None:
+        """What the database refuses at COMMIT can be called again."""
+
+        async def handler(execution: ExecutionContext) -> object:
+            with pytest.raises(IntegrityError):
+                await execution.astep("grant", dangling, database.using)
+            return await execution.astep("grant", effect, database.using)
+
+        outcome = run_in_loop(lambda: aattempt(database, leased(), handler))
+        assert isinstance(outcome, Executed)
+        assert effects(database.using) == 1
+
+    def test_gathered(self, store: Store) -> None:
+        """Steps that are gathered run side by side; those that were stored do not run again."""
+        operation, calls = leased(), []
+
+        async def handler(execution: ExecutionContext) -> list[object]:
+            met = asyncio.Barrier(3)
+
+            async def remote(name: str) -> str:
+                if execution.attempt == 1:
+                    await asyncio.wait_for(met.wait(), PATIENCE)
+                calls.append(name)
+                if name == "b" and execution.attempt == 1:
+                    raise ConnectionError
+                return name
+
+            results = await asyncio.gather(
+                *(execution.astep(name, remote, name) for name in "abc"), return_exceptions=True
+            )
+            for result in results:
+                if isinstance(result, Exception):
+                    raise result
+            return results
+
+        async def work() -> Outcome:
+            with pytest.raises(ConnectionError):
+                await aattempt(store, operation, handler)
+            return await aattempt(store, operation, handler)
+
+        assert run_in_loop(work) == Executed(["a", "b", "c"])
+        assert sorted(calls) == ["a", "b", "b", "c"]
+        assert calls[-1] == "b"
+
+    def test_gathered_in_another_order(self, store: Store) -> None:
+        """The next attempt may begin them in another order: each gets its own result."""
+        operation, calls = leased(), []
+
+        async def handler(execution: ExecutionContext) -> list[object]:
+            names = "abc" if execution.attempt == 1 else "cab"
+            steps = (execution.astep(name, _noted, calls, name) for name in names)
+            results = await asyncio.gather(*steps)
+            if execution.attempt == 1:
+                raise InterruptedError
+            return results
+
+        async def work() -> Outcome:
+            with pytest.raises(InterruptedError):
+                await aattempt(store, operation, handler)
+            return await aattempt(store, operation, handler)
+
+        assert run_in_loop(work) == Executed(["c", "a", "b"])
+        assert sorted(calls) == ["a", "b", "c"]
+
+    def test_gathered_plain_functions(self, store: Store) -> None:
+        """So do plain functions, one after another, each in its own transaction."""
+        operation, calls = leased(), []
+
+        async def handler(execution: ExecutionContext) -> list[object]:
+            steps = (execution.astep(name, _noted, calls, name) for name in "abc")
+            return await asyncio.gather(*steps)
+
+        assert run_in_loop(lambda: aattempt(store, operation, handler)) == Executed(["a", "b", "c"])
+        assert calls == ["a", "b", "c"]
+
+    def test_gathered_with_one_name(self, store: Store) -> None:
+        """Of two steps of one name that are gathered the second is refused before it runs."""
+        calls: list[str] = []
+
+        async def remote() -> None:
+            calls.append("remote")
+            await asyncio.sleep(0)
+
+        async def handler(execution: ExecutionContext) -> None:
+            steps = [execution.astep("a", remote) for _ in range(2)]
+            results = await asyncio.gather(*steps, return_exceptions=True)
+            assert results[0] is None
+            raise results[1]  # type: ignore[misc]
+
+        with pytest.raises(ValueError, match="two steps with the name 'a'"):
+            run_in_loop(lambda: aattempt(store, leased(), handler))
+        assert calls == ["remote"]
+
+    def test_nested(self, store: Store) -> None:
+        """A step within an async step is refused likewise."""
+
+        async def handler(execution: ExecutionContext) -> None:
+            async def outer() -> None:
+                await execution.astep("inner", lambda: pytest.fail("it ran"))
+
+            await execution.astep("outer", outer)
+
+        with pytest.raises(
+            ImproperlyConfigured, match="'inner' was started within the step 'outer'"
+        ):
+            run_in_loop(lambda: aattempt(store, leased(), handler))
+
+    def test_forgotten_await(self, store: Store) -> None:
+        """A plain function that returns a coroutine is told that this is no result."""
+
+        async def remote() -> None:
+            """Never awaited."""
+
+        made: list[Any] = []
+
+        def forgets() -> Any:
+            made.append(remote())
+            return made[-1]
+
+        with pytest.raises(TypeError, match="coroutine"):
+            run_in_loop(lambda: aattempt(store, leased(), lambda e: e.astep("a", forgets)))
+        made[0].close()
+
+    def test_late_owner(self, store: Store) -> None:
+        """A late owner stores no step; one that knows it is late does not begin it."""
+        operation, calls = leased(), []
+
+        async def handler(execution: ExecutionContext) -> None:
+            await sync_to_async(taken_over)(store, operation)
+
+            async def remote() -> None:
+                calls.append("remote")
+
+            with pytest.raises(ClaimLost):
+                await execution.astep("a", remote)
+            execution._lease._valid_until = 0  # type: ignore[union-attr]
+            with pytest.raises(ClaimLost):
+                await execution.astep("b", remote)
+            with pytest.raises(ClaimLost):
+                await execution.astep("c", _noted, calls, "local")
+
+        outcome = run_in_loop(lambda: aattempt(store, operation, handler))
+        assert isinstance(outcome, InProgress)
+        assert calls == ["remote"]
+
+    def test_changed(self, store: Store) -> None:
+        """A stored step that is not called is told."""
+        operation, calls = leased(), []
+
+        async def work() -> None:
+            await _failing(store, operation, "a", partial(_noted, calls, "a"))
+
+            async def nothing(execution: ExecutionContext) -> None:
+                """Leaves the step out."""
+
+            with pytest.raises(StepsChanged, match="ended without the step 'a'"):
+                await aattempt(store, operation, nothing)
+
+        run_in_loop(work)
+        assert calls == ["a"]
+
+    def test_cancelled_step(self, store: Store) -> None:
+        """A step that is cancelled is not stored, and runs again in the next attempt."""
+        operation, calls = leased(), []
+
+        async def handler(execution: ExecutionContext) -> object:
+            async def remote() -> str:
+                calls.append("remote")
+                if execution.attempt == 1:
+                    reached.set()
+                    await asyncio.sleep(PATIENCE)
+                return "done"
+
+            return await execution.astep("a", remote)
+
+        async def work() -> Outcome:
+            nonlocal reached
+            reached = asyncio.Event()
+            task = asyncio.ensure_future(aattempt(store, operation, handler))
+            await asyncio.wait_for(reached.wait(), PATIENCE)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            return await aattempt(store, operation, handler)
+
+        reached: asyncio.Event
+        assert run_in_loop(work) == Executed("done")
+        assert calls == ["remote", "remote"]
+
+
+async def _astep(name: str, function: Any, execution: ExecutionContext) -> object:
+    return await execution.astep(name, function)
+
+
+def _noted(calls: list[str], name: str) -> str:
+    calls.append(name)
+    return name
+
+
+async def _failing(store: Store, operation: Operation, name: str, function: Any) -> None:
+    async def handler(execution: ExecutionContext) -> None:
+        await execution.astep(name, function)
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        await aattempt(store, operation, handler)
+
+
+names: list[str] = []
+
+
+@idempotent(mode="leased")
+def transfer(request: HttpRequest) -> HttpResponse:
+    reference = json.loads(request.body)["reference"]
+    execution = request.idempotency  # type: ignore[attr-defined]
+    results = [execution.step(name, effect, None, name) for name in names]
+    if reference == "error" and "debit" in names:
+        raise LookupError("boom")
+    return JsonResponse({"results": results}, status=201)
+
+
+@idempotent
+def not_leased(request: HttpRequest) -> HttpResponse:
+    request.idempotency.step("debit", effect, None, "debit")  # type: ignore[attr-defined]
+    return HttpResponse()
+
+
+urlpatterns = [path("transfers/", transfer), path("not-leased/", not_leased)]
+
+
+class TestRequests:
+    """Steps of a view."""
+
+    @pytest.fixture(autouse=True)
+    def _names(self) -> None:
+        names[:] = ["debit", "credit"]
+
+    def test_resumed(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A request that failed behind its steps is resumed behind them."""
+        key = new_key()
+        client.raise_request_exception = False
+        assert post(client, "/transfers/", key, "error").status_code == 500
+        assert post(client, "/transfers/", key, "error").status_code == 500
+        assert (effects(None, "debit"), effects(None, "credit")) == (1, 1)
+        assert (record(key).status, record(key).attempt) == ("failed", 2)
+
+    def test_other_request(self, client: Client) -> None:
+        """Another request with the key of one that stored steps is a mismatch."""
+        key = new_key()
+        with pytest.raises(LookupError):
+            post(client, "/transfers/", key, "error")
+        assert_problem(post(client, "/transfers/", key, "other"), 422, "mismatch")
+
+    def test_changed(self, client: Client) -> None:
+        """Changed steps are a problem that names them."""
+        key = new_key()
+        with pytest.raises(LookupError):
+            post(client, "/transfers/", key, "error")
+        names[:] = ["withdraw", "credit"]
+        problem = assert_problem(post(client, "/transfers/", key, "error"), 500, "steps-changed")
+        assert "'debit'" in problem["detail"]
+        assert record(key).status == "failed"
+
+    def test_done(self, client: Client) -> None:
+        """A request with steps is completed and replayed like any other."""
+        key = new_key()
+        assert post(client, "/transfers/", key).status_code == 201
+        assert is_replay(post(client, "/transfers/", key))
+        assert (effects(None, "debit"), effects(None, "credit")) == (1, 1)
+
+    def test_not_leased(self, client: Client) -> None:
+        """A view that is not leased is told what to do."""
+        with pytest.raises(ImproperlyConfigured, match="mode='leased'"):
+            post(client, "/not-leased/", new_key())
+        assert effects(None, "debit") == 0
+
+    def test_atomic_requests(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Under ``ATOMIC_REQUESTS`` a step is refused, and the error names the way out."""
+        monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+        key = new_key()
+        with pytest.raises(ImproperlyConfigured, match="non_atomic_requests"):
+            post(client, "/transfers/", key)
+        assert effects(None, "debit") == 0
+        assert not IdempotencyKey.objects.filter(key=key).exists()
+
+
+def test_unknown_steps_are_kept_for_the_audit(database: DatabaseStore) -> None:
+    """Steps go with their record when it is purged."""
+    operation = leased(ttl=timedelta(milliseconds=1))
+    attempt(database, operation, lambda e: e.step("a", lambda: 1))
+    eventually(lambda: database.get(operation.key, operation.scope).expired)  # type: ignore[union-attr]
+    eventually(lambda: database.purge(timedelta(0), 10) == 1)
+    assert not IdempotencyStep.objects.using(database.using).exists()
+    assert database.purge(SECOND, 10) == 0

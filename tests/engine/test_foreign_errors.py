@@ -1,0 +1,170 @@
+"""The error of another operation, nested or in a hook, is not the request's own."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+import pytest
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import Client
+from django.urls import path
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency_django.decorators import idempotent
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.engine.functions import aidempotent_call, idempotent_call
+from idempotency_django.errors import (
+    FingerprintMismatch,
+    IdempotencyError,
+    OperationInProgress,
+    StoreUnavailable,
+)
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy
+from tests.models import Effect
+from tests.support.shared import assert_replays, effects, new_key, post, record
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.urls(__name__),
+    pytest.mark.usefixtures("atomic"),
+]
+
+
+def unavailable() -> Any:
+    """An operation of another store, which cannot be reached."""
+    raise StoreUnavailable
+
+
+def nested(error: str) -> Any:
+    """Another operation that ends in an error of ours."""
+
+    def fn(_: Any) -> Any:
+        raise {"busy": OperationInProgress, "gone": StoreUnavailable}[error]
+
+    if error in ("busy", "gone"):
+        return idempotent_call(fn, key="nested", scope="nested")
+    idempotent_call(lambda _: None, key="other", scope="nested", fingerprint=1)
+    return idempotent_call(lambda _: None, key="other", scope="nested", fingerprint=2)
+
+
+def handle(reference: str) -> None:
+    Effect.objects.create(reference=reference)
+    where, _, error = reference.partition("-")
+    if where == "nested":
+        nested(error)
+    if where == "hook":
+        transaction.on_commit(unavailable if error == "raised" else lambda: nested(error))
+
+
+def create(request: HttpRequest) -> HttpResponse:
+    handle(json.loads(request.body)["reference"])
+    return JsonResponse({}, status=201)
+
+
+async def create_async(request: HttpRequest) -> HttpResponse:
+    async def fn(_: Any) -> Any:
+        raise StoreUnavailable
+
+    await aidempotent_call(fn, key="nested", scope="nested")
+    raise AssertionError
+
+
+class DRF(IdempotentViewMixin, APIView):
+    authentication_classes: ClassVar[list[Any]] = []
+
+    def post(self, request: Request) -> Response:
+        handle(request.data["reference"])
+        return Response({}, status=201)
+
+
+class LeasedDRF(DRF):
+    idempotency_policy = Policy(mode="leased")
+
+
+urlpatterns = [
+    path("view/", idempotent(create)),
+    path("leased/", idempotent(mode="leased")(create)),
+    path("held/", idempotent(mode="leased", on_interrupted="hold")(create)),
+    path("drf/", DRF.as_view()),
+    path("leased-drf/", LeasedDRF.as_view()),
+    path("async/", idempotent(create_async)),
+]
+
+VIEWS = ["/view/", "/leased/", "/held/", "/drf/", "/leased-drf/"]
+LEASED = ["/leased/", "/held/", "/leased-drf/"]
+
+
+@pytest.mark.parametrize("url", VIEWS)
+@pytest.mark.parametrize(
+    ("reference", "error"),
+    [
+        ("nested-busy", OperationInProgress),
+        ("nested-gone", StoreUnavailable),
+        ("nested-other", FingerprintMismatch),
+    ],
+)
+def test_nested(
+    client: Client, url: str, reference: str, error: type[IdempotencyError], atomic: bool
+) -> None:
+    """A nested operation's error is the view's: Django's 500, and no problem of the request."""
+    if atomic and url in LEASED:
+        pytest.skip("NO LEASED VIEWS UNDER ATOMIC_REQUESTS")
+    key = new_key()
+    for attempt in (1, 2):
+        with pytest.raises(error):
+            post(client, url, key, reference)
+        if atomic:  # the record of the attempt has gone with the request's transaction
+            assert not IdempotencyKey.objects.filter(key=key).exists()
+        else:
+            assert (record(key).status, record(key).attempt) == ("failed", attempt)
+        assert effects(reference) == 0 or url in LEASED
+
+
+@pytest.mark.parametrize("url", VIEWS)
+@pytest.mark.parametrize("reference", ["hook-raised", "hook-gone", "hook-busy", "hook-other"])
+def test_hook(client: Client, url: str, reference: str, atomic: bool) -> None:
+    """A hook's error is a 500, as ever; what was committed stays, and is replayed."""
+    if atomic and url in LEASED:
+        pytest.skip("NO LEASED VIEWS UNDER ATOMIC_REQUESTS")
+    if reference == "hook-raised" and url in LEASED:
+        pytest.skip("WITHOUT A TRANSACTION A HOOK IS PART OF THE VIEW")
+    client.raise_request_exception = False
+    key = new_key()
+    first = post(client, url, key, reference)
+    assert first.status_code == 500
+    assert first["Content-Type"].startswith("text/html")
+    assert effects(reference) == 1
+    if url in ("/view/", "/drf/"):
+        assert record(key).status == "completed"
+        second = post(client, url, key, reference)
+        assert second.status_code == 201
+        assert effects(reference) == 1
+
+
+def test_nested_in_an_async_view(client: Client, atomic: bool) -> None:
+    """So it is in an async view."""
+    if atomic:
+        pytest.skip("NO ASYNC VIEWS UNDER ATOMIC_REQUESTS")
+    with pytest.raises(StoreUnavailable):
+        post(client, "/async/", new_key())
+
+
+def test_nested_in_a_call() -> None:
+    """An outer call raises what its function raised, and does not take it for its own."""
+    with pytest.raises(OperationInProgress) as caught:
+        idempotent_call(lambda _: nested("busy"), key="outer", scope="nested")
+    assert caught.value.foreign
+    assert record("outer").status == "failed"
+
+
+def test_own_error_stays_a_problem(client: Client) -> None:
+    """What the request's own operation ends in is a problem, as ever."""
+    key = new_key()
+    first = post(client, "/view/", key)
+    assert_replays(first, post(client, "/view/", key))
+    assert post(client, "/view/", key, "b").status_code == 422

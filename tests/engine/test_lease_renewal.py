@@ -1,0 +1,268 @@
+"""Renewing many leases at once: in one statement, on a connection that nobody else can take."""
+
+from __future__ import annotations
+
+import gc
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.db import OperationalError, connection, connections
+from django.db.backends.signals import connection_created
+
+from idempotency_django import engine
+from idempotency_django.engine import Executed, Outcome, Result, leases
+from idempotency_django.engine.leases import Lease, kept_alive
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.stores.records import Claim, Operation, Payload
+from idempotency_django.testing import PATIENCE, an_operation, eventually
+from tests.models import Effect
+from tests.settings import ALIASES
+from tests.support.shared import effects
+
+pytestmark = [pytest.mark.django_db(transaction=True, databases="__all__"), pytest.mark.driver]
+
+CONTROL = ("BEGIN", "COMMIT", "SAVEPOINT", "RELEASE")
+
+
+@contextmanager
+def statements_of_heartbeats() -> Iterator[list[str]]:
+    """What the heartbeats that connect meanwhile send, without what begins and ends it."""
+    sent: list[str] = []
+
+    def note(execute: Any, sql: str, parameters: Any, many: bool, context: Any) -> Any:
+        if not sql.lstrip().upper().startswith(CONTROL):
+            sent.append(sql)
+        return execute(sql, parameters, many, context)
+
+    def watch(connection: Any, **_: Any) -> None:
+        if threading.current_thread().name.startswith("idempotency-heartbeat"):
+            connection.execute_wrappers.append(note)
+
+    connection_created.connect(watch)
+    try:
+        yield sent
+    finally:
+        connection_created.disconnect(watch)
+
+
+@pytest.mark.parametrize("database", list(ALIASES))
+def test_statements_do_not_grow_with_the_leases(database: str) -> None:
+    """Leases that are due together are renewed together: not a statement for each."""
+    count = 60
+    store = DatabaseStore(str(uuid4()), using=ALIASES[database])
+    rows = IdempotencyKey.objects.using(store.using)
+    with statements_of_heartbeats() as sent, ExitStack() as kept:
+        claims = [store.acquire(an_operation(lease=timedelta(seconds=6))) for _ in range(count)]
+        keys = [claim.key for claim in claims]
+        ends = dict(rows.filter(key__in=keys).values_list("key", "lease_expires_at"))
+        for claim in claims:
+            assert isinstance(claim, Claim)
+            kept.enter_context(kept_alive(Lease(store, claim, 6, claim.asked_at)))
+
+        def renewed() -> bool:
+            now = dict(rows.filter(key__in=keys).values_list("key", "lease_expires_at"))
+            return all(now[key] > ends[key] for key in keys)
+
+        eventually(renewed)
+    assert 0 < len(sent) < count / 2, len(sent)
+
+
+DAY = 86400.0
+"""Seconds of a lease whose next renewal no test waits for."""
+
+
+class Noted(MemoryStore):
+    """Notes when a heartbeat has asked it for more time, and when one has let go of it."""
+
+    def __init__(self, alias: str) -> None:
+        super().__init__(alias)
+        self.asked: list[float] = []
+        self.let_go = threading.Event()
+        self.answers: list[Callable[[], None]] = []
+
+    def extend_many(self, claims: Sequence[Claim], seconds: float) -> Sequence[bool | None]:
+        self.asked.append(seconds)
+        if self.answers:
+            self.answers.pop(0)()
+        return [True] * len(claims)
+
+    @contextmanager
+    def dedicated_connection(self) -> Iterator[None]:
+        with super().dedicated_connection():
+            yield
+        self.let_go.set()
+
+
+def a_lease(store: Noted, seconds: float = DAY) -> Lease:
+    """A lease of a claim of its own."""
+    return Lease(store, Claim(an_operation(), 1, "token"), seconds, time.monotonic())
+
+
+def asleep(store: Noted) -> None:
+    """Wait until the store's heartbeat sleeps until a lease is due."""
+    heartbeat = leases._heartbeat_of(store)
+    eventually(lambda: 0 < heartbeat._wakes_at < math.inf)
+    with heartbeat._condition:  # which the thread gives back when it sleeps
+        assert heartbeat._wakes_at > 0
+
+
+def test_shorter_lease_wakes_the_thread() -> None:
+    """A lease that is due before the heartbeat would wake by itself is renewed in time."""
+    store = Noted(str(uuid4()))
+    with kept_alive(a_lease(store)):
+        asleep(store)
+        with kept_alive(a_lease(store, 0.3)):
+            eventually(lambda: store.asked)
+    assert set(store.asked) == {0.3}
+
+
+def test_connections_are_let_go_with_the_last_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the last lease has ended, the heartbeat keeps no connection until the next is due."""
+    store = Noted(str(uuid4()))
+    monkeypatch.setattr(leases, "RENEWALS", math.inf)  # a lease is due at once …
+    store.answers = [monkeypatch.undo]  # … and once renewed, it is not due for hours
+    with kept_alive(a_lease(store)), kept_alive(a_lease(store)):
+        asleep(store)
+        assert store.asked
+        assert not store.let_go.is_set()
+    assert store.let_go.wait(PATIENCE)
+
+
+def test_thread_of_a_store_ends_in_its_sleep() -> None:
+    """When nobody has a store any more, its heartbeat's thread ends, though nothing is due yet."""
+
+    def used(store: Noted) -> threading.Thread:
+        with kept_alive(a_lease(store)):
+            asleep(store)
+        [thread] = [t for t in threading.enumerate() if t.name.endswith(store.alias)]
+        return thread
+
+    thread = used(Noted(str(uuid4())))
+    gc.collect()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("fault", ["open", "close"])
+def test_heartbeat_that_cannot_connect_tries_again(
+    fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where its connections can be neither opened nor closed, it says so, and renews the lease."""
+
+    class Faulty(Noted):
+        faults = 1
+
+        @contextmanager
+        def dedicated_connection(self) -> Iterator[None]:
+            faulty, self.faults = self.faults, 0
+            if faulty and fault == "open":
+                raise OperationalError("too many connections")
+            with super().dedicated_connection():
+                yield
+            if faulty:
+                raise OperationalError("the server has gone away")
+
+    store = Faulty(str(uuid4()))
+    with kept_alive(a_lease(store, 0.3)):
+        eventually(lambda: store.asked)
+    if fault == "open":
+        assert "The heartbeat could not open or close its connections." in caplog.text
+    else:
+        eventually(lambda: "could not open or close its connections." in caplog.text)
+    store.asked.clear()
+    with kept_alive(a_lease(store, 0.3)):  # it goes on with the next lease
+        eventually(lambda: store.asked)
+
+
+def test_leases_of_other_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A statement renews leases of one length; those of another length that are due come next."""
+    store = Noted(str(uuid4()))
+    lengths = {DAY, 2 * DAY, 3 * DAY}
+    monkeypatch.setattr(leases, "RENEWALS", math.inf)
+    with ExitStack() as kept:
+        for seconds in lengths:
+            for _ in range(10):
+                kept.enter_context(kept_alive(a_lease(store, seconds)))
+        eventually(lambda: set(store.asked) == lengths)
+
+
+THREADS = 4
+
+
+@pytest.fixture
+def pooled() -> Iterator[None]:
+    """The default database has a pool: a connection for this thread and for THREADS others."""
+    pytest.importorskip("psycopg_pool")
+    if connection.vendor != "postgresql" or connection.Database.__name__ != "psycopg":
+        pytest.skip("only psycopg 3 has a pool")
+    settings = connections.settings["default"]
+    usual = settings["OPTIONS"]
+    connection.close()
+    pool = {"min_size": 0, "max_size": THREADS + 1, "timeout": 1}
+    settings["OPTIONS"] = {**usual, "pool": pool}
+    try:
+        yield
+        connection.close()
+    finally:
+        connection.close_pool()
+        settings["OPTIONS"] = usual
+
+
+@pytest.mark.usefixtures("pooled")
+def test_pool_without_a_connection_to_spare() -> None:
+    """Owners that hold every connection of a pool are not taken over: one effect for each key."""
+    store, contender = DatabaseStore(str(uuid4())), DatabaseStore(str(uuid4()))
+    operations = [an_operation(lease=timedelta(seconds=3)) for _ in range(THREADS)]
+    all_connected, go_on = threading.Barrier(THREADS + 1, timeout=PATIENCE), threading.Event()
+
+    def execute(_: object) -> Result:
+        Effect.objects.create(reference="a")  # on a connection that the thread keeps
+        all_connected.wait()
+        assert go_on.wait(PATIENCE)
+        return Result(None, Payload(201, (), b""))
+
+    def own(operation: Operation) -> Outcome:
+        try:
+            return engine.run(store, operation, execute, _raise)
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        owners = [threads.submit(own, operation) for operation in operations]
+        try:
+            assert effects() <= THREADS  # this thread has its connection, too
+            all_connected.wait()
+            ends = _ends(operations)
+
+            def renewed_or_taken_over() -> bool:
+                for operation in operations:
+                    if isinstance(contender.acquire(operation), Claim):
+                        Effect.objects.create(reference="a")
+                now = _ends(operations)
+                return effects() > THREADS or all(now[key] > ends[key] for key in ends)
+
+            eventually(renewed_or_taken_over)
+        finally:
+            go_on.set()
+        outcomes = [owner.result(PATIENCE) for owner in owners]
+    assert effects() == THREADS
+    assert all(isinstance(outcome, Executed) for outcome in outcomes)
+
+
+def _ends(operations: list[Operation]) -> dict[str, Any]:
+    rows = IdempotencyKey.objects.filter(key__in=[operation.key for operation in operations])
+    return dict(rows.values_list("key", "lease_expires_at"))
+
+
+def _raise(error: Exception) -> Result:
+    raise error

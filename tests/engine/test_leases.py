@@ -1,0 +1,1576 @@
+"""Leases: the heartbeat, late owners, stores that cannot be reached, and ``ATOMIC_REQUESTS``."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import math
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Any, ClassVar
+from uuid import uuid4
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import (
+    DatabaseError,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    connection,
+    connections,
+    transaction,
+)
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import path
+from django.utils import timezone
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency_django import engine, signals
+from idempotency_django.decorators import idempotent
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.engine import (
+    Executed,
+    Held,
+    InProgress,
+    Mismatched,
+    Outcome,
+    Replayed,
+    Result,
+    leases,
+)
+from idempotency_django.engine.context import ExecutionContext
+from idempotency_django.engine.leases import Lease
+from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy
+from idempotency_django.stores import Store, stores
+from idempotency_django.stores.codec import encode
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
+from idempotency_django.testing import PATIENCE, an_operation, eventually, in_threads
+from tests.models import Effect
+from tests.support.shared import (
+    assert_problem,
+    assert_replays,
+    cut_connection,
+    effects,
+    new_key,
+    post,
+    record,
+)
+from tests.support.soak import sizes
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.urls(__name__),
+    pytest.mark.usefixtures("sent"),  # so that every signal has somebody who listens
+]
+
+LONG, SHORT = timedelta(seconds=30), timedelta(seconds=0.3)
+STORED = Payload(201, (("Location", "/e/1"),), b"done")
+OTHER = Payload(200, (), b"the successor's")
+
+
+class Watched(Store):
+    """Notes what it is asked, and fails when it is told to, before or after it has done it."""
+
+    def __init__(self, alias: str, **options: Any) -> None:
+        super().__init__(alias, **options)
+        self.asked: list[tuple[str, str]] = []
+        self.answered: list[tuple[str, str]] = []
+        self.faults: dict[str, list[str]] = {}
+        self.error: type[Exception] = StoreUnavailable
+        self.heartbeats: set[Any] = set()
+        self.scopes: dict[str, str] = {}
+
+    def times(self, method: str, operation: Operation) -> int:
+        """How often it was asked this of the operation."""
+        return self.asked.count((method, operation.key))
+
+    def _ask(self, method: str, key: str, function: Callable[[], Any]) -> Any:
+        self.asked.append((method, key))
+        faults = self.faults.get(method)
+        fault = faults.pop(0) if faults else ""
+        if fault == "before":
+            raise self.error
+        answer = function()
+        self.answered.append((method, key))
+        if fault == "after":
+            raise self.error
+        return answer
+
+    def acquire(self, operation: Operation) -> Claim | Record:
+        self.scopes[operation.key] = operation.scope
+        return self._ask("acquire", operation.key, lambda: super(Watched, self).acquire(operation))
+
+    def complete(self, claim: Claim, payload: Payload) -> bool:
+        return self._ask(
+            "complete", claim.key, lambda: super(Watched, self).complete(claim, payload)
+        )
+
+    def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
+        return self._ask(
+            "fail",
+            claim.key,
+            lambda: super(Watched, self).fail(claim, error, pinned=pinned, held=held),
+        )
+
+    def get(self, key: str, scope: str) -> Record | None:
+        return self._ask("get", key, lambda: super(Watched, self).get(key, scope))
+
+    def extend(self, claim: Claim, seconds: float) -> bool:
+        return self._ask("extend", claim.key, lambda: super(Watched, self).extend(claim, seconds))
+
+    def extend_many(self, claims: Sequence[Claim], seconds: float) -> Sequence[bool | None]:
+        self.heartbeats.add(connections["default"])
+        return Store.extend_many(self, claims, seconds)  # one by one: each is noted, and may fail
+
+
+class WatchedMemory(Watched, MemoryStore):
+    """In memory."""
+
+
+class WatchedDatabase(Watched, DatabaseStore):
+    """In the database."""
+
+
+@pytest.fixture(params=[WatchedMemory, WatchedDatabase])
+def store(request: pytest.FixtureRequest) -> Watched:
+    """A store in memory and one in the database, each with a heartbeat of its own."""
+    made: Watched = request.param(str(uuid4()))
+    return made
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pause between the tries to store a response."""
+    monkeypatch.setattr(engine.leased, "PERSISTENCE", (0.0,) * 5)
+
+
+def leased(**changes: object) -> Operation:
+    return an_operation(**({"lease": LONG} | changes))
+
+
+def effect(execution: ExecutionContext | None) -> None:
+    Effect.objects.create(reference="a")
+
+
+def reraise(error: Exception) -> Result:
+    raise error
+
+
+def attempt(
+    store: Store,
+    operation: Operation,
+    handler: Callable[[ExecutionContext | None], object] = effect,
+    recover: Callable[[Exception], Result] = reraise,
+    **changes: Any,
+) -> Outcome:
+    """One attempt, whose response is the handler's result, or what it returns as its response."""
+    around = changes.pop("around", None) or nullcontext()
+    together = changes.pop("together", False)
+
+    def execute(execution: ExecutionContext | None) -> Result:
+        with around:
+            made = handler(execution)
+        return made if isinstance(made, Result) else Result(made, STORED)
+
+    return engine.run(store, replace(operation, **changes), execute, recover, together=together)
+
+
+def found(store: Store, operation: Operation) -> Record:
+    record = store.get(operation.key, operation.scope)
+    assert record is not None
+    return record
+
+
+def interrupt(store: Store, operation: Operation) -> None:
+    """Let the lease of the operation be over, whatever its owner believes."""
+    if isinstance(store, MemoryStore):
+        store._entries[operation.key, operation.scope].lease_ends = 0
+    else:
+        _interrupt(operation.key)
+
+
+def _interrupt(key: str) -> None:
+    rows = IdempotencyKey.objects.filter(key=key)
+    assert rows.update(lease_expires_at=timezone.now() - timedelta(hours=1)) == 1
+
+
+def taken_over(store: Store, operation: Operation) -> Claim:
+    """The claim of the successor of an owner that is still at work."""
+    acquired: list[Claim | Record] = []
+
+    def claimed() -> bool:
+        interrupt(store, operation)
+        acquired[:] = [store.acquire(operation)]
+        return isinstance(acquired[0], Claim)  # unless the heartbeat came between the two
+
+    eventually(claimed)
+    [claim] = acquired
+    assert isinstance(claim, Claim)
+    return claim
+
+
+def settle_by_hand(store: Store, operation: Operation) -> None:
+    """Complete an interrupted operation, as an operator does: with a token, but no attempt."""
+    interrupt(store, operation)
+    if isinstance(store, MemoryStore):
+        entry = store._entries[operation.key, operation.scope]
+        entry.token, entry.status = "operator", Status.COMPLETED
+        entry.payload = encode(OTHER)
+    else:
+        IdempotencyKey.objects.filter(key=operation.key).update(
+            owner_token="operator",
+            lease_expires_at=None,
+            status=Status.COMPLETED,
+            response_status=OTHER.status,
+            response_headers="[]",
+            response_body=OTHER.body,
+        )
+
+
+def forget(store: Store, operation: Operation) -> None:
+    """Delete the record."""
+    if isinstance(store, MemoryStore):
+        del store._entries[operation.key, operation.scope]
+    else:
+        IdempotencyKey.objects.filter(key=operation.key).delete()
+
+
+class TestHeartbeat:
+    """A lease lives as long as its handler runs."""
+
+    def test_renews(self, store: Watched) -> None:
+        """While the handler runs nobody can take it over, after its first lease either."""
+        operation = leased(lease=timedelta(seconds=6))
+
+        def handler(execution: ExecutionContext | None) -> None:
+            for times in range(1, 5):  # one more than the first lease has time for
+                eventually(lambda: store.times("extend", operation) >= times)  # noqa: B023
+                assert isinstance(attempt(store, operation), InProgress)
+
+        assert isinstance(attempt(store, operation, handler), Executed)
+        assert found(store, operation).attempt == 1
+        assert effects() == 0
+
+    def test_stops_with_the_handler(self, store: Watched) -> None:
+        """When the handler has ended its lease is renewed no more."""
+        ended, going_on = leased(lease=SHORT), leased(lease=SHORT)
+
+        def handler(operation: Operation, times: int) -> Callable[[ExecutionContext | None], None]:
+            return lambda execution: eventually(lambda: store.times("extend", operation) >= times)
+
+        attempt(store, ended, handler(ended, 1))
+        with pytest.raises(LookupError):
+            attempt(store, ended := leased(lease=SHORT), _raises_after(handler(ended, 0)))
+        renewed = store.times("extend", ended)
+        attempt(store, going_on, handler(going_on, 4))
+        assert store.times("extend", ended) <= renewed + 1  # one may have been under way
+
+    def test_short_handlers_ask_nothing(self, store: Watched) -> None:
+        """A handler that is over before its lease is due costs no statement of the heartbeat."""
+        short, longer = leased(), leased(lease=SHORT)
+        attempt(store, short)
+        attempt(store, longer, lambda e: eventually(lambda: store.times("extend", longer) >= 2))
+        assert store.times("extend", short) == 0
+
+    def test_short_handlers_wake_nobody(
+        self, store: Watched, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nor do they wake the heartbeat's thread, which would take the interpreter from them."""
+        slept: list[float] = []
+        sleep, mine = leases._Heartbeat._sleep, leases._heartbeat_of(store)
+        long = timedelta(days=1)  # or a lease might be due before this test is over
+
+        def counted(heartbeat: leases._Heartbeat, seconds: float) -> None:
+            if heartbeat is mine:  # those of other tests' stores may wake at any time
+                slept.append(seconds)
+            sleep(heartbeat, seconds)
+
+        monkeypatch.setattr(leases._Heartbeat, "_sleep", counted)
+        # Until this one would have been due; it does not end before the thread knows of it.
+        seen = partial(eventually, lambda: slept and slept[-1] < math.inf)
+        attempt(store, leased(lease=long), lambda execution: seen())
+        before = len(slept)
+        for _ in range(50):
+            attempt(store, leased(lease=long))
+        assert len(slept) == before
+
+    def test_connection_of_its_own(self) -> None:
+        """The heartbeat asks on a connection of its own, and closes it when nothing is left."""
+        store = WatchedDatabase(str(uuid4()))
+        operation = leased(lease=SHORT)
+        seen: list[bool] = []
+
+        def handler(execution: ExecutionContext | None) -> None:
+            with transaction.atomic():  # which is the heartbeat's no more than the handler's error
+                Effect.objects.create(reference="a")
+                if connection.vendor != "sqlite":  # whose one write lock is held here
+                    eventually(lambda: store.times("extend", operation) >= 2)
+            eventually(lambda: store.times("extend", operation) >= 3)
+            [other] = store.heartbeats
+            assert other is not connection
+            eventually(lambda: other.connection is not None)
+            seen.append(True)
+
+        assert isinstance(attempt(store, operation, handler), Executed)
+        [other] = store.heartbeats
+        eventually(lambda: other.connection is None)
+        assert seen == [True]
+
+    @pytest.mark.parametrize("error", [StoreUnavailable, OperationInProgress, ValueError])
+    def test_failing_store(
+        self, store: Watched, error: type[Exception], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A renewal that fails is logged and tried again; the handler is not disturbed."""
+        operation = leased(lease=timedelta(seconds=2))
+        store.error, store.faults["extend"] = error, ["before"] * 3
+
+        records: list[logging.LogRecord] = []
+
+        def handler(execution: ExecutionContext | None) -> None:
+            eventually(lambda: store.answered.count(("extend", operation.key)) >= 2)
+            records.extend(caplog.records)  # a later renewal may meet the completion's lock
+
+        with caplog.at_level(logging.WARNING, "idempotency_django"):
+            assert isinstance(attempt(store, operation, handler), Executed)
+        logged = [r for r in records if "could not be renewed; trying again" in r.message]
+        assert len(logged) == 3
+        assert all(r.exc_info and r.exc_info[0] is error for r in logged)
+
+    def test_failing_renewal_shortens_nothing(self, store: Watched) -> None:
+        """A lease that could not be renewed is as long as it was."""
+        claim = store.acquire(leased())
+        assert isinstance(claim, Claim)
+        lease = Lease(store, claim, 30, time.monotonic())
+        before = lease._valid_until
+        store.faults["extend"] = ["before", "after"]
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable):
+                lease.renew()
+        assert lease._valid_until == before
+        lease.ensure()
+        assert store.times("extend", claim.operation) == 2  # it knows without asking
+        lease.renew()
+        assert lease._valid_until > before
+
+    def test_lost_claim(self, store: Watched, caplog: pytest.LogCaptureFixture) -> None:
+        """A claim that is lost is logged, once, and its lease is renewed no more."""
+        operation, going_on = leased(lease=SHORT), leased(lease=SHORT)
+
+        def late(execution: ExecutionContext | None) -> None:
+            successor = taken_over(store, operation)
+            assert store.extend(successor, 60)
+            eventually(lambda: "tried to renew its lease too late" in caplog.text)
+            asked = store.times("extend", operation)
+            attempt(
+                store, going_on, lambda e: eventually(lambda: store.times("extend", going_on) > 3)
+            )
+            assert store.times("extend", operation) == asked
+
+        with caplog.at_level(logging.WARNING, "idempotency_django"):
+            assert isinstance(attempt(store, operation, late), InProgress)
+        assert caplog.text.count("tried to renew its lease too late") == 1
+
+    def test_one_thread(self, store: Watched) -> None:
+        """All leases of a store are renewed by one thread."""
+        operations = [leased(lease=SHORT) for _ in range(12)]
+
+        def run(operation: Operation) -> Outcome:
+            return attempt(
+                store,
+                operation,
+                lambda e: eventually(lambda: store.times("extend", operation) >= 3),
+            )
+
+        outcomes = in_threads([lambda o=operation: run(o) for operation in operations])  # type: ignore[misc]
+        assert all(isinstance(outcome, Executed) for outcome in outcomes)
+        assert [t.name for t in threading.enumerate()].count(_thread_name(store)) == 1
+
+    def test_shorter_lease_comes_first(self, store: Watched) -> None:
+        """A short lease that is added behind a long one is renewed in time."""
+        short = leased(lease=SHORT)
+
+        def handler(execution: ExecutionContext | None) -> None:
+            attempt(store, short, lambda e: eventually(lambda: store.times("extend", short) >= 2))
+
+        assert isinstance(attempt(store, leased(), handler), Executed)
+
+    def test_thread_does_not_keep_the_process(self, store: Watched) -> None:
+        """The thread is a daemon: a process that ends does not wait for it."""
+        attempt(store, leased())
+        [thread] = [t for t in threading.enumerate() if t.name == _thread_name(store)]
+        assert thread.daemon
+
+    def test_thread_that_cannot_be_started(
+        self, store: Watched, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where no thread can be had the attempt fails; the next tries to start it again."""
+        start, refused = threading.Thread.start, []
+
+        def refuse(thread: threading.Thread) -> None:
+            if thread.name == _thread_name(store) and not refused:
+                refused.append(thread)
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        operation = leased(lease=SHORT)
+        with pytest.raises(RuntimeError, match="can't start"):
+            attempt(store, operation)
+        assert (effects(), found(store, operation).status) == (0, Status.FAILED)
+        attempt(
+            store, operation, lambda e: eventually(lambda: store.times("extend", operation) >= 2)
+        )
+
+    def test_fork(self) -> None:
+        """A forked process has a heartbeat of its own."""
+        store, before = WatchedMemory(str(uuid4())), leased(lease=SHORT)
+
+        def renewed(operation: Operation) -> Outcome:
+            return attempt(
+                store,
+                operation,
+                lambda e: eventually(lambda: store.times("extend", operation) >= 3),
+            )
+
+        renewed(before)
+        child = _fork()
+        if child == 0:
+            try:
+                assert isinstance(renewed(leased(lease=SHORT)), Executed)
+            except BaseException:  # noqa: BLE001
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        renewed(leased(lease=SHORT))  # and the parent still has its own
+
+    def test_fork_while_a_heartbeat_is_made(self) -> None:
+        """A lock that another thread held at the fork is not held in the child."""
+        store = WatchedMemory(str(uuid4()))
+        with leases._making:
+            child = _fork()
+            if child == 0:
+                code = 0 if isinstance(attempt(store, leased(), lambda e: None), Executed) else 1
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def test_fork_while_a_heartbeat_is_busy(self) -> None:
+        """A store that the child lets go of waits for no lock that is held in the parent."""
+        store = WatchedMemory(str(uuid4()))
+        with leases._heartbeat_of(store)._condition:
+            child = _fork()
+            if child == 0:
+                signal.alarm(int(PATIENCE))
+                del store
+                gc.collect()
+                os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def test_long_leases_do_not_pile_up(self, store: Watched) -> None:
+        """Leases that ended are forgotten long before they would have been due."""
+        heartbeat = leases._heartbeat_of(store)
+        operation = leased(lease=timedelta(days=1))
+        claim = Claim(operation, 1, "t")
+        held = Lease(store, claim, 86400, time.monotonic())
+        with leases.kept_alive(held):
+            for _ in range(1000):
+                with leases.kept_alive(Lease(store, claim, 86400, time.monotonic())):
+                    pass
+            assert list(heartbeat._due) == [held]
+
+    def test_forgotten_store(self) -> None:
+        """A store that nobody uses any more is not kept by its heartbeat."""
+        store = WatchedMemory(str(uuid4()))
+        attempt(store, leased(), lambda e: None)
+        assert store in leases._heartbeats
+        kept = len(leases._heartbeats)
+        del store
+        gc.collect()
+        assert len(leases._heartbeats) < kept
+
+    def test_thread_ends_with_its_store(self) -> None:
+        """The thread of a store that nobody uses any more ends."""
+        alias = str(uuid4())
+        self._used(WatchedMemory(alias))
+
+        def ended() -> bool:
+            gc.collect()
+            return f"idempotency-heartbeat-{alias}" not in {t.name for t in threading.enumerate()}
+
+        eventually(ended)
+
+    def _used(self, store: Watched) -> None:
+        operation = leased(lease=SHORT)
+        attempt(store, operation, lambda e: eventually(lambda: store.times("extend", operation)))
+        assert _thread_name(store) in {thread.name for thread in threading.enumerate()}
+
+    @pytest.mark.django_db(transaction=False)
+    def test_inside_a_test_case(self) -> None:
+        """In a test that is one transaction, which the heartbeat cannot look into, all goes on."""
+        store, operation = WatchedDatabase(str(uuid4())), leased(lease=timedelta(seconds=3))
+
+        def handler(execution: ExecutionContext) -> Any:
+            lease = execution._lease
+            assert lease is not None
+            eventually(lambda: lease.is_over)  # the heartbeat could do nothing for it
+            return execution.step("a", lambda: 1)
+
+        assert attempt(store, operation, handler) == Executed(1)
+        assert found(store, operation).payload == STORED
+
+    def test_slow_receiver_is_not_late(
+        self, store: Watched, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A receiver of ``completed`` that takes its time loses nothing, and no log says so."""
+        operation, other = leased(lease=SHORT), leased(lease=SHORT)
+
+        def slow(operation: Operation, **_: Any) -> None:
+            if operation.key != other.key:
+                attempt(
+                    store, other, lambda e: eventually(lambda: store.times("extend", other) > 3)
+                )
+
+        signals.completed.connect(slow)
+        try:
+            with caplog.at_level(logging.WARNING, "idempotency_django"):
+                assert isinstance(attempt(store, operation), Executed)
+        finally:
+            signals.completed.disconnect(slow)
+        assert "too late" not in caplog.text
+
+
+def _thread_name(store: Store) -> str:
+    return f"idempotency-heartbeat-{store.alias}"
+
+
+def _raises_after(handler: Callable[[ExecutionContext | None], object]) -> Callable[[Any], object]:
+    def raising(execution: ExecutionContext | None) -> object:
+        handler(execution)
+        raise LookupError("boom")
+
+    return raising
+
+
+def _fork() -> int:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # there are threads, on purpose
+        return os.fork()
+
+
+@pytest.mark.driver
+class TestLateOwner:
+    """An owner that was taken over gives its successor's response, never its own."""
+
+    def test_successor_completed(self, store: Watched, sent: list[str]) -> None:
+        """The response that is stored is the one that is given."""
+        operation = leased()
+
+        def late(execution: ExecutionContext | None) -> None:
+            assert store.complete(taken_over(store, operation), OTHER)
+
+        outcome = attempt(store, operation, late)
+        assert isinstance(outcome, Replayed)
+        assert outcome.record.payload == OTHER
+        assert found(store, operation).payload == OTHER
+        assert sent == ["claimed", "lost", "replayed"]
+
+    def test_successor_at_work(self, store: Watched, sent: list[str]) -> None:
+        """While the successor is at work it is in progress."""
+        operation = leased()
+        outcome = attempt(store, operation, lambda e: taken_over(store, operation) and None)
+        assert isinstance(outcome, InProgress)
+        assert sent == ["claimed", "lost", "conflicted"]
+        assert found(store, operation).status is Status.IN_PROGRESS
+
+    def test_successor_waited_for(self, store: Watched, elsewhere: ThreadPoolExecutor) -> None:
+        """If it may wait, it waits for the successor's response."""
+        operation = leased()
+
+        def late(execution: ExecutionContext | None) -> None:
+            claim = taken_over(store, operation)
+
+            def complete() -> None:
+                looked = store.times("get", operation)
+                eventually(lambda: store.times("get", operation) >= looked + 2)
+                assert store.complete(claim, OTHER)
+
+            completing.append(elsewhere.submit(complete))
+
+        completing: list[Any] = []
+        outcome = attempt(store, operation, late, wait=LONG)
+        completing[0].result(PATIENCE)
+        assert isinstance(outcome, Replayed)
+        assert outcome.record.payload == OTHER
+
+    @pytest.mark.parametrize("wait", [None, LONG])
+    def test_successor_failed(self, store: Watched, wait: timedelta | None) -> None:
+        """When the successor failed there is nothing to give: ``ClaimLost``."""
+        operation, calls = leased(), []
+
+        def late(execution: ExecutionContext | None) -> None:
+            calls.append(execution)
+            assert store.fail(taken_over(store, operation), "no")
+
+        with pytest.raises(ClaimLost):
+            attempt(store, operation, late, wait=wait)
+        assert len(calls) == 1
+        assert isinstance(attempt(store, operation), Executed)
+
+    def test_successor_fails_while_it_is_waited_for(
+        self, store: Watched, elsewhere: ThreadPoolExecutor
+    ) -> None:
+        """Nor does the handler of a late owner run a second time."""
+        operation, calls, failing = leased(), [], []
+
+        def late(execution: ExecutionContext | None) -> None:
+            calls.append(execution)
+            claim = taken_over(store, operation)
+
+            def fail() -> None:
+                looked = store.times("get", operation)
+                eventually(lambda: store.times("get", operation) >= looked + 2)
+                assert store.fail(claim, "no")
+
+            failing.append(elsewhere.submit(fail))
+
+        with pytest.raises(ClaimLost):
+            attempt(store, operation, late, wait=LONG)
+        failing[0].result(PATIENCE)
+        assert len(calls) == 1
+
+    def test_record_deleted(self, store: Watched) -> None:
+        """When the record was deleted under it: ``ClaimLost``."""
+        operation = leased()
+        with pytest.raises(ClaimLost, match="deleted"):
+            attempt(store, operation, lambda e: forget(store, operation))
+
+    @pytest.mark.parametrize(
+        "ending",
+        [
+            _raises_after(lambda e: None),
+            lambda e: Result("x", None, error="The response had the status 503.", failed=True),
+            lambda e: Result("x", None, error="The response had the status 409."),
+        ],
+        ids=["raised", "503", "409"],
+    )
+    def test_late_failure(self, store: Watched, ending: Any, sent: list[str]) -> None:
+        """A late owner that fails frees nothing, and is announced as lost."""
+        operation = leased()
+        claims: list[Claim] = []
+
+        def late(execution: ExecutionContext | None) -> object:
+            claims.append(taken_over(store, operation))
+            return ending(execution)
+
+        with suppress(LookupError):
+            attempt(store, operation, late)
+        assert found(store, operation).status is Status.IN_PROGRESS
+        assert sent == ["claimed", "lost"]
+        assert store.complete(claims[0], OTHER)
+
+    def test_late_stored_error(self, store: Watched, sent: list[str]) -> None:
+        """Nor is the response to its error stored."""
+        operation = leased()
+
+        def late(execution: ExecutionContext | None) -> object:
+            assert store.complete(taken_over(store, operation), OTHER)
+            raise LookupError
+
+        attempt(store, operation, late, recover=lambda error: Result("404", lambda: STORED))
+        assert found(store, operation).payload == OTHER
+        assert sent == ["claimed", "lost"]
+
+    @pytest.mark.parametrize("ending", ["raised", "stored"])
+    def test_settled_by_hand(self, store: Watched, ending: str, sent: list[str]) -> None:
+        """What an operator stored meanwhile, for that same attempt, is not announced as its own."""
+        operation = leased()
+        payload = (lambda: STORED) if ending == "stored" else None
+
+        def late(execution: ExecutionContext | None) -> object:
+            settle_by_hand(store, operation)
+            raise LookupError
+
+        attempt(store, operation, late, recover=lambda error: Result("404", payload, failed=True))
+        assert found(store, operation).payload == OTHER
+        assert sent == ["claimed", "lost"]
+
+    def test_deleted_and_claimed_anew(self, store: Watched, sent: list[str]) -> None:
+        """Nor is what was stored by the first attempt of a record that replaced its own."""
+        operation = leased()
+
+        def late(execution: ExecutionContext | None) -> object:
+            forget(store, operation)
+            attempt(store, operation)
+            raise LookupError
+
+        with pytest.raises(LookupError):
+            attempt(store, operation, late)
+        assert effects() == 1
+        assert sent == ["claimed", "claimed", "completed", "lost"]
+
+    def test_deleted_and_failed_anew(self, sent: list[str]) -> None:
+        """Nor is it told of as failed where such an attempt has failed."""
+        store, operation = WatchedDatabase(str(uuid4())), leased()
+
+        def late(execution: ExecutionContext | None) -> object:
+            forget(store, operation)
+            with pytest.raises(ZeroDivisionError):
+                attempt(store, operation, lambda e: 1 / 0)
+            raise LookupError
+
+        with pytest.raises(LookupError):
+            attempt(store, operation, late)
+        assert sent == ["claimed", "claimed", "failed", "lost"]
+
+    def test_claim_of_another_operation(self, store: Watched, sent: list[str]) -> None:
+        """An operation that the handler executed, and that was lost, is an error like any other."""
+        operation, inner = leased(), leased()
+
+        def handler(execution: ExecutionContext) -> None:
+            attempt(store, inner, lambda e: forget(store, inner))
+
+        with pytest.raises(ClaimLost):
+            attempt(store, operation, handler)
+        assert sent == ["claimed", "claimed", "lost", "failed"]
+        assert found(store, operation).status is Status.FAILED
+        assert isinstance(attempt(store, operation), Executed)
+
+    @pytest.mark.parametrize("owners", sizes(20, 200))
+    def test_late_completions(self, store: Watched, owners: int) -> None:
+        """Of many late owners none completes, fails or extends what is its successor's."""
+        accepted = 0
+        for number in range(owners):
+            operation = leased()
+            late = store.acquire(operation)
+            assert isinstance(late, Claim)
+            successor = taken_over(store, operation)
+            if number % 2:
+                assert store.complete(successor, OTHER)
+            accepted += store.complete(late, STORED) + store.fail(late, "") + store.extend(late, 9)
+            assert found(store, operation).attempt == 2
+        assert accepted == 0
+
+
+class TestSignals:
+    """Each attempt ends in one signal."""
+
+    def test_completed(self, store: Watched, sent: list[str]) -> None:
+        """A response, and its replay."""
+        operation = leased()
+        attempt(store, operation)
+        attempt(store, operation)
+        assert sent == ["claimed", "completed", "replayed"]
+
+    def test_failed_and_released(self, store: Watched, sent: list[str]) -> None:
+        """An error, a 5xx, and a response that is not kept; each is another attempt."""
+        operation = leased()
+        with pytest.raises(LookupError):
+            attempt(store, operation, _raises_after(effect))
+        attempt(store, operation, lambda e: Result("x", None, error="503", failed=True))
+        attempt(store, operation, lambda e: Result("x", None, error="409"))
+        assert sent == ["claimed", "failed", "claimed", "failed", "claimed", "released"]
+        assert found(store, operation).attempt == 3
+
+    def test_stored_error(self, store: Watched, sent: list[str]) -> None:
+        """An error whose response is stored is completed."""
+        operation = leased()
+        attempt(
+            store, operation, _raises_after(effect), recover=lambda e: Result("x", lambda: STORED)
+        )
+        assert sent == ["claimed", "completed"]
+        assert found(store, operation).payload == STORED
+
+    def test_answer_that_cannot_be_made(self, store: Watched, sent: list[str]) -> None:
+        """An error whose response cannot be rendered leaves the key free, and says why."""
+        operation = leased()
+
+        def unmade() -> Payload:
+            raise KeyError("the renderer")
+
+        with pytest.raises(KeyError, match="the renderer"):
+            attempt(store, operation, _raises_after(effect), recover=lambda e: Result("x", unmade))
+        assert sent == ["claimed", "failed"]
+        assert found(store, operation).status is Status.FAILED
+
+    def test_conflicts_and_mismatches(self, store: Watched, sent: list[str]) -> None:
+        """Who is refused, and why."""
+        operation = leased()
+        store.acquire(operation)
+        assert isinstance(attempt(store, operation), InProgress)
+        other = leased(key=operation.key, fingerprint="0" * 64)
+        assert isinstance(attempt(store, other), Mismatched)
+        assert sent == ["conflicted", "mismatched"]
+
+    @pytest.mark.parametrize("exits", [KeyboardInterrupt, SystemExit])
+    def test_end_of_the_process(
+        self, store: Watched, sent: list[str], exits: type[BaseException]
+    ) -> None:
+        """A handler that is ended by Ctrl-C or at the end of the process frees the key."""
+        operation = leased()
+
+        def handler(execution: ExecutionContext | None) -> None:
+            raise exits
+
+        with pytest.raises(exits):
+            attempt(store, operation, handler)
+        assert sent == ["claimed", "failed"]
+        assert isinstance(attempt(store, operation), Executed)
+
+    @pytest.mark.parametrize("exits", [KeyboardInterrupt, SystemExit])
+    def test_end_of_the_process_and_hold(
+        self, store: Watched, sent: list[str], exits: type[BaseException]
+    ) -> None:
+        """Where what was interrupted is to be held, that is held too: nobody knows what it did."""
+        operation = leased(hold=True)
+
+        def handler(execution: ExecutionContext) -> None:
+            raise exits
+
+        with pytest.raises(exits):
+            attempt(store, operation, handler)
+        assert sent == ["claimed"]
+        assert isinstance(attempt(store, operation), InProgress)
+        interrupt(store, operation)
+        assert isinstance(attempt(store, operation), Held)
+        assert effects() == 0
+
+    def test_cancellation_and_hold(self) -> None:
+        """The same holds for an async handler that is cancelled."""
+        store, operation = WatchedMemory(str(uuid4())), leased(hold=True)
+
+        async def work() -> None:
+            reached = asyncio.Event()
+
+            async def endless(execution: ExecutionContext) -> Result:
+                reached.set()
+                await asyncio.Event().wait()
+                raise AssertionError
+
+            task = asyncio.ensure_future(engine.arun(store, operation, endless, reraise))
+            await asyncio.wait_for(reached.wait(), PATIENCE)
+            task.cancel()
+            await asyncio.wait([task], timeout=PATIENCE)
+            assert task.cancelled()
+
+        asyncio.run(work())
+        assert found(store, operation).status is Status.IN_PROGRESS
+        interrupt(store, operation)
+        assert isinstance(attempt(store, operation), Held)
+
+    def test_stop_iteration(self, store: Watched) -> None:
+        """A handler that lets a StopIteration go is an error like any other."""
+        operation = leased()
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            attempt(store, operation, lambda e: next(iter(())))
+        assert found(store, operation).status is Status.FAILED
+
+
+@pytest.mark.usefixtures("at_once")
+class TestUnreachableStore:
+    """A store that cannot be reached for a moment, or at all."""
+
+    @pytest.mark.parametrize(
+        "faults",
+        [["before"], ["before"] * 5, ["after"], ["before", "after"], ["after", "before", "after"]],
+    )
+    def test_complete_comes_through(
+        self, store: Watched, faults: list[str], sent: list[str], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """What was done is stored when the store is back, once, whether a response was lost or not.
+
+        After ``"after"`` it was stored, and nobody was told.
+        """
+        operation = leased()
+        store.faults["complete"] = list(faults)
+        assert isinstance(attempt(store, operation), Executed)
+        assert store.faults["complete"] == []
+        outcome = attempt(store, operation)
+        assert isinstance(outcome, Replayed)
+        assert outcome.record.payload == STORED
+        assert effects() == 1
+        assert sent == ["claimed", "completed", "replayed"]
+        assert "could not be stored" not in caplog.text
+
+    def test_get_fails_too(self, store: Watched) -> None:
+        """The same where the question whether it was stored gets no reply."""
+        operation = leased()
+        store.faults = {"complete": ["after"], "get": ["before"]}
+        assert isinstance(attempt(store, operation), Executed)
+        assert found(store, operation).payload == STORED
+
+    def test_complete_is_never_possible(
+        self, store: Watched, sent: list[str], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The client gets its response all the same, and the log tells what a retry will do."""
+        operation = leased()
+        store.faults["complete"] = ["before"] * 6
+        assert attempt(store, operation, lambda e: "the answer") == Executed("the answer")
+        assert "A retry of" in caplog.text
+        assert operation.key in caplog.text
+        assert sent == ["claimed"]
+        assert found(store, operation).status is Status.IN_PROGRESS
+        interrupt(store, operation)
+        assert isinstance(attempt(store, operation), Executed)
+
+    def test_complete_is_given_up_with_the_lease(
+        self, store: Watched, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """When the lease is over somebody else may be at it: no further try."""
+        operation = leased()
+        store.faults["complete"] = ["before"] * 6
+
+        def handler(execution: ExecutionContext | None) -> str:
+            assert execution is not None
+            assert execution._lease is not None
+            execution._lease._valid_until = 0
+            return "the answer"
+
+        assert attempt(store, operation, handler) == Executed("the answer")
+        assert store.times("complete", operation) == 1
+
+    def test_taken_over_meanwhile(self, store: Watched) -> None:
+        """What was stored by somebody else meanwhile is not taken for its own."""
+        operation = leased()
+        store.faults["complete"] = ["", "before"]
+
+        def late(execution: ExecutionContext | None) -> None:
+            assert store.complete(taken_over(store, operation), STORED)
+
+        assert isinstance(attempt(store, operation, late), Replayed)
+
+    def test_whether_a_claim_is_lost_cannot_be_asked(self, store: Watched) -> None:
+        """Who is told of a lost claim, and cannot ask whose, fails as ever and frees the key."""
+        operation = leased()
+        store.faults["extend"] = ["before"]
+
+        def handler(execution: ExecutionContext) -> None:
+            raise ClaimLost
+
+        with pytest.raises(ClaimLost):
+            attempt(store, operation, handler)
+        assert found(store, operation).status is Status.FAILED
+
+    @pytest.mark.parametrize("error", [LookupError, None])
+    def test_fail(
+        self, store: Watched, error: type[Exception] | None, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A failure that cannot be recorded is logged; the client is told of the failure."""
+        operation = leased()
+        store.faults["fail"] = ["before"] * 2
+        if error:
+            with pytest.raises(LookupError):
+                attempt(store, operation, _raises_after(effect))
+        else:
+            answer = Result("503", None, error="The response had the status 503.", failed=True)
+            assert attempt(store, operation, lambda e: answer) == Executed("503")
+        assert "could not be recorded" in caplog.text
+        assert isinstance(attempt(store, operation), InProgress)
+        interrupt(store, operation)
+        assert isinstance(attempt(store, operation), Executed)
+
+    def test_fail_whose_answer_was_lost(self, store: Watched, sent: list[str]) -> None:
+        """A failure that was recorded, though nobody was told, is announced as one."""
+        operation = leased()
+        store.faults["fail"] = ["after"]
+        with pytest.raises(LookupError):
+            attempt(store, operation, _raises_after(effect))
+        assert found(store, operation).status is Status.FAILED
+        assert sent == ["claimed", "failed"]
+
+    def test_refuse(self, store: Watched) -> None:
+        """By default nothing is executed while the store cannot be reached."""
+        store.faults["acquire"] = ["before"]
+        with pytest.raises(StoreUnavailable):
+            attempt(store, leased())
+        assert effects() == 0
+
+    def test_claim_whose_answer_was_lost(self, store: Watched) -> None:
+        """A claim that nobody knows of ends with its lease."""
+        operation = leased()
+        store.faults["acquire"] = ["after"]
+        with pytest.raises(StoreUnavailable):
+            attempt(store, operation)
+        assert isinstance(attempt(store, operation), InProgress)
+        interrupt(store, operation)
+        assert isinstance(attempt(store, operation), Executed)
+        assert effects() == 1
+
+    def test_too_busy(self, store: Watched) -> None:
+        """A store that is too busy to say more is a conflict, not a failure of the store."""
+        store.error, store.faults["acquire"] = OperationInProgress, ["before"]
+        assert isinstance(attempt(store, leased()), InProgress)
+        assert effects() == 0
+
+
+def lose_commit(*, done: bool, using: str = "default") -> None:
+    """Let the next COMMIT be done, or not, and nobody be told which."""
+    of = connections[using]
+    commit: Callable[[], None] = of._commit  # type: ignore[attr-defined]
+
+    def unconfirmed() -> None:
+        del of._commit  # type: ignore[attr-defined]
+        if done:
+            commit()
+        raise OperationalError("server closed the connection unexpectedly")
+
+    of._commit = unconfirmed  # type: ignore[attr-defined]
+
+
+def one_by_one() -> WatchedDatabase:
+    """A store that leaves COMMIT to Django, where a test can lose it."""
+    return WatchedDatabase(str(uuid4()), combine_statements=False)
+
+
+@pytest.mark.parametrize("done", [True, False])
+@pytest.mark.driver
+class TestUnconfirmedCommit:
+    """Nobody knows whether the attempt was committed: where it is to be held, it is."""
+
+    @pytest.mark.parametrize("within", ["atomic", "step"])
+    def test_store(self, within: str, done: bool, sent: list[str]) -> None:
+        """A transaction of the store's own: the key is not freed, and a person decides."""
+        store, operation = one_by_one(), leased(hold=True)
+
+        def work() -> None:
+            effect(None)
+            lose_commit(done=done)
+
+        def handler(execution: ExecutionContext) -> None:
+            if within == "step":
+                execution.step("a", work)
+            else:
+                with execution.atomic():
+                    work()
+
+        with pytest.raises(StoreUnavailable, match="operator"):
+            attempt(store, operation, handler)
+        assert isinstance(attempt(store, operation), InProgress)
+        interrupt(store, operation)
+        assert isinstance(attempt(store, operation), Held)
+        assert effects() == done
+        assert sent == ["claimed", "conflicted", "conflicted"]
+
+    def test_answered(self, done: bool) -> None:
+        """An adapter may make a response of it; that settles nothing."""
+        store, operation = one_by_one(), leased(hold=True)
+
+        def handler(execution: ExecutionContext | None) -> None:
+            effect(None)
+            lose_commit(done=done)
+
+        def sorry(error: Exception) -> Result:
+            return Result("500", lambda: STORED, failed=True)
+
+        assert attempt(store, operation, handler, sorry, together=True) == Executed("500")
+        if not done:
+            interrupt(store, operation)
+        assert isinstance(attempt(store, operation), Replayed if done else Held)
+        assert effects() == done
+
+    def test_store_cannot_tell(self, done: bool, sent: list[str]) -> None:
+        """Nor is it taken for failed where the store cannot be asked what became of it."""
+        store, operation = one_by_one(), leased(hold=True)
+        store.faults["get"] = ["before"]
+
+        def handler(execution: ExecutionContext | None) -> None:
+            effect(None)
+            lose_commit(done=done)
+
+        with pytest.raises(StoreUnavailable):
+            attempt(store, operation, handler, together=True)
+        assert sent == ["claimed"]
+        if not done:
+            interrupt(store, operation)
+        assert isinstance(attempt(store, operation), Replayed if done else Held)
+        assert effects() == done
+
+    def test_resumed(self, done: bool, sent: list[str]) -> None:
+        """Where it is to be resumed the key is free at once, as after any other failure."""
+        store, operation = one_by_one(), leased()
+
+        def handler(execution: ExecutionContext) -> None:
+            with execution.atomic():
+                effect(None)
+                lose_commit(done=done)
+
+        with pytest.raises(StoreUnavailable):
+            attempt(store, operation, handler)
+        assert isinstance(attempt(store, operation), Executed)
+        assert effects() == 1 + done
+        assert sent == ["claimed", "failed", "claimed", "completed"]
+
+
+class TestKnownEnd:
+    """What is known not to have been committed is no interruption: its key is free at once."""
+
+    @pytest.mark.parametrize("error", [LookupError, OperationalError, InterfaceError])
+    def test_handler_raises(self, store: Watched, error: type[Exception]) -> None:
+        """The handler's own error, whatever it is."""
+        operation = leased(hold=True)
+
+        def handler(execution: ExecutionContext | None) -> None:
+            raise error
+
+        with pytest.raises(error):
+            attempt(store, operation, handler, around=transaction.atomic())
+        assert isinstance(attempt(store, operation), Executed)
+
+    def test_refused_commit(self, store: Watched) -> None:
+        """A transaction that the database refused to commit."""
+        operation = leased(hold=True)
+
+        @contextmanager
+        def refused() -> Iterator[None]:
+            with transaction.atomic():
+                yield
+                raise IntegrityError
+
+        with pytest.raises(IntegrityError):
+            attempt(store, operation, around=refused())
+        assert isinstance(attempt(store, operation), Executed)
+        assert effects() == 1
+
+    @pytest.mark.parametrize("error", [StoreUnavailable, OperationalError])
+    def test_not_begun(
+        self, store: Watched, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A handler that was never begun, because its transaction could not be opened."""
+        operation = leased(hold=True)
+
+        @contextmanager
+        def closed() -> Iterator[None]:
+            raise error
+            yield
+
+        with monkeypatch.context() as patch, pytest.raises(error):
+            patch.setattr(store, "transaction", closed)
+            attempt(store, operation, together=True)
+        assert effects() == 0
+        assert isinstance(attempt(store, operation), Executed)
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no connection to lose")
+@pytest.mark.driver
+class TestBrokenConnection:
+    """The handler's connection ends while it runs."""
+
+    def test_returns(self) -> None:
+        """A handler that does not notice is completed, on another connection."""
+        store, operation = DatabaseStore("default"), leased()
+        assert isinstance(attempt(store, operation, lambda e: cut_connection()), Executed)
+        assert found(store, operation).payload == STORED
+
+    def test_raises(self) -> None:
+        """A handler that fails with it leaves the key free at once."""
+        store, operation = DatabaseStore("default"), leased()
+
+        def handler(execution: ExecutionContext) -> None:
+            cut_connection()
+            Effect.objects.count()
+
+        with pytest.raises((DatabaseError, InterfaceError)):
+            attempt(store, operation, handler)
+        assert found(store, operation).status is Status.FAILED
+        assert isinstance(attempt(store, operation), Executed)
+
+    def test_in_a_step(self) -> None:
+        """So does a step that could not be stored."""
+        store, operation = DatabaseStore("default"), leased()
+        with pytest.raises((DatabaseError, InterfaceError, StoreUnavailable)):
+            attempt(store, operation, lambda e: e.step("a", cut_connection))
+        assert found(store, operation).status is Status.FAILED
+        assert attempt(store, operation, lambda e: e.step("a", lambda: 1)) == Executed(1)
+
+
+class TestInterrupted:
+    """An attempt whose lease ended while it was in progress."""
+
+    def interrupted(self, store: Store, **changes: object) -> Operation:
+        operation = leased(**changes)
+        assert isinstance(store.acquire(operation), Claim)
+        interrupt(store, operation)
+        return operation
+
+    def test_resume(self, store: Watched) -> None:
+        """A retry takes it over, as the next attempt."""
+        operation = self.interrupted(store)
+        attempts: list[int] = []
+        attempt(store, operation, lambda e: attempts.append(e.attempt))  # type: ignore[union-attr]
+        assert attempts == [2]
+
+    def test_one_contender(self, store: Watched) -> None:
+        """Of many that find it so only one takes it over."""
+        operation = self.interrupted(store)
+        outcomes = in_threads([lambda: attempt(store, operation)] * 8)
+        kinds = {type(outcome) for outcome in outcomes}
+        assert sum(isinstance(outcome, Executed) for outcome in outcomes) == 1
+        assert kinds <= {Executed, InProgress, Replayed}
+        assert effects() == 1
+
+    def test_hold(self, store: Watched, sent: list[str]) -> None:
+        """A held one waits for an operator, whoever asks."""
+        operation = self.interrupted(store, hold=True)
+        for wait in (None, LONG):
+            assert isinstance(attempt(store, operation, wait=wait), Held)
+        assert effects() == 0
+        assert sent == ["conflicted"] * 2
+
+    def test_hold_while_it_runs(self, store: Watched) -> None:
+        """While its owner lives it is just in progress, and may complete or fail."""
+        operation = leased(hold=True)
+        attempt(store, operation, lambda e: isinstance(attempt(store, operation), InProgress))
+        assert isinstance(attempt(store, operation), Replayed)
+
+    def test_other_request(self, store: Watched) -> None:
+        """Another request under the key of an interrupted one is a mismatch."""
+        operation = self.interrupted(store)
+        other = leased(key=operation.key, fingerprint="0" * 64)
+        assert isinstance(attempt(store, other), Mismatched)
+
+
+behaviour: dict[str, Callable[[], object]] = {}
+
+
+def create(request: HttpRequest) -> HttpResponse:
+    reference = json.loads(request.body)["reference"]
+    Effect.objects.create(reference=reference)
+    during = behaviour.pop(reference, None)
+    if during:
+        during()
+    if reference == "error":
+        raise LookupError("boom")
+    execution = type(request.idempotency).__name__  # type: ignore[attr-defined]
+    status = 503 if reference == "503" else 201
+    return JsonResponse({"reference": reference, "execution": execution}, status=status)
+
+
+def bare(request: HttpRequest) -> HttpResponse:
+    Effect.objects.create(reference=json.loads(request.body)["reference"])
+    return JsonResponse({}, status=201)
+
+
+class DRF(IdempotentViewMixin, APIView):
+    authentication_classes: ClassVar[list[Any]] = []
+    idempotency_policy = Policy(mode="leased")
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super().initial(request, *args, **kwargs)
+        Effect.objects.create(reference="initial")
+
+    def post(self, request: Request) -> Response:
+        response = create(request._request)
+        return Response(json.loads(response.content), status=response.status_code)
+
+
+urlpatterns = [
+    path("leased/", idempotent(mode="leased")(create)),
+    path("waiting/", idempotent(mode="leased", on_conflict="wait")(create)),
+    path("held/", idempotent(mode="leased", on_interrupted="hold")(create)),
+    path("drf/", DRF.as_view()),
+    path("bare/", bare),
+    path("bare-leased/", idempotent(mode="leased")(bare)),
+    path("non-atomic/", transaction.non_atomic_requests(idempotent(mode="leased")(create))),
+    path("non-atomic-drf/", transaction.non_atomic_requests(DRF.as_view())),
+    path("nested/", transaction.atomic(idempotent(mode="leased")(create))),
+]
+
+BOTH = ["/leased/", "/drf/"]
+
+
+@pytest.fixture
+def watched(settings: Any) -> Watched:
+    """The project's store, watched."""
+    return _watched(settings, "WatchedDatabase")
+
+
+def _watched(settings: Any, backend: str) -> Watched:
+    settings.IDEMPOTENCY = {"STORES": {"default": {"BACKEND": f"{__name__}.{backend}"}}}
+    store = stores["default"]
+    assert isinstance(store, Watched)
+    return store
+
+
+@contextmanager
+def during(reference: str, function: Callable[[], object]) -> Iterator[None]:
+    """What happens while the view that is given this reference runs, once."""
+    behaviour[reference] = function
+    yield
+    assert behaviour.pop(reference, None) is None, "The view did not run."
+
+
+class TestRequests:
+    """What a client sees."""
+
+    @pytest.mark.parametrize("url", BOTH)
+    def test_visible(self, client: Client, url: str, elsewhere: ThreadPoolExecutor) -> None:
+        """While the view runs everybody can see the claim, and is told 409."""
+        key, seen = new_key(), []
+
+        def look() -> None:
+            seen.append(elsewhere.submit(lambda: record(key).status).result(PATIENCE))
+            again = elsewhere.submit(post, Client(), url, key).result(PATIENCE)
+            assert_problem(again, 409, "in-progress")
+            assert again["Retry-After"] == "1"
+
+        with during("a", look):
+            first = post(client, url, key)
+        assert seen == ["in_progress"]
+        assert_replays(first, post(client, url, key))
+        assert effects() == 1
+
+    def test_held(self, client: Client, elsewhere: ThreadPoolExecutor) -> None:
+        """A request whose attempt was interrupted and is held is told so."""
+        key = new_key()
+
+        def look() -> None:
+            _interrupt(key)
+            assert_problem(post(Client(), "/held/", key), 409, "held")
+
+        with during("a", look):
+            assert post(client, "/held/", key).status_code == 201
+        assert effects() == 1
+
+    @pytest.mark.parametrize("url", BOTH)
+    def test_late(self, client: Client, url: str) -> None:
+        """A late owner's client gets the response of its successor."""
+        key, answers = new_key(), []
+
+        def succeed() -> None:
+            _interrupt(key)
+            answers.append(post(Client(), url, key))
+
+        with during("a", succeed):
+            late = post(client, url, key)
+        assert_replays(answers[0], late)
+        assert record(key).attempt == 2
+
+    def test_claim_lost(self, client: Client) -> None:
+        """A claim that vanished is an error of the server's, and says so."""
+        key = new_key()
+        with during("a", lambda: IdempotencyKey.objects.all().delete()):
+            assert_problem(post(client, "/leased/", key), 500, "claim-lost")
+
+    @pytest.mark.parametrize("url", BOTH)
+    def test_failures(self, client: Client, url: str) -> None:
+        """A 5xx and an error leave the key free; without a transaction effects stay."""
+        client.raise_request_exception = False
+        for reference, status in (("503", 503), ("error", 500)):
+            key = new_key()
+            for number in (1, 2):
+                assert post(client, url, key, reference).status_code == status
+                assert (record(key).status, record(key).attempt) == ("failed", number)
+            assert effects(reference) == 2
+
+    def test_store_unavailable(self, client: Client, watched: Watched) -> None:
+        """503 with ``Retry-After``, and nothing executed."""
+        watched.faults["acquire"] = ["before"]
+        response = post(client, "/leased/", new_key())
+        assert_problem(response, 503, "store-unavailable")
+        assert response["Retry-After"] == "1"
+        assert effects() == 0
+
+    @pytest.mark.usefixtures("at_once")
+    def test_answer_not_stored(self, client: Client, watched: Watched) -> None:
+        """The client of an operation whose response cannot be stored gets it all the same."""
+        watched.faults["complete"] = ["before"] * 6
+        assert post(client, "/leased/", new_key()).status_code == 201
+
+    def test_transaction_around_it(self, client: Client) -> None:
+        """A transaction of the project's around the view is refused: it would hide the claim."""
+        with pytest.raises(ImproperlyConfigured, match="must commit on its own"):
+            post(client, "/nested/", new_key())
+        assert effects() == 0
+
+
+@pytest.mark.usefixtures("always_atomic")
+@pytest.mark.driver
+class TestAtomicRequests:
+    """``ATOMIC_REQUESTS`` would hide the claim: what does not commit is refused."""
+
+    @pytest.mark.parametrize("url", BOTH)
+    def test_refused(self, client: Client, url: str) -> None:
+        """A request with a key, before the view runs; the error says what to do."""
+        with pytest.raises(ImproperlyConfigured, match=r"transaction\.non_atomic_requests"):
+            post(client, url, new_key())
+        assert effects() == 0
+        assert not IdempotencyKey.objects.exists()
+
+    @pytest.mark.parametrize("url", ["/non-atomic/", "/non-atomic-drf/"])
+    def test_non_atomic_requests(self, client: Client, url: str) -> None:
+        """A view with the mark is executed once, outside of any transaction."""
+        key, seen = new_key(), []
+        with during("a", lambda: seen.append((record(key).status, connection.in_atomic_block))):
+            first = post(client, url, key)
+        assert seen == [("in_progress", False)]
+        assert_replays(first, post(client, url, key))
+        assert effects() == 1
+
+    def test_no_key(self, client: Client) -> None:
+        """Without a key the view is in the transaction that Django has opened."""
+        seen: list[bool] = []
+        client.raise_request_exception = False
+        with during("error", lambda: seen.append(connection.in_atomic_block)):
+            assert post(client, "/leased/", None, "error").status_code == 500
+        assert seen == [True]
+        assert effects("error") == 0
+
+
+@pytest.mark.driver
+class TestOneTransaction:
+    """Handler and response in one transaction, after the claim's."""
+
+    store = DatabaseStore("default")
+
+    def test_visible(self, elsewhere: ThreadPoolExecutor) -> None:
+        """While the handler runs in it everybody can see the claim."""
+        operation, seen = leased(), []
+
+        def handler(execution: ExecutionContext | None) -> None:
+            effect(execution)
+            seen.append(elsewhere.submit(found, self.store, operation).result(PATIENCE).status)
+            seen.append(elsewhere.submit(effects).result(PATIENCE))
+
+        assert isinstance(attempt(self.store, operation, handler, together=True), Executed)
+        assert seen == ["in_progress", 0]
+        assert isinstance(attempt(self.store, operation), Replayed)
+        assert effects() == 1
+
+    def test_rolls_back(self) -> None:
+        """An error rolls its effects back; the attempts are recorded."""
+        operation = leased()
+
+        def handler(execution: ExecutionContext | None) -> None:
+            effect(execution)
+            raise LookupError
+
+        for number in (1, 2):
+            with pytest.raises(LookupError):
+                attempt(self.store, operation, handler, together=True)
+            known = found(self.store, operation)
+            assert (known.status, known.attempt) == ("failed", number)
+        assert effects() == 0
+
+    def test_late(self, elsewhere: ThreadPoolExecutor) -> None:
+        """The whole transaction of a late owner rolls back; it gets the other's response."""
+        if connection.vendor == "sqlite":
+            pytest.skip("SQLite's transaction keeps everybody else from writing")
+        operation = leased()
+
+        def handler(execution: ExecutionContext | None) -> None:
+            effect(execution)
+            claim = elsewhere.submit(taken_over, self.store, operation).result(PATIENCE)
+            assert elsewhere.submit(self.store.complete, claim, STORED).result(PATIENCE)
+
+        assert isinstance(attempt(self.store, operation, handler, together=True), Replayed)
+        assert (effects(), found(self.store, operation).attempt) == (0, 2)
+
+    def test_store_fails_at_the_end(self) -> None:
+        """When the response cannot be stored all of it rolls back, and a retry runs."""
+        store, operation = WatchedDatabase(str(uuid4())), leased()
+        store.faults["complete"] = ["before"]
+        with pytest.raises(StoreUnavailable):
+            attempt(store, operation, together=True)
+        assert (effects(), found(store, operation).status) == (0, "failed")
+        assert isinstance(attempt(store, operation, together=True), Executed)
+        assert effects() == 1
+
+    def test_hook_fails(self, sent: list[str]) -> None:
+        """A hook that fails behind the commit leaves it completed: a signal says so, once."""
+        operation = leased()
+
+        def handler(execution: ExecutionContext | None) -> None:
+            effect(execution)
+            transaction.on_commit(_raise)
+
+        with pytest.raises(LookupError):
+            attempt(self.store, operation, handler, together=True)
+        assert sent == ["claimed", "completed"]
+        assert isinstance(attempt(self.store, operation), Replayed)
+        assert effects() == 1
+
+
+def _raise() -> None:
+    raise LookupError("boom")
+
+
+@pytest.mark.driver
+class TestBudget:
+    """How many statements a leased request takes beyond the bare view."""
+
+    def statements(self, client: Client, url: str, key: str | None) -> list[str]:
+        with CaptureQueriesContext(connection) as queries:
+            assert post(client, url, key).status_code == 201
+        return [query["sql"] for query in queries.captured_queries]
+
+    def test_first_request(self, client: Client) -> None:
+        """A claim and its completion."""
+        self.statements(client, "/bare-leased/", new_key())
+        plain = self.statements(client, "/bare/", None)
+        first = self.statements(client, "/bare-leased/", new_key())
+        assert len(first) - len(plain) == 2, first
+
+    def test_replay(self, client: Client) -> None:
+        """A replay asks no more than in the transactional mode."""
+        key = new_key()
+        self.statements(client, "/bare-leased/", key)
+        replay = self.statements(client, "/bare-leased/", key)
+        if connection.vendor == "postgresql":
+            assert len(replay) == 2, replay
+
+    def test_step(self) -> None:
+        """A step is one statement and its transaction."""
+        counted: list[int] = []
+
+        def handler(execution: ExecutionContext | None) -> None:
+            assert execution is not None
+            with CaptureQueriesContext(connection) as queries:
+                execution.step("a", lambda: None)
+            own = [q["sql"] for q in queries if q["sql"].split()[0] not in ("BEGIN", "COMMIT")]
+            counted.append(len(own))
+
+        attempt(DatabaseStore("default"), leased(), handler)
+        assert counted == [1]
+
+
+def test_async_and_sync_share_a_heartbeat(store: Watched) -> None:
+    """An async handler's lease is renewed by the same thread, which its loop does not wait for."""
+    operation = leased(lease=SHORT)
+
+    async def execute(execution: ExecutionContext | None) -> Result:
+        while store.times("extend", operation) < 3:
+            await asyncio.sleep(0.001)
+        return Result("done", STORED)
+
+    async def run() -> Outcome:
+        from asgiref.sync import sync_to_async
+
+        try:
+            return await engine.arun(store, operation, execute, reraise)
+        finally:
+            await sync_to_async(connections.close_all)()
+
+    assert asyncio.run(run()) == Executed("done")
+    attempt(store, leased())
+    assert [t.name for t in threading.enumerate()].count(_thread_name(store)) == 1

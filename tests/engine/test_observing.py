@@ -1,0 +1,635 @@
+"""The context managers of ``AROUND_EXECUTION``: once around each execution, of every kind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import pytest
+from asgiref.sync import async_to_sync, sync_to_async
+from celery import Celery
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.db import connection, connections, transaction
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.test import Client, override_settings
+from django.test.utils import CaptureQueriesContext
+from django.urls import path
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency_django import engine
+from idempotency_django.checks.configuration import check_settings
+from idempotency_django.contrib.celery import IdempotentTask
+from idempotency_django.contrib.jobs import idempotent_job
+from idempotency_django.contrib.messaging import (
+    Consumer,
+    Event,
+    InProcessBloom,
+    WebhookReceiver,
+    process_due,
+)
+from idempotency_django.contrib.messaging.models import InboxMessage
+from idempotency_django.decorators import idempotent
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.engine import Result
+from idempotency_django.engine.context import ExecutionContext, current_execution
+from idempotency_django.engine.functions import aidempotent_call, idempotent_call
+from idempotency_django.engine.observing import ObservedExecution
+from idempotency_django.errors import (
+    FingerprintMismatch,
+    OperationInProgress,
+    StoreUnavailable,
+)
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy, store_errors
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.stores.records import Claim, Operation, Payload, Record
+from idempotency_django.testing import an_operation
+from tests.contrib.messaging.webhooks import receivers
+from tests.models import Effect
+from tests.support.shared import LONG_AGO, effects, new_key, post
+from tests.support.ways import MIDDLEWARE
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+
+Seen = list[tuple[str, type[BaseException] | None]]
+
+SPAN: ContextVar[str] = ContextVar("span", default="")
+"""Stands for the current span of a tracer."""
+
+seen: Seen = []
+"""Outcome and type of the error, of each execution that a hook was around."""
+operations: list[Operation] = []
+spans: list[str] = []
+"""The spans that handlers found themselves in."""
+
+
+@contextmanager
+def recorder(execution: ObservedExecution) -> Iterator[None]:
+    """A hook that records what it sees, and makes a span the current one."""
+    assert execution.outcome == "failed"
+    operations.append(execution.operation)
+    token = SPAN.set(execution.operation.key)
+    error = None
+    try:
+        yield
+    except BaseException as raised:
+        error = type(raised)
+        raise
+    finally:
+        SPAN.reset(token)
+        seen.append((execution.outcome, error))
+
+
+@pytest.fixture(autouse=True)
+def _hook() -> Iterator[None]:
+    for each in (seen, operations, spans):
+        each.clear()
+    with override_settings(IDEMPOTENCY={"AROUND_EXECUTION": [recorder]}):
+        yield
+    assert SPAN.get() == ""
+
+
+def effect(reference: str = "a") -> int:
+    spans.append(SPAN.get())
+    return int(Effect.objects.create(reference=reference).pk)
+
+
+def create(request: HttpRequest) -> HttpResponse:
+    reference = json.loads(request.body)["reference"]
+    effect(reference)
+    if reference == "boom":
+        raise LookupError(reference)
+    if reference == "forbidden":
+        raise PermissionDenied
+    if reference == "missing":
+        raise Http404
+    return JsonResponse({}, status=int(reference) if reference.isdigit() else 201)
+
+
+async def acreate(request: HttpRequest) -> HttpResponse:
+    if json.loads(request.body)["reference"] == "boom":
+        raise LookupError
+    spans.append(SPAN.get())
+    return JsonResponse({}, status=201)
+
+
+class DRF(IdempotentViewMixin, APIView):
+    authentication_classes: ClassVar[list[Any]] = []
+
+    def post(self, request: Request) -> Response:
+        create(request)
+        return Response({}, status=201)
+
+
+class Leased(DRF):
+    idempotency_policy = Policy(mode="leased")
+
+
+urlpatterns = [
+    path("view/", idempotent(create)),
+    path("leased/", idempotent(mode="leased")(create)),
+    path("async/", idempotent(acreate)),
+    path("drf/", DRF.as_view()),
+    path("leased-drf/", Leased.as_view()),
+    path("middleware/", create),
+]
+VIEWS = ["/view/", "/leased/", "/async/", "/drf/", "/leased-drf/", "/middleware/"]
+
+
+def skip_what_is_refused(url: str) -> None:
+    if connections.settings["default"]["ATOMIC_REQUESTS"]:
+        if url == "/async/":
+            pytest.skip("Django refuses async views there")
+        if "leased" in url:
+            pytest.skip("LEASED MODE NEEDS AUTOCOMMIT")
+
+
+class TestRequests:
+    """Every kind of view."""
+
+    @pytest.fixture(autouse=True)
+    def _middleware(self, settings: Any, client: Client) -> None:
+        settings.MIDDLEWARE = MIDDLEWARE
+        client.raise_request_exception = False
+
+    @pytest.mark.parametrize("url", VIEWS)
+    @pytest.mark.usefixtures("atomic")
+    def test_executed_replayed_mismatched(self, client: Client, url: str) -> None:
+        """A first request, its replay and another request with its key are one execution each."""
+        skip_what_is_refused(url)
+        key = new_key()
+        for reference in ("a", "a", "b"):
+            post(client, url, key, reference)
+        assert seen == [("executed", None), ("replayed", None), ("mismatched", None)]
+        assert spans == [key]
+        assert {each.key for each in operations} == {key}
+        assert operations[0].path == url
+        assert operations[0].name == f"POST {url}"
+
+    @pytest.mark.parametrize("url", VIEWS)
+    @pytest.mark.usefixtures("atomic")
+    def test_error(self, client: Client, url: str) -> None:
+        """What a view raised is seen."""
+        skip_what_is_refused(url)
+        key = new_key()
+        assert [post(client, url, key, "boom").status_code for _ in range(2)] == [500, 500]
+        assert seen == [("failed", LookupError)] * 2
+
+    @pytest.mark.parametrize("url", ["/view/", "/leased/", "/middleware/"])
+    @pytest.mark.usefixtures("atomic")
+    def test_answers_that_are_not_kept(self, client: Client, url: str) -> None:
+        """A response of 503 is a failure without an error; one that is not kept frees the key."""
+        skip_what_is_refused(url)
+        for reference in ("503", "409"):
+            post(client, url, new_key(), reference)
+        assert seen == [("failed", None), ("released", None)]
+
+    @pytest.mark.parametrize("url", ["/drf/", "/leased-drf/"])
+    @pytest.mark.usefixtures("atomic")
+    def test_error_that_becomes_an_answer(self, client: Client, url: str) -> None:
+        """A refusal that a view raises, and of which a response is made, frees the key."""
+        skip_what_is_refused(url)
+        assert post(client, url, new_key(), "forbidden").status_code == 403
+        assert seen == [("released", None)]
+
+    def test_stored_error(self, client: Client) -> None:
+        """An error whose response is stored after the rollback is an execution."""
+        with override_settings(
+            IDEMPOTENCY={"AROUND_EXECUTION": [recorder], "POLICY": {"should_store": store_errors}}
+        ):
+            key = new_key()
+            assert [post(client, "/drf/", key, "missing").status_code for _ in "12"] == [
+                404,
+                404,
+            ]
+        assert seen == [("executed", None), ("replayed", None)]
+
+    @pytest.mark.parametrize("url", ["/view/", "/leased/", "/drf/", "/middleware/"])
+    def test_left_after_the_commit(self, client: Client, url: str) -> None:
+        """When a hook is left, no transaction is open, and what the outcome says is committed."""
+        open_ones = []
+
+        @contextmanager
+        def asks(execution: ObservedExecution) -> Iterator[None]:
+            try:
+                yield
+            finally:
+                open_ones.append((connection.in_atomic_block, Effect.objects.count()))
+
+        with override_settings(IDEMPOTENCY={"AROUND_EXECUTION": [asks]}):
+            post(client, url, key := new_key())
+            post(client, url, key)
+            post(client, url, new_key(), "boom")
+        assert open_ones == [(False, 1), (False, 1), (False, effects() + effects("boom"))]
+
+    def test_no_key(self, client: Client) -> None:
+        """A request without a key is no execution, and a safe one is none either."""
+        assert post(client, "/view/").status_code == 201
+        client.get("/view/")
+        assert seen == []
+
+
+MODES = [Policy(), Policy(mode="leased")]
+each_mode = pytest.mark.parametrize("policy", MODES, ids=["transactional", "leased"])
+
+
+def fails(*_: Any) -> int:
+    raise LookupError
+
+
+def call(fn: Callable[..., Any] = lambda execution: effect(), **options: Any) -> Any:
+    return idempotent_call(fn, key="k-1", scope="books", name="book", **options)
+
+
+@each_mode
+class TestCalls:
+    """Calls of plain Python."""
+
+    def test_each_is_seen(self, policy: Policy) -> None:
+        """A failure, the next attempt, its replay and a mismatch."""
+        for fn in (fails, None, None):
+            with suppress(LookupError):
+                call(*[fn] * bool(fn), policy=policy)
+        with pytest.raises(FingerprintMismatch):
+            call(policy=policy, fingerprint="another")
+        assert seen == [
+            ("failed", LookupError),
+            ("executed", None),
+            ("replayed", None),
+            ("mismatched", None),
+        ]
+        assert spans == ["k-1"]
+
+    def test_coroutine_functions(self, policy: Policy) -> None:
+        """The same for coroutine functions: the hook's context is the handler's."""
+
+        async def fn(execution: Any) -> str:
+            await asyncio.sleep(0)
+            spans.append(SPAN.get())
+            return await sync_to_async(SPAN.get)()
+
+        async def all_of_them() -> list[Any]:
+            options: Any = {"key": "k-1", "scope": "books", "name": "book", "policy": policy}
+
+            async def failing(execution: Any) -> None:
+                raise LookupError
+
+            with pytest.raises(LookupError):
+                await aidempotent_call(failing, **options)
+            with pytest.raises(asyncio.CancelledError):
+                await aidempotent_call(cancelled, **options)
+            return [await aidempotent_call(fn, **options) for _ in range(2)]
+
+        async def cancelled(execution: Any) -> None:
+            raise asyncio.CancelledError
+
+        assert async_to_sync(all_of_them)() == ["k-1"] * 2
+        assert seen == [
+            ("failed", LookupError),
+            ("failed", asyncio.CancelledError),
+            ("executed", None),
+            ("replayed", None),
+        ]
+        assert spans == ["k-1"]
+
+    def test_in_progress(self, policy: Policy) -> None:
+        """A duplicate that comes while the first one is executed is a conflict."""
+        found: list[type[BaseException]] = []
+
+        def duplicate() -> None:
+            try:
+                call(policy=policy)
+            except (OperationInProgress, StoreUnavailable) as error:
+                found.append(type(error))
+            finally:
+                connections.close_all()
+
+        def slow(execution: Any) -> None:
+            thread = threading.Thread(target=duplicate)
+            thread.start()
+            thread.join()
+
+        call(slow, policy=policy)
+        assert len(found) == 1
+        assert seen == [("in_progress", None), ("executed", None)]
+
+    def test_nested(self, policy: Policy) -> None:
+        """A call within a handler has its own hooks, within those of the handler's."""
+        inner: Any = {"key": "inner", "scope": "books"}
+        call(
+            lambda execution: effect() and idempotent_call(lambda _: effect("inner"), **inner),
+            policy=policy,
+        )
+        assert spans == ["k-1", "inner"]
+        assert [each.key for each in operations] == ["k-1", "inner"]
+        assert seen == [("executed", None)] * 2
+
+
+def test_held() -> None:
+    """A key that waits for an operator is seen as held, and its last attempt as failed."""
+    operation = an_operation(max_attempts=1)
+    store = DatabaseStore("default")
+    for _ in range(2):
+        with suppress(LookupError):
+            engine.run(store, operation, fails, _raise)
+    assert seen == [("failed", LookupError), ("held", None)]
+
+
+def test_refused_replay() -> None:
+    """A replay that is not allowed has failed: it was neither executed nor replayed."""
+    operation, store = an_operation(), DatabaseStore("default")
+
+    def admit(record: Record) -> None:
+        raise PermissionDenied
+
+    engine.run(store, operation, executing, _raise)
+    with pytest.raises(PermissionDenied):
+        engine.run(store, operation, executing, _raise, admit=admit)
+    assert seen == [("executed", None), ("failed", PermissionDenied)]
+
+
+class Away(MemoryStore):
+    """A store that cannot be reached."""
+
+    def acquire(self, operation: Operation) -> Claim | Record:
+        raise StoreUnavailable
+
+
+def test_store_that_cannot_be_reached() -> None:
+    """Without its store an operation is refused, and nothing is executed."""
+    operation = an_operation(lease=timedelta(seconds=30))
+    with pytest.raises(StoreUnavailable):
+        engine.run(Away("default"), operation, executing, _raise)
+    assert seen == [("failed", StoreUnavailable)]
+
+
+def executing(execution: Any) -> Result:
+    effect()
+    return Result(None, Payload(200, (), b"{}"))
+
+
+def _raise(error: Exception) -> Result:
+    raise error
+
+
+class TestJobs:
+    """Tasks and jobs."""
+
+    def test_celery(self) -> None:
+        """A task, its redelivery, and one that fails."""
+        with Celery("tests", broker="memory://", set_as_current=False) as app:
+            app.conf.task_always_eager = True
+            pay = app.task(base=IdempotentTask, shared=False, name="pay")(effect)
+            broken = app.task(base=IdempotentTask, shared=False, name="broken")(fails)
+            for task_id in ("one", "one"):
+                pay.apply_async(("a",), task_id=task_id)
+            broken.apply_async(("a",), task_id="two")
+        assert seen == [("executed", None), ("replayed", None), ("failed", LookupError)]
+        assert spans == ["one"]
+
+    def test_job(self) -> None:
+        """A job, and its repetition; so with a coroutine function."""
+
+        @idempotent_job(key="order-{reference}")
+        def job(reference: str) -> int:
+            return effect(reference)
+
+        @idempotent_job(key="async-{reference}", policy=Policy(mode="leased"))
+        async def ajob(reference: str) -> str:
+            return SPAN.get()
+
+        assert job("a") == job("a")
+        assert [async_to_sync(ajob)("b") for _ in range(2)] == ["async-b"] * 2
+        assert seen == [("executed", None), ("replayed", None)] * 2
+        assert spans == ["order-a"]
+
+
+def event(number: int | str, **data: Any) -> Event:
+    return Event(id=f"e-{number}", source="/shop", type="order.paid", data=data)
+
+
+def consumer(policy: Policy | None = None, **options: Any) -> Consumer:
+    """A consumer whose handler fails where the event says so."""
+    made = Consumer("billing", policy=policy or Policy(), **options)
+
+    @made.on("order.paid")
+    def book(event: Event, execution: Any) -> int:
+        current = current_execution()
+        assert current is not None
+        assert current.key == execution.key
+        made = effect(event.id)
+        return fails() if event.data.get("fails") else made
+
+    return made
+
+
+@each_mode
+class TestConsumers:
+    """Consumers."""
+
+    def test_single(self, policy: Policy) -> None:
+        """An event, its duplicate, and a failure; claimed visibly or not."""
+        billing = consumer(policy)
+        for redelivered in (False, True):
+            billing.handle(event(1), redelivered=redelivered)
+            with pytest.raises(LookupError):
+                billing.handle(event(f"bad-{redelivered}", fails=True), redelivered=redelivered)
+        assert [outcome for outcome, _ in seen] == ["executed", "failed", "replayed", "failed"]
+
+    def test_batch(self, policy: Policy) -> None:
+        """Each event of a batch is one execution, within those of the events before it."""
+        billing = consumer(policy)
+        billing.handle(event(1))
+        seen.clear()
+        spans.clear()
+        operations.clear()
+        events = [event(0), event(1), event(2, fails=True), event(3), event(0)]
+        billing.handle_many(events)
+        assert seen[::-1] == [
+            ("executed", None),
+            ("replayed", None),
+            ("failed", None),
+            ("executed", None),
+            ("replayed", None),
+        ]
+        assert set(spans) == {operations[-1].key}
+        assert effects("e-0") == effects("e-3") == 1
+
+    def test_batch_is_left_after_its_commit(self, policy: Policy) -> None:
+        """The hooks of a batch are left when all of it is committed."""
+        found: list[tuple[bool, int]] = []
+
+        @contextmanager
+        def asks(execution: ObservedExecution) -> Iterator[None]:
+            yield
+            found.append((connection.in_atomic_block, Effect.objects.count()))
+
+        with override_settings(IDEMPOTENCY={"AROUND_EXECUTION": [asks]}):
+            consumer(policy).handle_many([event(n) for n in range(3)])
+        assert found == [(False, 3)] * 3
+
+
+def test_seen_events() -> None:
+    """A duplicate that a filter of seen events found is a replay, too."""
+    billing = consumer(seen=InProcessBloom(100))
+    for _ in range(2):
+        billing.handle(event(1))
+    assert seen == [("executed", None), ("replayed", None)]
+
+
+@pytest.mark.parametrize("receiver", [receivers.Hook, receivers.Stepping])
+def test_webhook(receiver: type[WebhookReceiver]) -> None:
+    """A webhook is seen when it is processed, and one that fails at each attempt."""
+    receivers.behaviour["shop"] = receivers.behaviour["steps"] = lambda *_: fails()
+    try:
+        with override_settings(ROOT_URLCONF="tests.contrib.messaging.webhooks.receivers"):
+            receivers.deliver(receiver)
+            assert seen == []
+            assert process_due() == {"pending": 1}
+            receivers.behaviour.clear()
+            InboxMessage.objects.update(process_after=LONG_AGO)
+            assert process_due() == {"done": 1}
+    finally:
+        receivers.behaviour.clear()
+    assert seen == [("failed", LookupError), ("executed", None)]
+    assert {each.method for each in operations} == {"WEBHOOK"}
+
+
+def test_late_owner() -> None:
+    """An owner whose successor has taken over gets the successor's outcome."""
+    store = DatabaseStore("default")
+    operation = an_operation(lease=timedelta(seconds=30))
+
+    def late(execution: ExecutionContext) -> Result:
+        IdempotencyKey.objects.update(lease_expires_at=LONG_AGO)
+        engine.run(store, operation, executing, _raise)
+        return executing(execution)
+
+    engine.run(store, operation, late, _raise)
+    assert seen == [("executed", None), ("replayed", None)]
+
+
+def test_within_a_transaction() -> None:
+    """A call within the caller's transaction ends with the call: its commit is still to come."""
+    with transaction.atomic():
+        call()
+        assert seen == [("executed", None)]
+        transaction.set_rollback(True)
+    assert effects() == 0
+
+
+@pytest.mark.parametrize("fails_first", [True, False])
+def test_failing(fails_first: bool) -> None:
+    """An error of a context manager is the caller's: before the claim, or after the commit."""
+
+    @contextmanager
+    def failing(execution: ObservedExecution) -> Iterator[None]:
+        if fails_first:
+            raise RuntimeError
+        yield
+        raise RuntimeError
+
+    with (
+        override_settings(IDEMPOTENCY={"AROUND_EXECUTION": [recorder, failing]}),
+        pytest.raises(RuntimeError),
+    ):
+        call()
+    assert seen == [("failed" if fails_first else "executed", RuntimeError)]
+    assert call()
+    assert effects() == 1
+
+
+def executed_well(execution: Any) -> int:
+    return effect()
+
+
+def test_order() -> None:
+    """The first hook of the setting is the outermost one."""
+    calls = []
+
+    def named(name: str) -> Any:
+        @contextmanager
+        def hook(execution: ObservedExecution) -> Iterator[None]:
+            calls.append(f"{name} in")
+            yield
+            calls.append(f"{name} out")
+
+        return hook
+
+    with override_settings(IDEMPOTENCY={"AROUND_EXECUTION": [named("a"), named("b")]}):
+        call()
+    assert calls == ["a in", "b in", "b out", "a out"]
+
+
+def test_no_statement_more() -> None:
+    """A hook costs no statement."""
+
+    def statements(key: str) -> int:
+        with CaptureQueriesContext(connection) as queries:
+            for _ in range(2):
+                idempotent_call(executed_well, key=key, scope="books", name="book")
+        return len(queries)
+
+    first = statements("warm") and statements("with")
+    with override_settings(IDEMPOTENCY={}):
+        assert statements("without") == first
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (
+            ["tests.nowhere.span"],
+            r"AROUND_EXECUTION'\] lists 'tests.nowhere.span', .*imported: .*nowhere",
+        ),
+        (["tests.engine.test_observing.missing"], "which cannot be imported: .*missing"),
+        ("tests.engine.test_observing.recorder", "must be a list of the dotted paths of functions"),
+        (["tests.engine.test_observing.MODES"], "must be a list of the dotted paths of functions"),
+        ([7], "must be a list of the dotted paths of functions"),
+    ],
+)
+def test_wrong_setting(value: Any, said: str) -> None:
+    """The check of the settings says what is wrong with a path, and so does the first use."""
+    with override_settings(IDEMPOTENCY={"AROUND_EXECUTION": value}):
+        [message] = [each for each in check_settings() if each.id == "idempotency_django.E002"]
+        assert re.search(said, message.msg)
+        with pytest.raises(ImproperlyConfigured, match=said):
+            call()
+    assert effects() == 0
+
+
+def test_path() -> None:
+    """A hook is named by its dotted path, as elsewhere in the settings."""
+    path = f"{__name__}.recorder"
+    with override_settings(IDEMPOTENCY={"AROUND_EXECUTION": [path]}):
+        assert check_settings() == []
+        call()
+    assert seen == [("executed", None)]
+
+
+@contextmanager
+def swallowing(execution: ObservedExecution) -> Iterator[None]:
+    """A hook that keeps an error to itself, as contextlib.suppress() does."""
+    with suppress(LookupError):
+        yield
+
+
+@pytest.mark.parametrize("url", ["/view/", "/leased/"])
+def test_hook_that_swallows_the_error(client: Client, url: str) -> None:
+    """There is no response without the view's error, so it is raised all the same."""
+    with (
+        override_settings(IDEMPOTENCY={"AROUND_EXECUTION": [swallowing]}),
+        pytest.raises(LookupError, match="boom"),
+    ):
+        post(client, url, new_key(), "boom")

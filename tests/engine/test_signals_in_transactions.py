@@ -1,0 +1,141 @@
+"""What a receiver of a signal meets in the database spoils nobody's transaction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, transaction
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import Client
+from django.urls import path
+
+from idempotency_django import signals
+from idempotency_django.decorators import idempotent
+from tests.models import Effect
+from tests.support.shared import assert_problem, assert_replays, effects, new_key, post, record
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.urls(__name__),
+    pytest.mark.usefixtures("atomic"),
+]
+
+
+def create(request: HttpRequest) -> HttpResponse:
+    reference = json.loads(request.body)["reference"]
+    Effect.objects.create(reference=reference)
+    return JsonResponse({}, status=503 if reference == "503" else 201)
+
+
+def asks_after(request: HttpRequest) -> HttpResponse:
+    """Asks the database after the operation, in the request's transaction."""
+    response = decorated(request)
+    Effect.objects.count()
+    return response
+
+
+decorated = idempotent(create)
+urlpatterns = [
+    path("view/", decorated),
+    path("asks/", asks_after),
+    path("leased/", idempotent(mode="leased")(create)),
+]
+
+
+def fails(**_: Any) -> None:
+    """A receiver whose statement is refused."""
+    effect = Effect.objects.create(reference="receiver")
+    Effect(pk=effect.pk).save(force_insert=True)
+
+
+def swallows(**_: Any) -> None:
+    """One that does not even notice."""
+    with suppress(IntegrityError):
+        fails()
+
+
+def marks(**_: Any) -> None:
+    """One that marks the transaction for rollback, or is in none."""
+    try:
+        with transaction.atomic(savepoint=False):
+            fails()
+    except IntegrityError:
+        pass
+
+
+@pytest.fixture(params=[fails, swallows, marks])
+def _receivers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A receiver of every signal that spoils what it is called in."""
+    every = [each for each in vars(signals).values() if isinstance(each, signals.Signal)]
+    for signal in every:
+        signal.connect(request.param)
+    yield
+    for signal in every:
+        signal.disconnect(request.param)
+
+
+@pytest.mark.usefixtures("_receivers")
+@pytest.mark.parametrize("url", ["/view/", "/asks/", "/leased/"])
+class TestReceiver:
+    """One that fails, in whichever way."""
+
+    @pytest.fixture(autouse=True)
+    def _skip_what_is_refused(self, url: str, atomic: bool) -> None:
+        if atomic and url == "/leased/":
+            pytest.skip("LEASED MODE NEEDS AUTOCOMMIT")
+
+    def test_executed_and_replayed(self, client: Client, url: str) -> None:
+        """``claimed``, ``completed`` and ``replayed``: one effect, and its response again."""
+        key = new_key()
+        first = post(client, url, key)
+        assert first.status_code == 201
+        assert_replays(first, post(client, url, key))
+        assert effects() == 1
+
+    def test_mismatched(self, client: Client, url: str) -> None:
+        """``mismatched``: the refusal is what it is."""
+        key = new_key()
+        post(client, url, key)
+        assert_problem(post(client, url, key, "b"), 422, "mismatch")
+
+    def test_failed(self, client: Client, url: str) -> None:
+        """``failed``: the response is given and the key is free."""
+        key = new_key()
+        for _ in range(2):
+            assert post(client, url, key, "503").status_code == 503
+        assert record(key).status == "failed"
+
+
+def test_receiver_of_claimed_writes(client: Client) -> None:
+    """What a receiver of ``claimed`` writes is committed with the operation, and only with it."""
+
+    def audit(**_: Any) -> None:
+        Effect.objects.create(reference="audit")
+
+    signals.claimed.connect(audit)
+    try:
+        post(client, "/view/", new_key(), "503")
+        assert effects("audit") == 0
+        post(client, "/view/", new_key())
+        assert effects("audit") == 1
+    finally:
+        signals.claimed.disconnect(audit)
+
+
+def test_error_that_is_no_databases(client: Client) -> None:
+    """A receiver that raises something else keeps what it has written: nothing is spoilt."""
+
+    def audit(**_: Any) -> None:
+        Effect.objects.create(reference="audit")
+        raise LookupError
+
+    signals.claimed.connect(audit)
+    try:
+        assert post(client, "/view/", new_key()).status_code == 201
+    finally:
+        signals.claimed.disconnect(audit)
+    assert (effects(), effects("audit")) == (1, 1)

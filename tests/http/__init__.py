@@ -1,0 +1,1 @@
+"""Protected views, whatever protects them."""

@@ -1,0 +1,1120 @@
+"""Async views: under ASGI and WSGI, side by side, cancelled at every point where they wait."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+import pytest
+from asgiref.sync import sync_to_async
+from asgiref.testing import ApplicationCommunicator
+from django.conf import settings as django_settings
+from django.core.asgi import get_asgi_application
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connection, connections, transaction
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.http.response import HttpResponseBase
+from django.template import engines
+from django.template.response import TemplateResponse
+from django.test import AsyncClient, AsyncRequestFactory, Client
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views.decorators.cache import cache_control
+from django.views.generic import View
+
+from idempotency_django import engine, signals
+from idempotency_django.decorators import idempotency_exempt, idempotent
+from idempotency_django.engine import Executed, Outcome, Replayed, Result, leases
+from idempotency_django.engine.context import ExecutionContext
+from idempotency_django.errors import StoreUnavailable
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import store_errors
+from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
+from idempotency_django.testing import PATIENCE, an_operation
+from tests.models import Effect
+from tests.support.shared import (
+    assert_guessable,
+    assert_problem,
+    assert_replays,
+    effects,
+    is_replay,
+    new_key,
+    post,
+    record,
+)
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+
+no_store = cache_control(no_store=True)  # its header says the same at any time
+
+T = TypeVar("T")
+MIDDLEWARE = "idempotency_django.middleware.IdempotencyMiddleware"
+
+
+class Gate:
+    """Where a view waits for the test."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self.opened = asyncio.Event()
+        self.cancelled = False
+
+    async def passed(self) -> None:
+        """Wait until the test opens it."""
+        self.reached.set()
+        try:
+            await asyncio.wait_for(self.opened.wait(), PATIENCE)
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+
+
+gates: dict[str, Gate] = {}
+executions: list[ExecutionContext | None] = []
+
+
+async def chunks() -> AsyncIterator[bytes]:
+    yield b"one "
+    yield b"two"
+
+
+async def create(request: HttpRequest) -> HttpResponseBase:
+    reference = json.loads(request.body)["reference"]
+    executions.append(request.idempotency)
+    await Effect.objects.acreate(reference=reference)
+    if reference in gates:
+        await gates[reference].passed()
+    match reference:
+        case "404":
+            raise Http404("no such thing")
+        case "error":
+            raise LookupError("boom")
+        case "503":
+            return HttpResponse(status=503)
+        case "409":
+            return HttpResponse(status=409)
+        case "nothing":
+            return None  # type: ignore[return-value]
+        case "template":
+            template = engines["django"].from_string("n={{ n }}")
+            return TemplateResponse(request, template, {"n": 1}, "text/plain", status=201)
+        case "stream":
+            return StreamingHttpResponse(chunks(), status=201, headers={"Location": "/e/1"})
+    return JsonResponse({"reference": reference}, status=201, headers={"Location": "/e/1"})
+
+
+@idempotent
+async def function(request: HttpRequest) -> HttpResponseBase:
+    return await create(request)
+
+
+@idempotent(on_conflict="wait")
+async def waiting(request: HttpRequest) -> HttpResponseBase:
+    return await create(request)
+
+
+@idempotent(required=True)
+async def required(request: HttpRequest) -> HttpResponseBase:
+    return await create(request)
+
+
+@idempotent(should_store=store_errors)
+async def keeps_errors(request: HttpRequest) -> HttpResponseBase:
+    return await create(request)
+
+
+@idempotent(mode="transactional")
+async def transactional(request: HttpRequest) -> HttpResponseBase:
+    return await create(request)
+
+
+@idempotent
+class OnClass(View):
+    async def post(self, request: HttpRequest) -> HttpResponseBase:
+        return await create(request)
+
+
+class OnHandler(View):
+    @idempotent
+    async def post(self, request: HttpRequest) -> HttpResponseBase:
+        return await create(request)
+
+
+class OnHandlerByMethodDecorator(View):
+    @method_decorator(idempotent)
+    async def post(self, request: HttpRequest) -> HttpResponseBase:
+        return await create(request)
+
+
+@method_decorator(idempotent, name="dispatch")
+class OnDispatch(View):
+    async def post(self, request: HttpRequest) -> HttpResponseBase:
+        return await create(request)
+
+
+class Simple(View):
+    async def post(self, request: HttpRequest) -> HttpResponseBase:
+        return await create(request)
+
+
+async def unmarked(request: HttpRequest) -> HttpResponseBase:
+    return await create(request)
+
+
+@no_store
+async def unmarked_below_a_decorator(request: HttpRequest) -> HttpResponseBase:
+    return await create(request)
+
+
+@idempotency_exempt
+async def exempt(request: HttpRequest) -> HttpResponseBase:
+    return await create(request)
+
+
+@transaction.non_atomic_requests
+async def non_atomic(request: HttpRequest) -> HttpResponseBase:
+    return await create(request)
+
+
+def synchronous(request: HttpRequest) -> HttpResponse:
+    reference = json.loads(request.body)["reference"]
+    executions.append(request.idempotency)  # type: ignore[attr-defined]
+    Effect.objects.create(reference=reference)
+    if reference in sync_gates:
+        sync_gates[reference]()
+    status = 503 if reference == "503" else 201
+    return JsonResponse({"in transaction": connection.in_atomic_block}, status=status)
+
+
+sync_gates: dict[str, Callable[[], None]] = {}
+
+urlpatterns = [
+    path("function/", function),
+    path("waiting/", waiting),
+    path("required/", required),
+    path("keeps-errors/", keeps_errors),
+    path("transactional/", transactional),
+    path("class/", OnClass.as_view()),
+    path("handler/", OnHandler.as_view()),
+    path("method-decorator/", OnHandlerByMethodDecorator.as_view()),
+    path("dispatch/", OnDispatch.as_view()),
+    path("as-view/", idempotent(Simple.as_view())),
+    path("as-view-below/", idempotent(no_store(Simple.as_view()))),
+    path("unmarked/", unmarked),
+    path("unmarked-class/", Simple.as_view()),
+    path("unmarked-decorated/", unmarked_below_a_decorator),
+    path("exempt/", exempt),
+    path("non-atomic/", non_atomic),
+    path("sync/", synchronous),
+    path("sync-decorated/", idempotent(synchronous)),
+]
+
+BY_DECORATOR = (
+    "/function/ /class/ /handler/ /method-decorator/ /dispatch/ /as-view/ /required/"
+).split()
+BY_MIDDLEWARE = ["/unmarked/", "/unmarked-class/", "/unmarked-decorated/"]
+VIEWS = [*BY_DECORATOR, *BY_MIDDLEWARE]
+
+
+@pytest.fixture(autouse=True)
+def _setup(settings: Any) -> Iterator[None]:
+    settings.MIDDLEWARE = [*django_settings.MIDDLEWARE, MIDDLEWARE]
+    executions.clear()
+    yield
+    gates.clear()
+    sync_gates.clear()
+
+
+def in_loop(work: Callable[[], Awaitable[T]]) -> T:
+    """Run it in a loop of its own, and close what the thread for its sync code opened."""
+
+    async def run() -> T:
+        try:
+            return await asyncio.wait_for(work(), PATIENCE * 2)
+        finally:
+            await sync_to_async(connections.close_all)()
+
+    return asyncio.run(run())
+
+
+class SyncClientLike:
+    """Sends one request after another through the ASGI handler, each in a loop of its own."""
+
+    def __init__(self) -> None:
+        self.client = AsyncClient()
+
+    def post(self, *args: Any, **kwargs: Any) -> HttpResponse:
+        return in_loop(partial(self.client.post, *args, **kwargs))
+
+
+@pytest.fixture(params=[SyncClientLike, Client], ids=["asgi", "wsgi"])
+def either(request: pytest.FixtureRequest) -> Any:
+    """A client through the ASGI handler, and one through the WSGI handler."""
+    return request.param()
+
+
+class TestProtected:
+    """What every protected async view does, wherever it runs."""
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            *VIEWS,
+            "/as-view-below/",
+        ],
+    )
+    def test_replay(self, either: Any, url: str) -> None:
+        """One effect; the retry gets the same status, headers and bytes."""
+        key = new_key()
+        first = post(either, url, key)
+        assert first.status_code == 201
+        assert_replays(first, post(either, url, key))
+        assert effects() == 1
+        assert (record(key).status, record(key).attempt) == ("completed", 1)
+
+    @pytest.mark.parametrize("url", ["/function/", "/class/", "/unmarked/"])
+    def test_leased(self, either: Any, url: str) -> None:
+        """The claim of an async view is leased, and its request knows the execution."""
+        key = new_key()
+        post(either, url, key)
+        [execution] = executions
+        assert execution is not None
+        assert (execution.key, execution.attempt) == (key, 1)
+        assert execution.operation.lease == timedelta(seconds=30)
+        assert execution.scope == record(key).scope
+
+    @pytest.mark.parametrize("url", ["/function/", "/class/"])
+    def test_no_key(self, either: Any, url: str) -> None:
+        """Without a key each request runs, and has no execution."""
+        for _ in range(2):
+            assert post(either, url).status_code == 201
+        assert effects() == 2
+        assert not any(executions)
+        assert not IdempotencyKey.objects.exists()
+
+    @pytest.mark.parametrize("url", ["/function/", "/class/", "/unmarked/"])
+    def test_mismatch(self, either: Any, url: str) -> None:
+        """The key with another request is refused, and the first response stays."""
+        key = new_key()
+        first = post(either, url, key)
+        assert_problem(post(either, url, key, "b"), 422, "mismatch")
+        assert_replays(first, post(either, url, key))
+        assert (effects("a"), effects("b")) == (1, 0)
+
+    def test_key_required(self, either: Any) -> None:
+        """A missing key is refused where the policy requires one."""
+        assert_problem(post(either, "/required/"), 400, "key-missing")
+        assert effects() == 0
+
+    @pytest.mark.parametrize("url", ["/function/", "/unmarked/"])
+    def test_refused_keys(self, either: Any, url: str) -> None:
+        """A malformed key, and a guessable one of an anonymous caller, are refused."""
+        headers = {"Idempotency-Key": '"a'}
+        assert_problem(post(either, url, headers=headers), 400, "key-malformed")
+        assert_guessable(post(either, url, "guess-me"))
+        assert effects() == 0
+
+    @pytest.mark.parametrize("url", ["/function/", "/class/", "/unmarked/"])
+    def test_raised_error(self, either: Any, url: str) -> None:
+        """What the view raises goes on; the key is free for a second attempt."""
+        key = new_key()
+        for attempt in (1, 2):
+            with pytest.raises(LookupError, match="boom"):
+                post(either, url, key, "error")
+            assert (record(key).status, record(key).attempt) == ("failed", attempt)
+            assert record(key).error == "LookupError: boom"
+        assert effects("error") == 2  # no transaction could span it
+
+    @pytest.mark.parametrize(("reference", "status"), [("503", 503), ("404", 404), ("409", 409)])
+    def test_answers_that_are_not_kept(self, either: Any, reference: str, status: int) -> None:
+        """A 5xx, a raised 404 and a response about the moment leave the key free."""
+        key = new_key()
+        for attempt in (1, 2):
+            assert post(either, "/function/", key, reference).status_code == status
+            assert (record(key).status, record(key).attempt) == ("failed", attempt)
+        assert effects(reference) == 2
+
+    def test_stored_error(self, either: Any) -> None:
+        """With ``should_store=store_errors`` a raised 404 is final. Its page is not stored."""
+        key = new_key()
+        assert post(either, "/keeps-errors/", key, "404").status_code == 404
+        assert record(key).response_status == 404
+        again = post(either, "/keeps-errors/", key, "404")
+        assert_problem(again, 409, "response-not-stored")
+        assert effects("404") == 1
+
+    @pytest.mark.parametrize("url", ["/function/", "/class/", "/unmarked/"])
+    def test_template(self, either: Any, url: str) -> None:
+        """A template is rendered before its response is stored."""
+        key = new_key()
+        first = post(either, url, key, "template")
+        assert (first.status_code, first.content) == (201, b"n=1")
+        assert_replays(first, post(either, url, key, "template"))
+        assert effects("template") == 1
+
+    @pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume asynchronous")
+    @pytest.mark.parametrize("url", ["/function/", "/unmarked/"])
+    def test_stream(self, either: Any, url: str) -> None:
+        """A streamed response leaves a tombstone: the retry is told so and nothing is executed."""
+        key = new_key()
+        first = post(either, url, key, "stream")
+        assert first.status_code == 201
+        assert record(key).status == "completed"
+        assert record(key).response_body is None
+        again = post(either, url, key, "stream")
+        assert_problem(again, 409, "response-not-stored")
+        assert effects("stream") == 1
+
+    def test_no_response(self, either: Any) -> None:
+        """A view that returns no response is told so, and its key is free."""
+        key = new_key()
+        with pytest.raises(TypeError, match="returned NoneType, not an HttpResponse"):
+            post(either, "/function/", key, "nothing")
+        assert record(key).status == "failed"
+
+    def test_exempt(self, either: Any) -> None:
+        """The middleware leaves an exempt async view alone."""
+        with pytest.raises(AttributeError, match="idempotency"):
+            post(either, "/exempt/", new_key())  # nobody gave the request its attribute
+        assert not IdempotencyKey.objects.exists()
+
+    def test_transactional_mode(self, either: Any) -> None:
+        """``mode="transactional"`` on an async view is refused, and says why."""
+        with pytest.raises(
+            ImproperlyConfigured, match="async view, for which Django has no transactions"
+        ):
+            post(either, "/transactional/", new_key())
+        assert effects() == 0
+
+
+def test_streamed_chunks_arrive() -> None:
+    """The client gets all of a streamed response, of which a tombstone is kept."""
+
+    async def work() -> bytes:
+        response = await post(AsyncClient(), "/function/", new_key(), "stream")
+        return b"".join([chunk async for chunk in response])
+
+    assert in_loop(work) == b"one two"
+
+
+class TestSideBySide:
+    """Duplicates that arrive while the first is being executed."""
+
+    @pytest.mark.parametrize("url", ["/function/", "/class/", "/unmarked/"])
+    def test_reject(self, url: str) -> None:
+        """One runs, nine are told "in progress" meanwhile, and the next retry gets a response."""
+        key = new_key()
+
+        async def work() -> tuple[HttpResponse, list[HttpResponse], HttpResponse]:
+            gate = gates["a"] = Gate()
+            client = AsyncClient()
+            first = asyncio.ensure_future(post(client, url, key))
+            await asyncio.wait_for(gate.reached.wait(), PATIENCE)
+            others = await asyncio.gather(*(post(client, url, key) for _ in range(9)))
+            gate.opened.set()
+            return await first, others, await post(client, url, key)
+
+        first, others, again = in_loop(work)
+        for other in others:
+            assert_problem(other, 409, "in-progress")
+            assert other["Retry-After"] == "1"
+        assert first.status_code == 201
+        assert_replays(first, again)
+        assert effects() == 1
+
+    def test_all_at_once(self) -> None:
+        """Of twenty that start together one runs; each gets 201 or 409."""
+        key = new_key()
+
+        async def work() -> list[HttpResponse]:
+            client = AsyncClient()
+            return await asyncio.gather(*(post(client, "/function/", key) for _ in range(20)))
+
+        answers = in_loop(work)
+        assert {answer.status_code for answer in answers} <= {201, 409}
+        assert sum(a.status_code == 201 and not is_replay(a) for a in answers) == 1
+        assert effects() == 1
+
+    def test_wait(self) -> None:
+        """With ``on_conflict="wait"`` the duplicates get the first response when it is there."""
+        key = new_key()
+
+        async def work() -> list[HttpResponse]:
+            gate = gates["a"] = Gate()
+            client = AsyncClient()
+            first = asyncio.ensure_future(post(client, "/waiting/", key))
+            await asyncio.wait_for(gate.reached.wait(), PATIENCE)
+            others = [asyncio.ensure_future(post(client, "/waiting/", key)) for _ in range(5)]
+            # The loop is free while they wait: this one gets a response.
+            assert (await post(client, "/waiting/", new_key(), "b")).status_code == 201
+            assert not any(other.done() for other in others)
+            gate.opened.set()
+            return await asyncio.gather(first, *others)
+
+        first, *others = in_loop(work)
+        for other in others:
+            assert_replays(first, other)
+        assert effects() == 1
+
+    def test_different_keys(self) -> None:
+        """Requests with keys of their own do not wait for one another."""
+
+        async def work() -> list[HttpResponse]:
+            gate = gates["a"] = Gate()
+            client = AsyncClient()
+            first = asyncio.ensure_future(post(client, "/function/", new_key()))
+            await asyncio.wait_for(gate.reached.wait(), PATIENCE)
+            second = await post(client, "/function/", new_key(), "b")
+            gate.opened.set()
+            return [await first, second]
+
+        assert [answer.status_code for answer in in_loop(work)] == [201, 201]
+
+
+class TestSyncViews:
+    """Sync views under ASGI keep the transactional mode."""
+
+    @pytest.mark.parametrize("url", ["/sync/", "/sync-decorated/"])
+    def test_transactional(self, url: str) -> None:
+        """The view runs in the transaction of its claim, under ASGI as under WSGI."""
+        key, client = new_key(), SyncClientLike()
+        first = post(client, url, key)
+        assert json.loads(first.content) == {"in transaction": True}
+        assert_replays(first, post(client, url, key))
+        [execution] = executions
+        assert execution is not None
+        assert execution.operation.lease is None
+
+    @pytest.mark.parametrize("url", ["/sync/", "/sync-decorated/"])
+    def test_rolls_back(self, url: str) -> None:
+        """A 5xx rolls its effects back."""
+        key = new_key()
+        assert post(SyncClientLike(), url, key, "503").status_code == 503
+        assert record(key).status == "failed"
+        assert effects("503") == 0
+
+
+@pytest.mark.usefixtures("always_atomic")
+class TestAtomicRequests:
+    """With ``ATOMIC_REQUESTS`` async views are what Django says they are: not possible."""
+
+    @pytest.mark.parametrize("url", ["/function/", "/class/", "/unmarked/", "/unmarked-class/"])
+    @pytest.mark.parametrize("with_key", [False, True])
+    def test_refused(self, either: Any, url: str, with_key: bool) -> None:
+        """Django refuses the view, and nothing is executed, with a key or without."""
+        key = new_key() if with_key else None
+        with pytest.raises(RuntimeError, match="ATOMIC_REQUESTS with async views"):
+            post(either, url, key)
+        assert effects() == 0
+
+    def test_non_atomic_requests(self, either: Any) -> None:
+        """A view that is taken out of it is protected."""
+        key = new_key()
+        first = post(either, "/non-atomic/", key)
+        assert_replays(first, post(either, "/non-atomic/", key))
+        assert effects() == 1
+
+
+class TestSignals:
+    """Receivers of an async view's signals are called like those of a sync one."""
+
+    NAMES = "claimed completed replayed conflicted mismatched failed released".split()
+
+    def received(
+        self, receiver_of: Callable[[str, list[str]], Any], client: Any, *, outcomes: bool
+    ) -> list[str]:
+        seen: list[str] = []
+        receivers = {name: receiver_of(name, seen) for name in self.NAMES}
+        for name, receiver in receivers.items():
+            getattr(signals, name).connect(receiver)
+        try:
+            key = new_key()
+            assert post(client, "/function/", key).status_code == 201
+            for _ in range(2 if outcomes else 0):
+                assert is_replay(post(client, "/function/", key))
+                assert post(client, "/function/", key, "b").status_code == 422
+            assert post(client, "/function/", new_key(), "503").status_code == 503
+            assert post(client, "/function/", new_key(), "409").status_code == 409
+        finally:
+            for name, receiver in receivers.items():
+                getattr(signals, name).disconnect(receiver)
+        return seen
+
+    ATTEMPTS = "claimed completed claimed failed claimed released".split()
+    ALL = "claimed completed replayed mismatched replayed mismatched".split() + ATTEMPTS[2:]
+
+    @staticmethod
+    def plain_receiver(name: str, seen: list[str]) -> Callable[..., Any]:
+        def receive(**_: Any) -> None:
+            Effect.objects.create(reference="signal")
+            seen.append(name)
+
+        return receive
+
+    @staticmethod
+    def async_receiver(name: str, seen: list[str]) -> Callable[..., Any]:
+        async def receive(**_: Any) -> None:
+            await Effect.objects.acreate(reference="signal")
+            seen.append(name)
+
+        return receive
+
+    @pytest.mark.parametrize("kind", ["plain_receiver", "async_receiver"])
+    def test_of_attempts(self, either: Any, kind: str) -> None:
+        """Plain and async receivers are told of attempts, and may ask the database."""
+        seen = self.received(getattr(self, kind), either, outcomes=False)
+        assert seen == self.ATTEMPTS
+        assert effects("signal") == len(seen)
+
+    @pytest.mark.parametrize("kind", ["plain_receiver", "async_receiver"])
+    def test_of_outcomes(self, either: Any, kind: str) -> None:
+        """They are told of replays and mismatches likewise."""
+        seen = self.received(getattr(self, kind), either, outcomes=True)
+        assert seen == self.ALL
+        assert effects("signal") == len(seen)
+
+
+class SyncOnly:
+    """A middleware from before async: Django runs what is behind it from a thread."""
+
+    sync_capable = True
+    async_capable = False
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        return self.get_response(request)
+
+
+SURROUNDINGS = {
+    "async": [MIDDLEWARE],
+    "sync middleware before": [f"{__name__}.SyncOnly", MIDDLEWARE],
+    "sync middleware behind": [MIDDLEWARE, f"{__name__}.SyncOnly"],
+}
+
+
+def communicator(url: str, key: str, reference: str = "a") -> ApplicationCommunicator:
+    """A client's connection to the ASGI application."""
+    return ApplicationCommunicator(
+        get_asgi_application(),
+        {
+            "type": "http",
+            "http_version": "1.1",
+            "method": "POST",
+            "path": url,
+            "query_string": b"",
+            "headers": [
+                (b"host", b"testserver"),
+                (b"content-type", b"application/json"),
+                (b"idempotency-key", key.encode()),
+            ],
+        },
+    )
+
+
+async def sent(client: ApplicationCommunicator, reference: str = "a") -> None:
+    body = json.dumps({"reference": reference}).encode()
+    await client.send_input({"type": "http.request", "body": body})
+
+
+class TestDisconnect:
+    """A client that goes away while its request is being executed."""
+
+    @pytest.mark.parametrize("surroundings", SURROUNDINGS)
+    @pytest.mark.parametrize("url", ["/function/", "/class/", "/unmarked/"])
+    def test_mid_handler(self, settings: Any, url: str, surroundings: str) -> None:
+        """The view is cancelled, the key is FAILED, and a retry runs at once."""
+        settings.MIDDLEWARE = SURROUNDINGS[surroundings]
+        key = new_key()
+
+        async def work() -> HttpResponse:
+            gate = gates["a"] = Gate()
+            client = communicator(url, key)
+            await sent(client)
+            await asyncio.wait_for(gate.reached.wait(), PATIENCE)
+            await client.send_input({"type": "http.disconnect"})
+            await client.wait(PATIENCE)
+            assert gate.cancelled
+            found = await IdempotencyKey.objects.aget(key=key)
+            assert (found.status, found.attempt) == ("failed", 1)
+            assert "CancelledError" in found.error
+            del gates["a"]
+            return await post(AsyncClient(), url, key)
+
+        assert in_loop(work).status_code == 201
+        assert (record(key).status, record(key).attempt) == ("completed", 2)
+
+    def test_sync_view(self, settings: Any) -> None:
+        """A sync view cannot be cancelled: it completes, and the retry gets its response."""
+        settings.MIDDLEWARE = [MIDDLEWARE]
+        key = new_key()
+
+        async def work() -> HttpResponse:
+            loop, reached, ended = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+            left = asyncio.Event()
+
+            def gate() -> None:
+                loop.call_soon_threadsafe(reached.set)
+                asyncio.run_coroutine_threadsafe(left.wait(), loop).result(PATIENCE)
+
+            def completed(**_: Any) -> None:
+                loop.call_soon_threadsafe(ended.set)
+
+            sync_gates["a"] = gate
+            signals.completed.connect(completed)
+            try:
+                client = communicator("/sync/", key)
+                await sent(client)
+                await asyncio.wait_for(reached.wait(), PATIENCE)
+                await client.send_input({"type": "http.disconnect"})
+                left.set()
+                await client.wait(PATIENCE)
+                await asyncio.wait_for(ended.wait(), PATIENCE)
+            finally:
+                signals.completed.disconnect(completed)
+            del sync_gates["a"]
+            return await post(AsyncClient(), "/sync/", key)
+
+        assert is_replay(in_loop(work))
+        assert effects() == 1
+
+    def test_after_the_answer_began(self, settings: Any) -> None:
+        """Who leaves in the middle of a streamed response leaves the key completed."""
+        settings.MIDDLEWARE = [MIDDLEWARE]
+        key = new_key()
+
+        async def work() -> None:
+            client = communicator("/function/", key)
+            await sent(client, "stream")
+            assert (await client.receive_output(PATIENCE))["status"] == 201
+            await client.send_input({"type": "http.disconnect"})
+            await client.wait(PATIENCE)
+
+        in_loop(work)
+        assert record(key).status == "completed"
+
+
+class CancelledAt:
+    """Awaits a coroutine, and cancels the task each time it waits at one of these points."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], *points: int) -> None:
+        self.coroutine = coroutine
+        self.points = points
+        self.seen = 0
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        going_on = self.coroutine.__await__()
+        advance: Callable[[], Any] = partial(next, going_on)
+        while True:
+            try:
+                waited_for = advance()
+            except StopIteration as end:
+                return end.value
+            self.seen += 1
+            if self.seen in self.points:
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+            try:
+                value = yield waited_for
+                advance = partial(going_on.send, value)
+            except BaseException as error:  # noqa: BLE001
+                advance = partial(going_on.throw, error)
+
+
+async def cancelled_at(coroutine: Coroutine[Any, Any, Any], *points: int) -> bool:
+    """Whether the coroutine has as many points to wait at; asserts that it ended then."""
+    waiting = CancelledAt(coroutine, *points)
+    task = asyncio.ensure_future(_awaiting(waiting))
+    with suppress(Exception):
+        await asyncio.wait([task], timeout=PATIENCE)
+    assert task.done()
+    reached = waiting.seen >= points[0]
+    assert task.cancelled() == reached, f"at {points} of {waiting.seen}: {task!r}"
+    return reached
+
+
+async def _awaiting(waiting: CancelledAt) -> Any:
+    return await waiting
+
+
+async def stepping(request: HttpRequest) -> HttpResponseBase:
+    """A view of two steps."""
+
+    async def charge() -> dict[str, str]:
+        await asyncio.sleep(0)
+        return {"id": request.idempotency.derive_key("charge")}
+
+    charged = await request.idempotency.astep("charge", charge)
+    booked = await request.idempotency.astep(
+        "book", lambda: Effect.objects.create(reference="booked").pk
+    )
+    await Effect.objects.acreate(reference="a")
+    return JsonResponse({"charged": charged, "booked": booked}, status=201)
+
+
+async def failing_once(request: HttpRequest) -> HttpResponseBase:
+    """A view that raises at its first attempt."""
+    await Effect.objects.acreate(reference="a")
+    if request.idempotency.attempt == 1:
+        raise LookupError("boom")
+    return HttpResponse(status=201)
+
+
+async def unavailable_once(request: HttpRequest) -> HttpResponseBase:
+    """A view that returns 503 at its first attempt."""
+    await Effect.objects.acreate(reference="a")
+    return HttpResponse(status=503 if request.idempotency.attempt == 1 else 201)
+
+
+CANCELLED_VIEWS = {
+    "answers": idempotent(create),
+    "steps": idempotent(stepping),
+    "raises": idempotent(failing_once),
+    "answers 503": idempotent(unavailable_once),
+}
+
+
+class TestCancelledAnywhere:
+    """A request that is cancelled at each of the points where it waits, one after another."""
+
+    def request(self, key: str, reference: str = "a") -> HttpRequest:
+        return AsyncRequestFactory().post(
+            "/",
+            json.dumps({"reference": reference}),
+            content_type="application/json",
+            headers={"Idempotency-Key": key},
+        )
+
+    @pytest.mark.parametrize("times", [1, 2, 3])
+    @pytest.mark.parametrize("view", CANCELLED_VIEWS.values(), ids=CANCELLED_VIEWS)
+    def test_view(self, view: Callable[[HttpRequest], Any], times: int) -> None:
+        """It leaves the key completed or retryable, never in progress, and is cancelled."""
+
+        async def points() -> int:
+            point = 0
+            while True:
+                point += 1
+                key = new_key()
+                where = range(point, point + times)
+                reached = await cancelled_at(view(self.request(key)), *where)
+                if not reached:
+                    return point - 1
+                found = await IdempotencyKey.objects.filter(key=key).afirst()
+                assert found is None or found.status in ("completed", "failed"), point
+                status = found.status if found else None
+                with suppress(LookupError):
+                    again = await view(self.request(key))
+                    if again.status_code == 503:
+                        again = await view(self.request(key))
+                    assert again.status_code == 201
+                    assert is_replay(again) == (status == "completed")
+
+        assert in_loop(points) >= 4  # the question, the claim, the view and its completion
+
+    @pytest.mark.parametrize("times", [1, 2])
+    def test_replay(self, times: int) -> None:
+        """A replay that is cancelled changes nothing."""
+        view, key = CANCELLED_VIEWS["answers"], new_key()
+
+        async def work() -> None:
+            assert (await view(self.request(key))).status_code == 201
+            point = 1
+            while await cancelled_at(view(self.request(key)), *range(point, point + times)):
+                point += 1
+                assert is_replay(await view(self.request(key)))
+
+        in_loop(work)
+        assert effects() == 1
+
+
+class Flaky(MemoryStore):
+    """A store that can be told to wait for the test, or to be unreachable, at each question."""
+
+    def __init__(self) -> None:
+        super().__init__("default")
+        self.unreachable: dict[str, int] = {}
+        self.asked: list[str] = []
+        self.blocked_at = ""
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    async def blocked(self) -> None:
+        """Wait until it is asked what it is to wait at."""
+        assert await asyncio.to_thread(self.reached.wait, PATIENCE)
+
+    def _wait(self, question: str) -> None:
+        self.asked.append(question)
+        if question == self.blocked_at:
+            self.reached.set()
+            assert self.opened.wait(PATIENCE)
+        if self.unreachable.get(question, 0):
+            self.unreachable[question] -= 1
+            raise StoreUnavailable
+
+    def acquire(self, operation: Operation) -> Claim | Record:
+        self._wait("acquire")
+        found = super().acquire(operation)
+        self._wait("acquired")
+        return found
+
+    def complete(self, claim: Claim, payload: Payload) -> bool:
+        self._wait("complete")
+        completed = super().complete(claim, payload)
+        self._wait("completed")
+        return completed
+
+    def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
+        self._wait("fail")
+        failed = super().fail(claim, error, pinned=pinned, held=held)
+        self._wait("failed")
+        return failed
+
+
+STORED = Payload(201, (), b"done")
+LEASE = timedelta(seconds=30)
+
+
+async def answer(execution: ExecutionContext | None) -> Result:
+    executions.append(execution)
+    await asyncio.sleep(0)
+    return Result("done", STORED)
+
+
+async def refuse(execution: ExecutionContext | None) -> Result:
+    executions.append(execution)
+    await asyncio.sleep(0)
+    raise LookupError("boom")
+
+
+def reraise(error: Exception) -> Result:
+    raise error
+
+
+def arun(
+    store: MemoryStore,
+    operation: Operation,
+    execute: Callable[[ExecutionContext | None], Awaitable[Result]] = answer,
+    **changes: Any,
+) -> Coroutine[Any, Any, Outcome]:
+    return engine.arun(store, replace(operation, **changes), execute, reraise)
+
+
+def test_no_lease() -> None:
+    """A coroutine function needs a claim with a lease: no transaction can span it."""
+
+    async def work() -> None:
+        with pytest.raises(ValueError, match="has no lease"):
+            await arun(Flaky(), an_operation())
+
+    in_loop(work)
+    assert executions == []
+
+
+class TestCancelledWhileAsking:
+    """A cancellation while the store is being asked something: the question is finished first."""
+
+    @pytest.mark.parametrize("times", [1, 2, 5])
+    @pytest.mark.parametrize(
+        ("question", "execute", "status", "executed"),
+        [
+            ("acquire", answer, Status.FAILED, 0),
+            ("acquired", answer, Status.FAILED, 0),
+            ("complete", answer, Status.COMPLETED, 1),
+            ("completed", answer, Status.COMPLETED, 1),
+            ("fail", refuse, Status.FAILED, 1),
+            ("failed", refuse, Status.FAILED, 1),
+        ],
+    )
+    def test_question(
+        self, question: str, execute: Any, status: Status, executed: int, times: int
+    ) -> None:
+        """Nothing is begun after it, and what was done already is completed."""
+
+        async def work() -> None:
+            store, operation = Flaky(), an_operation(lease=LEASE)
+            store.blocked_at = question
+            task = asyncio.ensure_future(arun(store, operation, execute))
+            await store.blocked()
+            for _ in range(times):
+                task.cancel()
+                await asyncio.sleep(0)
+            assert not task.done()
+            store.opened.set()
+            await asyncio.wait([task], timeout=PATIENCE)
+            assert task.cancelled()
+            found = store.get(operation.key, operation.scope)
+            assert found is not None
+            assert found.status is status
+            assert len(executions) == executed
+            store.blocked_at = ""
+            again = await arun(store, operation)
+            assert isinstance(again, Replayed if status is Status.COMPLETED else Executed)
+
+        in_loop(work)
+
+    @pytest.mark.parametrize("question", ["acquire", "acquired"])
+    def test_question_before_what_is_to_be_held(self, question: str) -> None:
+        """A handler that was never begun leaves nothing for an operator: the key is free."""
+
+        async def work() -> None:
+            store, operation = Flaky(), an_operation(lease=LEASE, hold=True)
+            store.blocked_at = question
+            task = asyncio.ensure_future(arun(store, operation))
+            await store.blocked()
+            task.cancel()
+            await asyncio.sleep(0)
+            store.opened.set()
+            await asyncio.wait([task], timeout=PATIENCE)
+            assert task.cancelled()
+            found = store.get(operation.key, operation.scope)
+            assert found is not None
+            assert found.status is Status.FAILED
+            assert executions == []
+            assert isinstance(await arun(store, operation), Executed)
+
+        in_loop(work)
+
+    def test_while_it_tries_to_complete_again(self) -> None:
+        """What was done is completed though the store is away for a moment and the client too."""
+
+        async def work() -> None:
+            store, operation = Flaky(), an_operation(lease=LEASE)
+            store.blocked_at = "complete"
+            store.unreachable["complete"] = 2
+            task = asyncio.ensure_future(arun(store, operation))
+            await store.blocked()
+            task.cancel()
+            store.opened.set()
+            await asyncio.wait([task], timeout=PATIENCE)
+            assert task.cancelled()
+            assert isinstance(await arun(store, operation), Replayed)
+            assert len(executions) == 1
+
+        in_loop(work)
+
+    def test_between_two_tries_to_complete(self) -> None:
+        """The same where the cancellation arrives in the pause between them."""
+
+        async def work() -> None:
+            store, operation = Flaky(), an_operation(lease=LEASE)
+            store.unreachable["complete"] = 1
+
+            point, stored = 1, 0
+            while True:
+                executions.clear()
+                store.unreachable["complete"] = 1
+                operation = an_operation(lease=LEASE)
+                if not await cancelled_at(arun(store, operation), point):
+                    break
+                found = store.get(operation.key, operation.scope)
+                assert found is None or found.status is not Status.IN_PROGRESS
+                if "complete" in store.asked:
+                    assert found is not None
+                    assert found.status is Status.COMPLETED, point
+                    stored += 1
+                store.asked.clear()
+                point += 1
+            assert stored >= 2
+
+        in_loop(work)
+
+    def test_while_it_waits_for_another(self) -> None:
+        """Who waits for somebody else's execution leaves at once, and frees nothing of it."""
+
+        async def work() -> None:
+            store, operation = Flaky(), an_operation(lease=LEASE)
+            held = store.acquire(operation)
+            assert isinstance(held, Claim)
+            store.asked.clear()
+            patience = timedelta(seconds=PATIENCE)
+            waiting = arun(store, operation, wait=patience)
+            task = asyncio.ensure_future(waiting)
+            while len(store.asked) < 3:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            await asyncio.wait([task], timeout=PATIENCE)
+            assert task.cancelled()
+            assert store.complete(held, STORED)
+            assert executions == []
+
+        in_loop(work)
+
+    def test_own_cancellation(self) -> None:
+        """A handler that awaits something cancelled fails, and the key is free."""
+
+        async def work() -> None:
+            store, operation = Flaky(), an_operation(lease=LEASE)
+
+            async def execute(execution: ExecutionContext | None) -> Result:
+                future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+                future.cancel()
+                return await future
+
+            with pytest.raises(asyncio.CancelledError):
+                await arun(store, operation, execute)
+            assert isinstance(await arun(store, operation), Executed)
+
+        in_loop(work)
+
+    def test_timeout_inside_the_handler(self) -> None:
+        """A timeout of the handler's own is an error like any other."""
+
+        async def work() -> None:
+            store, operation = Flaky(), an_operation(lease=LEASE)
+
+            async def execute(execution: ExecutionContext | None) -> Result:
+                async with asyncio.timeout(0):
+                    await asyncio.sleep(PATIENCE)
+                raise AssertionError
+
+            with pytest.raises(TimeoutError):
+                await arun(store, operation, execute)
+            assert isinstance(await arun(store, operation), Executed)
+
+        in_loop(work)
+
+    def test_timeout_around_it(self) -> None:
+        """A timeout around the whole of it raises ``TimeoutError``, and the key is free."""
+
+        async def work() -> None:
+            store, operation = Flaky(), an_operation(lease=LEASE)
+
+            async def execute(execution: ExecutionContext | None) -> Result:
+                await asyncio.sleep(PATIENCE)
+                raise AssertionError
+
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await arun(store, operation, execute)
+            assert isinstance(await arun(store, operation), Executed)
+
+        in_loop(work)
+
+    def test_its_heartbeat_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The lease of what was cancelled is renewed no more."""
+        kept: list[leases.Lease] = []
+        make = leases.Lease
+
+        def noted(*args: Any) -> leases.Lease:
+            kept.append(make(*args))
+            return kept[-1]
+
+        monkeypatch.setattr("idempotency_django.engine.leased.Lease", noted)
+
+        async def work() -> None:
+            store, point = Flaky(), 1
+            while await cancelled_at(arun(store, an_operation(lease=LEASE)), point):
+                point += 1
+
+        in_loop(work)
+        assert kept
+        assert all(lease.ended for lease in kept)

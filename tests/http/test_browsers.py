@@ -1,0 +1,255 @@
+"""Browsers: keys in HTML forms, and what scripts of other origins may send and read."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.checks import CheckMessage
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template import Context, Template
+from django.test import Client, override_settings
+from django.urls import path
+
+from idempotency_django import checks
+from idempotency_django.decorators import idempotent
+from idempotency_django.errors import KeyMissing
+from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy, identity, keys
+from tests.models import Effect
+from tests.support.shared import assert_guessable, assert_problem, effects, is_replay, new_key
+
+MIDDLEWARE = "corsheaders.middleware.CorsMiddleware"
+TAG = "{% load idempotency %}{% idempotency_key %}"
+FORM = Template(f"<form method='post'>{TAG}<input name='reference'></form>")
+
+
+@idempotent(key=keys.form_field(), required=True)
+def order(request: HttpRequest) -> HttpResponse:
+    """A form that is shown, and sent."""
+    if request.method == "GET":
+        return HttpResponse(FORM.render(Context()))
+    effect = Effect.objects.create(reference=request.POST["reference"])
+    return HttpResponseRedirect(f"/orders/{effect.pk}/")
+
+
+def plain(request: HttpRequest) -> HttpResponse:
+    """A view that the middleware protects."""
+    Effect.objects.create(reference=request.POST["reference"])
+    return HttpResponse(status=201)
+
+
+@idempotent
+async def in_async(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(request.POST["reference"], "text/plain")
+
+
+urlpatterns = [
+    path("order/", order),
+    path("plain/", plain),
+    path("decorated/", idempotent(plain)),
+    path("async/", in_async),
+    path("reads/", idempotent(key=keys.form_field())(plain)),
+]
+
+
+def hidden_in(page: str) -> dict[str, str]:
+    """The hidden fields of a page."""
+    found = re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]+)"', page)
+    return dict(found)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.urls(__name__)
+class TestForms:
+    """A form that carries its key in a hidden field."""
+
+    @pytest.mark.parametrize("known", [True, False])
+    def test_sent_twice(self, known: bool) -> None:
+        """A form that is sent twice, by a double click or a reload, has one effect."""
+        client = Client()
+        if known:
+            client.force_login(User.objects.create_user("alice"))
+        sent = {**hidden_in(client.get("/order/").content.decode()), "reference": "a"}
+        first, again = client.post("/order/", sent), client.post("/order/", sent)
+        assert first.status_code == again.status_code == 302
+        assert first["Location"] == again["Location"]
+        assert (is_replay(first), is_replay(again)) == (False, True)
+        assert effects() == 1
+
+    def test_each_page_has_its_key(self) -> None:
+        """A page that is asked for again is another operation."""
+        client = Client()
+        for _ in range(2):
+            sent = {**hidden_in(client.get("/order/").content.decode()), "reference": "a"}
+            assert client.post("/order/", sent).status_code == 302
+        assert effects() == 2
+
+    def test_multipart_and_urlencoded(self) -> None:
+        """A form is the same to the key in both of its encodings."""
+        client, key = Client(), new_key()
+        client.post("/order/", {"idempotency_key": key, "reference": "a"})
+        body = f"idempotency_key={key}&reference=a"
+        encoded = "application/x-www-form-urlencoded"
+        assert_problem(client.post("/order/", body, content_type=encoded), 422, "mismatch")
+        assert effects() == 1
+
+    def test_changed(self) -> None:
+        """Another form under the key is a mismatch, not a second effect."""
+        client, key = Client(), new_key()
+        client.post("/order/", {"idempotency_key": key, "reference": "a"})
+        other = client.post("/order/", {"idempotency_key": key, "reference": "b"})
+        assert_problem(other, 422, "mismatch")
+        assert effects() == 1
+
+    def test_guessable(self) -> None:
+        """Of callers who are not told apart a key is taken only where it cannot be guessed."""
+        anonymous, alice = Client(), Client()
+        alice.force_login(User.objects.create_user("alice"))
+        sent = {"idempotency_key": "order-17", "reference": "a"}
+        assert_guessable(anonymous.post("/order/", sent))
+        assert effects() == 0
+        assert alice.post("/order/", sent).status_code == 302
+
+    @pytest.mark.parametrize("value", ["", None])
+    def test_missing(self, value: str | None) -> None:
+        """A form without a key, or with an empty one, is refused where a key is required."""
+        sent = {"reference": "a"} if value is None else {"reference": "a", "idempotency_key": value}
+        response = Client().post("/order/", sent)
+        assert_problem(response, 400, "key-missing")
+        assert "Idempotency-Key or the field 'idempotency_key' of its form" in response.text
+        assert effects() == 0
+
+    def test_missing_where_no_header_counts(self) -> None:
+        """Where only the form's field counts, the refusal names it and no header."""
+        policy = Policy(key=keys.instead_of_header(keys.form_field("token")), required=True)
+        with pytest.raises(KeyMissing, match=r"requires the field 'token' of its form\."):
+            identity.refuse_missing(policy.resolved(), "POST")
+
+    @pytest.mark.parametrize("value", ["a b", "ü" * 30, "x" * 256])
+    def test_malformed(self, value: str) -> None:
+        """A key in a form obeys the rules of keys."""
+        sent = {"reference": "a", "idempotency_key": value}
+        assert_problem(Client().post("/order/", sent), 400, "key-malformed")
+
+    def test_sent_as_json(self) -> None:
+        """A field of that name in JSON is not a form's."""
+        sent = {"idempotency_key": new_key(), "reference": "a"}
+        response = Client().post("/order/", sent, content_type="application/json")
+        assert_problem(response, 400, "key-missing")
+
+    def test_header(self) -> None:
+        """A script that sends the form with the header is known by the header."""
+        client, key = Client(), new_key()
+        sent = {"idempotency_key": new_key(), "reference": "a"}
+        assert client.post("/order/", sent, headers={"Idempotency-Key": key}).status_code == 302
+        assert IdempotencyKey.objects.get().key == key
+
+
+class TestTag:
+    """The template tag."""
+
+    def test_name(self) -> None:
+        """A form with a field of that name already chooses another."""
+        template = Template("{% load idempotency %}{% idempotency_key name %}")
+        assert 'name="ref&quot;"' in template.render(Context({"name": 'ref"'}))
+
+    def test_new_each_time(self) -> None:
+        """Two forms of one page have two keys; browsers do not restore them after a reload."""
+        made = Template(TAG + "{% idempotency_key %}").render(Context())
+        values = re.findall(r'value="([^"]+)"', made)
+        assert len(set(values)) == 2
+        assert all(keys.is_unguessable(value) for value in values)
+        assert made.count('autocomplete="off"') == 2
+
+
+def cors(**settings: Any) -> list[CheckMessage]:
+    """What the checks say of a project with django-cors-headers and these settings."""
+    settings.setdefault("MIDDLEWARE", [MIDDLEWARE])
+    with override_settings(**settings):
+        return list(checks.check_cors())
+
+
+ALLOWED = ("accept", "content-type", "idempotency-key")
+EXPOSED = ("Idempotent-Replayed", "Idempotency-Status", "Retry-After")
+
+
+class TestCors:
+    """What scripts of other origins may send and read."""
+
+    def test_defaults(self) -> None:
+        """Without configuration a browser refuses to send the key, and hides the response's."""
+        allowed, exposed = cors()
+        assert allowed.id == "idempotency_django.W029"
+        assert "'Idempotency-Key' is not in CORS_ALLOW_HEADERS" in allowed.msg
+        assert "(*default_headers, 'idempotency-key')" in str(allowed.hint)
+        assert exposed.id == "idempotency_django.W029"
+        assert "'Idempotency-Status', 'Retry-After' are not in CORS_EXPOSE_HEADERS" in exposed.msg
+
+    def test_configured(self) -> None:
+        """Configured it is quiet, whatever the case of the names."""
+        assert cors(CORS_ALLOW_HEADERS=ALLOWED, CORS_EXPOSE_HEADERS=EXPOSED) == []
+        upper = [name.upper() for name in (*ALLOWED, *EXPOSED)]
+        assert cors(CORS_ALLOW_HEADERS=upper, CORS_EXPOSE_HEADERS=upper) == []
+
+    def test_one_missing(self) -> None:
+        """One header that is not exposed is named alone."""
+        (message,) = cors(CORS_ALLOW_HEADERS=ALLOWED, CORS_EXPOSE_HEADERS=list(EXPOSED[1:]))
+        assert "'Idempotent-Replayed' is not in CORS_EXPOSE_HEADERS" in message.msg
+
+    def test_wildcard(self) -> None:
+        """``*`` stands for all headers of requests without credentials, and for itself with."""
+        every = {"CORS_ALLOW_HEADERS": ["*"], "CORS_EXPOSE_HEADERS": ["*"]}
+        assert cors(**every) == []
+        assert len(cors(**every, CORS_ALLOW_CREDENTIALS=True)) == 2
+
+    def test_own_names(self) -> None:
+        """The headers are those that the project has configured."""
+        own = {"HEADER": "X-Key", "STATUS_HEADER": "X-Status"}
+        known = {"CORS_ALLOW_HEADERS": ALLOWED, "CORS_EXPOSE_HEADERS": EXPOSED}
+        allowed, exposed = cors(IDEMPOTENCY=own, **known)
+        assert "'X-Key'" in allowed.msg
+        assert "'X-Status' is not" in exposed.msg
+
+    def test_without_cors(self) -> None:
+        """A project without the middleware is not told about it."""
+        assert cors(MIDDLEWARE=[]) == []
+
+    def test_wrong_setting(self) -> None:
+        """A header's name that is none is reported elsewhere."""
+        assert len(cors(IDEMPOTENCY={"HEADER": "a b"})) <= 1
+
+    def test_registered(self) -> None:
+        """``manage.py check`` runs it."""
+        from django.core.checks import run_checks
+
+        with override_settings(MIDDLEWARE=[MIDDLEWARE]):
+            ids = [message.id for message in run_checks(app_configs=[])]
+        assert ids.count("idempotency_django.W029") == 2
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.urls(__name__)
+@pytest.mark.parametrize("where", ["plain", "decorated", "async", "reads"])
+def test_unread_field(
+    where: str,
+    settings: Any,
+    caplog: pytest.LogCaptureFixture,
+    unprotected: list[logging.LogRecord],
+) -> None:
+    """A form whose key no policy reads is not protected, and the log says what to do."""
+    settings.MIDDLEWARE = [
+        "django.middleware.csrf.CsrfViewMiddleware",
+        "idempotency_django.middleware.IdempotencyMiddleware",
+    ]
+    client = Client(enforce_csrf_checks=True)
+    client.cookies["csrftoken"] = "a" * 32
+    sent = {"csrfmiddlewaretoken": "a" * 32, "reference": "a"}
+    assert client.post(f"/{where}/", sent).status_code < 300
+    assert "not protected" not in caplog.text
+    assert client.post(f"/{where}/", {**sent, keys.FORM_FIELD: new_key()}).status_code < 300
+    assert ("form_field()" in caplog.text) == (where != "reads")
+    unprotected.clear()

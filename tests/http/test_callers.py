@@ -1,0 +1,347 @@
+"""Callers whom no adapter can tell apart: views that authenticate inside themselves."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.conf import settings as django_settings
+from django.contrib.auth.models import AnonymousUser, User
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import AsyncClient, Client
+from django.urls import path
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.decorators import api_view
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency_django.decorators import idempotent
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.policy import Policy
+from idempotency_django.policy.invocation import Invocation
+from tests.models import Effect
+from tests.support.shared import assert_guessable, assert_problem, effects, is_replay, new_key, post
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+
+TOKENS = {"token-1": "1", "token-1-refreshed": "1", "token-2": "2"}
+
+
+def owner_of(request: Any) -> str | None:
+    """Whose token it is, as the view looks it up itself."""
+    return TOKENS.get(request.headers.get("Authorization", "").removeprefix("Bearer "))
+
+
+def with_token(request: HttpRequest) -> HttpResponse:
+    owner = owner_of(request)
+    if owner is None:
+        return JsonResponse({"detail": "Who are you?"}, status=401)
+    Effect.objects.create(reference=json.loads(request.body)["reference"])
+    return JsonResponse({"secret of": owner}, status=201)
+
+
+async def awith_token(request: HttpRequest) -> HttpResponse:
+    owner = owner_of(request)
+    if owner is None:
+        return JsonResponse({"detail": "Who are you?"}, status=401)
+    await Effect.objects.acreate(reference=json.loads(request.body)["reference"])
+    return JsonResponse({"secret of": owner}, status=201)
+
+
+def with_api_key(request: HttpRequest) -> HttpResponse:
+    if request.headers.get("X-Api-Key") != "good":
+        return JsonResponse({}, status=401)
+    Effect.objects.create(reference=json.loads(request.body)["reference"])
+    return JsonResponse({"secret": True}, status=201)
+
+
+class OwnAuthentication(APIView):
+    authentication_classes: list[Any] = []
+    permission_classes: list[Any] = []
+
+    def post(self, request: Request) -> Response:
+        owner = owner_of(request)
+        if owner is None:
+            return Response({}, status=401)
+        Effect.objects.create(reference=request.data["reference"])
+        return Response({"secret of": owner}, status=201)
+
+
+class Claims(BaseAuthentication):
+    """Returns claims, and no user."""
+
+    def authenticate(self, request: Any) -> Any:
+        name = request.headers.get("X-Partner")
+        return name and (AnonymousUser(), {"partner": name})
+
+
+class Claimed(IdempotentViewMixin, APIView):
+    authentication_classes = [Claims]
+
+    def post(self, request: Any) -> Response:
+        Effect.objects.create(reference=request.auth["partner"])
+        return Response(request.auth)
+
+
+class Mixed(IdempotentViewMixin, OwnAuthentication):
+    pass
+
+
+@api_view(["POST"])
+@idempotent
+def below_api_view(request: Request) -> Response:
+    return OwnAuthentication().post(request)
+
+
+def known(call: Invocation) -> str | None:
+    owner = owner_of(call.request)
+    return owner and f"token-owner:{owner}"
+
+
+class Identified(IdempotentViewMixin, OwnAuthentication):
+    idempotency_policy = Policy(principal=known)
+
+
+urlpatterns = [
+    path("middleware/", with_token),
+    path("decorated/", idempotent(with_token)),
+    path("async/", idempotent(awith_token)),
+    path("api-key/", with_api_key),
+    path("drf-middleware/", OwnAuthentication.as_view()),
+    path("mixin/", Mixed.as_view()),
+    path("below-api-view/", below_api_view),
+    path("identified/", idempotent(principal=known)(with_token)),
+    path("identified-mixin/", Identified.as_view()),
+    path("unbound/", idempotent(principal=False)(with_token)),
+    path("wrong/", idempotent(principal=lambda call: 17)(with_token)),
+    path("claimed/", Claimed.as_view()),
+]
+
+SELF_AUTHENTICATING = [
+    "/middleware/",
+    "/decorated/",
+    "/async/",
+    "/drf-middleware/",
+    "/mixin/",
+    "/below-api-view/",
+]
+
+
+@pytest.fixture(autouse=True)
+def _middleware(settings: Any) -> None:
+    settings.MIDDLEWARE = [
+        *django_settings.MIDDLEWARE,
+        "idempotency_django.middleware.IdempotencyMiddleware",
+    ]
+
+
+def send(path: str, key: str, token: str | None, client: Client | None = None) -> HttpResponse:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    return post(client or Client(), path, key, headers=headers)
+
+
+@pytest.mark.parametrize("path", SELF_AUTHENTICATING)
+class TestCredentials:
+    def test_same(self, path: str) -> None:
+        """Whoever presents the same credentials again receives the response."""
+        key = new_key()
+        first = send(path, key, "token-1")
+        assert (first.status_code, is_replay(first)) == (201, False)
+        again = send(path, key, "token-1")
+        assert (again.status_code, is_replay(again)) == (201, True)
+        assert again.content == first.content
+        assert effects() == 1
+
+    @pytest.mark.parametrize(
+        "token", ["token-2", "rejected", None], ids=["another", "rejected", "none"]
+    )
+    def test_others(self, path: str, token: str | None) -> None:
+        """Other credentials, rejected ones and none at all are refused; nothing is executed."""
+        key = new_key()
+        assert send(path, key, "token-1").status_code == 201
+        refused = send(path, key, token)
+        assert_problem(refused, 422, "mismatch")
+        assert b"secret" not in refused.content
+        assert effects() == 1
+
+    def test_refreshed(self, path: str) -> None:
+        """A refreshed token is refused likewise: it executes nothing twice."""
+        key = new_key()
+        assert send(path, key, "token-1").status_code == 201
+        assert_problem(send(path, key, "token-1-refreshed"), 422, "mismatch")
+        assert effects() == 1
+
+    def test_rejected_first(self, path: str) -> None:
+        """Whom the view itself rejects leaves the key free for others."""
+        key = new_key()
+        assert send(path, key, "rejected").status_code == 401
+        assert send(path, key, "token-1").status_code == 201
+        assert effects() == 1
+
+
+def test_unknown_callers() -> None:
+    """Where a view reads something else than ``Authorization``, only the key protects a response:
+    it must be unguessable.
+    """
+    key = new_key()
+    headers = {"X-Api-Key": "good"}
+    assert post(Client(), "/api-key/", key, headers=headers).status_code == 201
+    assert is_replay(post(Client(), "/api-key/", key))
+    assert_guessable(post(Client(), "/api-key/", "order-17", headers=headers))
+    assert effects() == 1
+
+
+def test_authorization_that_comes_later() -> None:
+    """Who had none in the first request is refused with one, and nothing is executed."""
+    key = new_key()
+    headers = {"X-Api-Key": "good"}
+    assert post(Client(), "/api-key/", key, headers=headers).status_code == 201
+    authorized = headers | {"Authorization": "Bearer token-1"}
+    assert_problem(post(Client(), "/api-key/", key, headers=authorized), 422, "mismatch")
+    assert effects() == 1
+
+
+def test_known_principal() -> None:
+    """Where the user is known, a new token or session of theirs receives the response."""
+    user, key = User.objects.create_user("alice"), new_key()
+    for token, replayed in (("token-1", False), ("token-1-refreshed", True)):
+        client = Client()
+        client.force_login(user)
+        response = send("/decorated/", key, token, client)
+        assert (response.status_code, is_replay(response)) == (201, replayed)
+    assert effects() == 1
+
+
+@pytest.mark.parametrize("path", ["/identified/", "/identified-mixin/"])
+class TestPrincipal:
+    """A view that authenticates itself tells its policy who is calling."""
+
+    def test_refreshed(self, path: str) -> None:
+        """Then a refreshed token receives the response."""
+        key = new_key()
+        assert send(path, key, "token-1").status_code == 201
+        assert is_replay(send(path, key, "token-1-refreshed"))
+        assert effects() == 1
+
+    def test_others(self, path: str) -> None:
+        """Another principal has keys of its own, and a rejected token is nobody's."""
+        key = new_key()
+        assert send(path, key, "token-1").json() == {"secret of": "1"}
+        assert send(path, key, "token-2").json() == {"secret of": "2"}
+        assert send(path, key, "rejected").status_code == 401
+        assert effects() == 2
+
+    def test_short_key(self, path: str) -> None:
+        """A known principal may use any key; for an unknown one it must be unguessable."""
+        assert send(path, "order-17", "token-1").status_code == 201
+        assert_guessable(send(path, "order-17", "rejected"))
+
+
+def test_principal_of_wrong_type() -> None:
+    """What is no text names nobody; nothing is executed."""
+    with pytest.raises(ImproperlyConfigured, match="principal of an idempotency policy returned"):
+        send("/wrong/", new_key(), "token-1")
+    assert effects() == 0
+
+
+def test_unbound() -> None:
+    """``principal=False`` gives the response to whoever knows the key, as it says."""
+    key = new_key()
+    assert send("/unbound/", key, "token-1").status_code == 201
+    assert is_replay(send("/unbound/", key, "token-2"))
+
+
+def test_async_client() -> None:
+    """The same holds under ASGI."""
+
+    async def statuses() -> list[int]:
+        client, key = AsyncClient(), new_key()
+        return [
+            (
+                await client.post(
+                    "/async/",
+                    {"reference": "a"},
+                    content_type="application/json",
+                    headers={"Idempotency-Key": key, "Authorization": f"Bearer {token}"},
+                )
+            ).status_code
+            for token in ("token-1", "token-2", "rejected", "token-1")
+        ]
+
+    assert async_to_sync(statuses)() == [201, 422, 422, 201]
+    assert effects() == 1
+
+
+class NoPrimaryKey:
+    is_authenticated = True
+
+
+class WithToken(BaseAuthentication):
+    """Returns a user of the token alone, and the token."""
+
+    def authenticate(self, request: Any) -> Any:
+        token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        return token and (NoPrimaryKey(), token)
+
+
+class Named(IdempotentViewMixin, APIView):
+    authentication_classes = [WithToken]
+    idempotency_policy = Policy(principal=lambda call: f"token:{call.request.auth}")
+
+    def post(self, request: Any) -> Response:
+        Effect.objects.create(reference=request.auth)
+        return Response({})
+
+
+def test_users_without_a_primary_key(client: Client) -> None:
+    """The policy knows them, whatever the authentication returns beside them."""
+    key = new_key()
+    for token, replayed in (("one", False), ("one", True), ("two", False)):
+        response = post(client, "/named/", key, headers={"Authorization": f"Bearer {token}"})
+        assert (response.status_code, is_replay(response)) == (200, replayed)
+
+
+def test_claims_from_another_header(client: Client) -> None:
+    """Nothing tells the callers apart, so a request with a key is refused before it runs."""
+    key = new_key()
+
+    def send(name: str) -> HttpResponse:
+        return post(client, "/claimed/", key, headers={"X-Partner": name})
+
+    with pytest.raises(ImproperlyConfigured, match="identifies no caller"):
+        send("alice")
+    assert effects("alice") == 0
+
+
+urlpatterns.append(path("named/", Named.as_view()))
+
+
+urlpatterns.append(path("unknown/", idempotent(principal=lambda call: "")(with_token)))
+
+
+def test_empty_principal() -> None:
+    """A policy that names nobody leaves the key to whoever sent the ``Authorization`` header."""
+    key, one, other = new_key(), "Bearer token-1", "Bearer token-2"
+    first = post(Client(), "/unknown/", key, headers={"Authorization": one})
+    assert first.status_code == 201
+    assert is_replay(post(Client(), "/unknown/", key, headers={"Authorization": one}))
+    refused = post(Client(), "/unknown/", key, headers={"Authorization": other})
+    assert_problem(refused, 422, "mismatch")
+
+
+leased = idempotent(mode="leased", principal=known)(with_token)
+urlpatterns.append(path("leased/", leased))
+
+
+@pytest.mark.parametrize("wrong", [{"EXCLUDE_HEADERS": "X-A"}, {"STATUS_HEADER": ""}])
+def test_wrong_setting(settings: Any, wrong: dict[str, Any]) -> None:
+    """A setting that only a response needs is read before the view has any effect."""
+    settings.IDEMPOTENCY = wrong
+    for _ in range(2):
+        with pytest.raises(ImproperlyConfigured):
+            post(Client(), "/leased/", new_key(), headers={"Authorization": "Bearer token-1"})
+    assert effects() == 0

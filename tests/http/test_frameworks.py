@@ -1,0 +1,155 @@
+"""Views of frameworks that have no adapter: refused by a check and at run time, or exempt."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+from django.views.decorators.csrf import csrf_exempt
+from django.views.generic import View
+
+from idempotency_django.checks.inventory import endpoints
+from idempotency_django.decorators import idempotent
+from tests.models import Effect
+from tests.support import ways
+from tests.support.shared import assert_problem, effects, is_replay, new_key, post
+
+pytestmark = pytest.mark.django_db
+
+
+def work(request: HttpRequest) -> HttpResponse:
+    """What the framework does in the end; its caller is known to it alone."""
+    Effect.objects.create(reference="a")
+    return HttpResponse(status=201)
+
+
+# Each as its framework writes it.
+OPERATION = """
+def get_view(work):
+    class PathView:
+        def sync_view(self, request, *args, **kwargs):
+            return work(request)
+
+    path_view = PathView()
+
+    def sync_view_wrapper(request, *args, **kwargs):
+        return path_view.sync_view(request, *args, **kwargs)
+
+    sync_view_wrapper.csrf_exempt = True
+    return sync_view_wrapper
+"""
+DISPATCH = """
+class GraphQLView(View):
+    work = None
+
+    def dispatch(self, request, *args, **kwargs):
+        return self.work(request)
+"""
+HANDLER = """
+class GraphQLView(View):
+    work = None
+
+    def post(self, request, *args, **kwargs):
+        return self.work(request)
+"""
+METHOD = """
+class Resource:
+    def __init__(self, work):
+        self.work = work
+
+    def dispatch_list(self, request, **kwargs):
+        return self.work(request)
+"""
+
+
+def of(module: str, source: str) -> dict[str, Any]:
+    """What the source defines, as if it were in that module."""
+    names: dict[str, Any] = {"__name__": module, "View": View}
+    exec(source, names)
+    return names
+
+
+def a_graphql_view(module: str, source: str = DISPATCH) -> Any:
+    """A project's subclass of a framework's view."""
+    return type("ProjectView", (of(module, source)["GraphQLView"],), {"__module__": "shop.views"})
+
+
+VIEWS: dict[str, tuple[str, Any]] = {
+    "ninja": ("django-ninja", of("ninja.operation", OPERATION)["get_view"](work)),
+    "ninja_extra": ("django-ninja-extra", of("ninja_extra.x", OPERATION)["get_view"](work)),
+    "strawberry": ("Strawberry", a_graphql_view("strawberry.django.views").as_view(work=work)),
+    "graphene_django": (
+        "Graphene",
+        csrf_exempt(a_graphql_view("graphene_django.views").as_view(work=work)),
+    ),
+    "ariadne_django": ("Ariadne", a_graphql_view("ariadne_django.views", HANDLER).as_view()),
+    "tastypie": ("Tastypie", of("tastypie.resources", METHOD)["Resource"](work).dispatch_list),
+}
+
+
+@pytest.fixture(params=sorted(VIEWS))
+def package(request: Any, settings: Any) -> str:
+    """The package of a framework that serves ``/api/``, below the middleware."""
+    settings.MIDDLEWARE = ways.MIDDLEWARE
+    route = path("api/<int:version>/", VIEWS[request.param][1])
+    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [route]})
+    return str(request.param)
+
+
+def test_refused_at_run_time(package: str, client: Client, caplog: Any) -> None:
+    """A request with a key is refused before anything is executed; the log has the way out."""
+    assert_problem(post(client, "/api/1/", new_key()), 400, "key-unsupported")
+    assert f"is a view of {VIEWS[package][0]}" in caplog.text
+    assert "list the paths that the middleware protects" in caplog.text
+    assert effects() == 0
+
+
+def test_refused_by_a_check(package: str) -> None:
+    """A check says so, with the route."""
+    [found] = [m for m in run_checks() if str(m.id).startswith("idempotency_django.")]
+    assert found.id == "idempotency_django.E022"
+    assert VIEWS[package][0] in found.msg
+    assert found.hint == "It serves /api/{version}/."
+    assert next(endpoint.framework for endpoint in endpoints()) == VIEWS[package][0]
+
+
+@pytest.mark.parametrize("package", ["strawberry", "graphene_django"])
+def test_way_out(package: str) -> None:
+    """The refusal names what protects the work."""
+    with pytest.raises(ImproperlyConfigured, match=re.escape("idempotent_call()")):
+        idempotent(VIEWS[package][1])
+
+
+def test_other_paths(package: str, client: Client, settings: Any) -> None:
+    """Outside of the paths that the middleware protects it is left alone; no check complains."""
+    settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": ["/shop/"]}
+    if package != "ariadne_django":  # whose work is not given here
+        key = new_key()
+        for _ in range(2):
+            assert not is_replay(post(client, "/api/1/", key))
+        assert effects() == 2
+    assert {endpoint.how for endpoint in endpoints()} == {""}
+    found = [message.id for message in run_checks()]
+    ours = [each for each in found if str(each).startswith("idempotency_django.")]
+    assert ours == ["idempotency_django.W071"]  # there is nothing else below /shop/ to protect
+
+
+def test_without_a_key(client: Client, settings: Any) -> None:
+    """Without a key its views respond as ever."""
+    settings.MIDDLEWARE = ways.MIDDLEWARE
+    route = path("api/", VIEWS["ninja"][1])
+    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [route]})
+    assert post(client, "/api/").status_code == 201
+
+
+@pytest.mark.parametrize("package", sorted(VIEWS))
+def test_decorated(package: str) -> None:
+    """``@idempotent`` refuses them likewise."""
+    with pytest.raises(ImproperlyConfigured, match=VIEWS[package][0]):
+        idempotent(VIEWS[package][1])

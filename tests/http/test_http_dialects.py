@@ -1,0 +1,446 @@
+"""Both dialects of HTTP, over every way to protect a view: one contract for all of them.
+
+``SPOKEN`` has a row for each dialect: what its clients get back.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pytest
+from django.db import connection
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import Client, override_settings
+from django.urls import path
+from drf_spectacular.generators import SchemaGenerator
+from drf_spectacular.validation import validate_schema
+from jsonschema import Draft7Validator
+from rest_framework import serializers
+from rest_framework.authentication import SessionAuthentication
+from rest_framework.generics import GenericAPIView
+from rest_framework.renderers import JSONRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency_django import signals
+from idempotency_django.decorators import idempotent
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.errors import all_errors
+from idempotency_django.http.dialects import DIALECTS
+from idempotency_django.http.messages import error_body
+from idempotency_django.policy import Policy, keys, scopes
+from idempotency_django.testing import in_threads
+from tests.models import Effect
+from tests.support.shared import LONG_AGO, effects, is_replay, logged_in, new_key, record
+from tests.support.ways import MIDDLEWARE
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.urls(__name__),
+]
+
+# What clients of a dialect get back.
+
+
+def problem_type(response: HttpResponse) -> str:
+    return str(json.loads(response.content)["type"]).rpartition("/")[2]
+
+
+def member(*path: str | int) -> Callable[[HttpResponse], Any]:
+    """What a JSON body has there."""
+
+    def read(response: HttpResponse) -> Any:
+        value = json.loads(response.content)
+        for each in path:
+            value = value[each]
+        return value
+
+    return read
+
+
+@dataclass
+class Spoken:
+    """What clients of a dialect see.
+
+    Attributes:
+        dialect: its name.
+        read: reads from an error what tells it from others.
+        mismatch: the status and that of a key that was used for another request.
+        in_progress: likewise, while the first request runs.
+        malformed: likewise, for a key that is too long.
+        missing: likewise, for no key where one is required.
+        media_type: of an error.
+        refused: the headers of a mismatch.
+    """
+
+    dialect: str
+    read: Callable[[HttpResponse], Any]
+    mismatch: tuple[int, Any]
+    in_progress: tuple[int, Any]
+    malformed: tuple[int, Any]
+    missing: tuple[int, Any]
+    media_type: str
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+SPOKEN = [
+    Spoken(
+        "ietf",
+        problem_type,
+        mismatch=(422, "mismatch"),
+        in_progress=(409, "in-progress"),
+        malformed=(400, "key-malformed"),
+        missing=(400, "key-missing"),
+        media_type="application/problem+json",
+    ),
+    Spoken(
+        "stripe",
+        member("error", "type"),
+        mismatch=(400, "idempotency_error"),
+        in_progress=(409, "idempotency_error"),
+        malformed=(400, "idempotency_error"),
+        missing=(400, "idempotency_error"),
+        media_type="application/json",
+        refused={"Stripe-Should-Retry": "false"},
+    ),
+]
+
+
+@pytest.fixture(params=SPOKEN, ids=lambda spoken: spoken.dialect)
+def spoken(request: pytest.FixtureRequest) -> Iterator[Spoken]:
+    """Each dialect, while it is the project's."""
+    with override_settings(IDEMPOTENCY={"DIALECT": request.param.dialect}):
+        yield request.param
+
+
+# The views.
+
+
+def create(request: HttpRequest) -> HttpResponse:
+    """Writes an effect, and reads the whole body itself."""
+    data = request.POST or json.loads(request.body)
+    Effect.objects.create(reference=data["reference"])
+    return JsonResponse({"reference": data["reference"], "read": sorted(data)}, status=201)
+
+
+async def acreate(request: HttpRequest) -> HttpResponse:
+    data = request.POST or json.loads(request.body)
+    await Effect.objects.acreate(reference=data["reference"])
+    return JsonResponse({"reference": data["reference"], "read": sorted(data)}, status=201)
+
+
+class NoCsrf(SessionAuthentication):
+    def enforce_csrf(self, request: Request) -> None:
+        """Not what is tested here."""
+
+
+class Create(APIView):
+    """Likewise, with REST framework."""
+
+    authentication_classes: ClassVar[list[Any]] = [NoCsrf]
+    renderer_classes: ClassVar[list[Any]] = [JSONRenderer]
+
+    def post(self, request: Request) -> Response:
+        """Writes an effect."""
+        Effect.objects.create(reference=request.data["reference"])
+        shown = {"reference": request.data["reference"], "read": sorted(request.data)}
+        return Response(shown, status=201)
+
+
+def by_middleware(policy: Policy) -> Any:
+    def view(request: HttpRequest) -> HttpResponse:
+        return create(request)
+
+    view.idempotency_policy = policy  # type: ignore[attr-defined]
+    return view
+
+
+def by_mixin(policy: Policy) -> Any:
+    body = {"idempotency_policy": policy}
+    return type("Mixed", (IdempotentViewMixin, Create), body).as_view()
+
+
+WAYS: dict[str, Callable[[Policy], Any]] = {
+    "decorator": lambda policy: idempotent(policy=policy)(create),
+    "async": lambda policy: idempotent(policy=policy)(acreate),
+    "mixin": by_mixin,
+    "middleware": by_middleware,
+}
+each_way = pytest.mark.parametrize("way", WAYS)
+
+urlpatterns = [path(f"{way}/", protect(Policy(operation=way))) for way, protect in WAYS.items()]
+
+
+@pytest.fixture(autouse=True)
+def _middleware() -> Iterator[None]:
+    with override_settings(MIDDLEWARE=MIDDLEWARE):
+        yield
+
+
+@pytest.fixture
+def alice() -> Client:
+    return logged_in("alice")
+
+
+def send(client: Client, way: str, key: str | None, reference: str = "a") -> HttpResponse:
+    headers = {} if key is None else {"Idempotency-Key": key}
+    return json_post(client, f"/{way}/", {"reference": reference}, **headers)
+
+
+def json_post(client: Client, url: str, body: Any, **headers: str) -> HttpResponse:
+    return client.post(url, json.dumps(body), content_type="application/json", headers=headers)
+
+
+def assert_refused(response: HttpResponse, spoken: Spoken, expected: tuple[int, Any]) -> None:
+    """The response is an error in the dialect."""
+    assert (response.status_code, spoken.read(response)) == expected, response.content
+    assert response["Content-Type"].partition(";")[0] == spoken.media_type
+
+
+def assert_headers(response: HttpResponse, expected: dict[str, str]) -> None:
+    assert {name: response.headers.get(name) for name in expected} == expected
+
+
+def test_every_dialect_is_tested() -> None:
+    """A new dialect needs a row here."""
+    assert [spoken.dialect for spoken in SPOKEN] == [*DIALECTS]
+
+
+@each_way
+class TestContract:
+    """What holds for each dialect and each way to protect a view."""
+
+    def test_replay(self, spoken: Spoken, way: str, alice: Client) -> None:
+        """A retry gets the first response, and is marked."""
+        key = new_key()
+        first = send(alice, way, key)
+        again = send(alice, way, key)
+        assert first.status_code == again.status_code == 201, first.content
+        assert first.content == again.content
+        assert effects() == 1
+        assert not is_replay(first)
+        assert is_replay(again)
+
+    def test_other_body(self, spoken: Spoken, way: str, alice: Client) -> None:
+        """The same key with another body is refused, and executes nothing."""
+        key = new_key()
+        send(alice, way, key)
+        other = send(alice, way, key, "b")
+        assert_refused(other, spoken, spoken.mismatch)
+        assert_headers(other, spoken.refused)
+        assert effects("b") == 0
+
+    def test_in_progress(self, spoken: Spoken, way: str, alice: Client) -> None:
+        """A duplicate while the first request holds its claim is refused, and may come again."""
+        if connection.vendor == "sqlite":
+            pytest.skip("SQLite makes it wait")
+        key, inner, once = new_key(), [], threading.Lock()
+
+        def duplicate(**_: Any) -> None:
+            if once.acquire(blocking=False):
+                inner.extend(in_threads([lambda: send(bob, way, key)]))
+
+        bob = logged_in("alice")
+        signals.claimed.connect(duplicate)
+        try:
+            first = send(alice, way, key)
+        finally:
+            signals.claimed.disconnect(duplicate)
+        assert first.status_code == 201
+        assert_refused(inner[0], spoken, spoken.in_progress)
+        assert inner[0]["Retry-After"] == "1"
+        assert effects() == 1
+
+    def test_no_key(self, spoken: Spoken, way: str, alice: Client) -> None:
+        """Without a key, a request runs unprotected."""
+        for _ in range(2):
+            assert send(alice, way, None).status_code == 201
+        assert effects() == 2
+
+    def test_malformed(self, spoken: Spoken, way: str, alice: Client) -> None:
+        """A key that is too long is refused."""
+        assert_refused(send(alice, way, "k" * 256), spoken, spoken.malformed)
+        assert effects() == 0
+
+    def test_another_user(self, spoken: Spoken, way: str, alice: Client) -> None:
+        """Another user with the same key has an operation of their own."""
+        key = new_key()
+        assert send(alice, way, key).status_code == 201
+        bob = send(logged_in("bob"), way, key)
+        assert bob.status_code == 201
+        assert not is_replay(bob)
+        assert effects() == 2
+
+    def test_expiry(self, spoken: Spoken, way: str, alice: Client) -> None:
+        """After its lifetime, a key is a new one."""
+        key = new_key()
+        send(alice, way, key)
+        stored = record(key)
+        stored.expires_at = LONG_AGO
+        stored.save()
+        assert send(alice, way, key).status_code == 201
+        assert effects() == 2
+
+
+def test_derived_keys(spoken: Spoken, alice: Client) -> None:
+    """A key that is made from the request has one operation."""
+    for url in ("/natural/1/", "/natural/2/"):
+        for _ in range(2):
+            response = json_post(alice, url, {"reference": "a", "number": 17})
+            assert response.status_code == 201, response.content
+    assert effects() == 2
+
+
+by_number = keys.instead_of_header(keys.natural("number"))
+urlpatterns += [path(f"natural/{each}/", idempotent(key=by_number)(create)) for each in (1, 2)]
+
+
+class TestStripe:
+    """What Stripe's clients rely on."""
+
+    @pytest.fixture(autouse=True)
+    def _dialect(self, settings: Any) -> None:
+        settings.IDEMPOTENCY = {"DIALECT": "stripe"}
+
+    def test_another_endpoint(self, alice: Client) -> None:
+        """With ``scopes.per_caller``, the same key on another endpoint is refused."""
+        key = {"Idempotency-Key": new_key()}
+        assert json_post(alice, "/of-caller/1/", {"reference": "a"}, **key).status_code == 201
+        other = json_post(alice, "/of-caller/2/", {"reference": "a"}, **key)
+        assert other.status_code == 400
+        assert effects() == 1
+
+    def test_declined(self, alice: Client) -> None:
+        """A response to work that has failed is replayed."""
+        key = {"Idempotency-Key": new_key()}
+        for _ in range(2):
+            assert json_post(alice, "/declined/", {}, **key).status_code == 402
+        assert len(DECLINED) == 1
+
+    def test_server_error(self, alice: Client) -> None:
+        """A 500 is not replayed: its effects were rolled back, so the retry executes."""
+        key = {"Idempotency-Key": new_key()}
+        for status in (500, 201):
+            response = json_post(alice, "/once-broken/", {"reference": "a"}, **key)
+            assert response.status_code == status
+            assert not is_replay(response)
+        assert effects() == 1
+
+
+DECLINED: list[str] = []
+
+
+@idempotent
+def declining(request: HttpRequest) -> HttpResponse:
+    DECLINED.append("card")
+    return JsonResponse({"error": {"type": "card_error"}}, status=402)
+
+
+BROKEN: list[int] = []
+
+
+@idempotent
+def once_broken(request: HttpRequest) -> HttpResponse:
+    response = create(request)
+    BROKEN.append(1)
+    return HttpResponse(status=500) if len(BROKEN) % 2 else response
+
+
+of_caller = idempotent(scope=scopes.per_caller)(create)
+urlpatterns += [
+    path("declined/", declining),
+    path("once-broken/", once_broken),
+    *(path(f"of-caller/{each}/", of_caller) for each in (1, 2)),
+]
+
+
+class Body(serializers.Serializer[Any]):
+    reference = serializers.CharField()
+
+
+class Documented(IdempotentViewMixin, GenericAPIView[Any]):
+    """A view with a body that drf-spectacular knows."""
+
+    idempotency_policy = Policy(required=True)
+    serializer_class = Body
+    authentication_classes: ClassVar[list[Any]] = []
+
+    def post(self, request: Request) -> Response:
+        return Response({}, status=201)
+
+
+def documented() -> Any:
+    patterns = [path("documented/", Documented.as_view())]
+    generator = SchemaGenerator(patterns=patterns)  # type: ignore[no-untyped-call]
+    schema = generator.get_schema(request=None, public=True)  # type: ignore[no-untyped-call]
+    validate_schema(schema)
+    return schema
+
+
+def fits(value: Any, content: dict[str, Any]) -> bool:
+    """Whether a body is as its schema says."""
+    whole = {**content["schema"], "components": documented()["components"]}
+    return Draft7Validator(whole).is_valid(value)
+
+
+def test_openapi(spoken: Spoken, alice: Client) -> None:
+    """The schema has the key's place, and the statuses and bodies of the errors that are sent."""
+    operation = documented()["paths"]["/documented/"]["post"]
+    assert operation["x-idempotency"].get("dialect", "ietf") == spoken.dialect
+    [parameter] = operation["parameters"]
+    assert (parameter["in"], parameter["name"]) == ("header", "Idempotency-Key")
+    assert parameter["required"]
+    shown = operation["responses"]["200"]["headers"].keys()
+    assert shown == {"Idempotent-Replayed", "Idempotency-Status"}
+    key = new_key()
+    send(alice, "mixin", key)
+    refused = [send(alice, "mixin", key, "b"), send(alice, "mixin", "k" * 256)]
+    for response in refused:
+        [(media_type, content)] = operation["responses"][str(response.status_code)][
+            "content"
+        ].items()
+        assert media_type == spoken.media_type
+        assert fits(response.json(), content)
+    assert str(spoken.in_progress[0]) in operation["responses"]
+
+
+def test_required(spoken: Spoken, alice: Client) -> None:
+    """A request without a required key is refused, and one with a key is replayed."""
+    options = {"DIALECT": spoken.dialect, "POLICY": {"required": True}}
+    with override_settings(IDEMPOTENCY=options):
+        assert_refused(json_post(alice, "/default/", {"reference": "a"}), spoken, spoken.missing)
+        key = {"Idempotency-Key": new_key()}
+        for _ in range(2):
+            assert json_post(alice, "/default/", {"reference": "a"}, **key).status_code == 201
+    assert effects() == 1
+
+
+def test_own_status(spoken: Spoken, alice: Client) -> None:
+    """A status that the project chooses comes before that of the dialect."""
+    key = new_key()
+    with override_settings(
+        IDEMPOTENCY={"DIALECT": spoken.dialect, "STATUS_CODES": {"mismatch": 409}}
+    ):
+        send(alice, "mixin", key)
+        assert_refused(send(alice, "mixin", key, "b"), spoken, (409, spoken.mismatch[1]))
+
+
+def test_every_error(spoken: Spoken) -> None:
+    """Each dialect has a body for each error."""
+    for error in all_errors():
+        body = error_body(error())
+        assert json.dumps(body)
+        assert error.default_detail[:30] in str(body)
+
+
+@idempotent
+def default(request: HttpRequest) -> HttpResponse:
+    return create(request)
+
+
+urlpatterns += [path("default/", default)]

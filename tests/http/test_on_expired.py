@@ -1,0 +1,219 @@
+"""``on_expired="refuse"``: an expired key is refused, and nothing is executed again."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+from unittest import mock
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.test import Client, override_settings
+from django.urls import path
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency_django.contrib.messaging import Consumer, Duplicate, Event
+from idempotency_django.decorators import idempotent
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.engine.functions import idempotent_call
+from idempotency_django.engine.observing import ObservedExecution
+from idempotency_django.errors import KeyExpired
+from idempotency_django.models import DatabaseNow, IdempotencyKey
+from idempotency_django.policy import DEFAULTS, Policy, SlidingTTL
+from idempotency_django.stores import stores
+from tests.models import Effect
+from tests.support.shared import assert_problem, assert_replays, effects, new_key, post, record
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+LONG = Policy(ttl=HOUR, on_expired="refuse", retention=DAY)
+
+
+def charge(request: HttpRequest) -> HttpResponse:
+    Effect.objects.create(reference="a")
+    return HttpResponse("charged", "text/plain", status=201)
+
+
+async def acharge(request: HttpRequest) -> HttpResponse:
+    await Effect.objects.acreate(reference="a")
+    return HttpResponse("charged", "text/plain", status=201)
+
+
+class Mixed(IdempotentViewMixin, APIView):
+    authentication_classes: Any = ()
+    idempotency_policy = LONG
+
+    def post(self, request: Request) -> Response:
+        Effect.objects.create(reference="a")
+        return Response("charged", status=201)
+
+
+ALLOWED = True
+
+
+def allowed(request: Any, record: Any) -> None:
+    if not ALLOWED:
+        raise PermissionDenied
+
+
+CHECKED = LONG.replace(check_replay=allowed)
+
+urlpatterns = [
+    path("checked/transactional/", idempotent(policy=CHECKED)(charge)),
+    path("checked/leased/", idempotent(policy=CHECKED, mode="leased")(charge)),
+    path("checked/async/", idempotent(policy=CHECKED)(acharge)),
+    path("transactional/", idempotent(policy=LONG)(charge)),
+    path("leased/", idempotent(policy=LONG, mode="leased")(charge)),
+    path("async/", idempotent(policy=LONG)(acharge)),
+    path("mixin/", Mixed.as_view()),
+    path("sliding/", idempotent(policy=LONG, ttl=SlidingTTL(hours=1))(charge)),
+]
+
+
+def age(duration: timedelta) -> None:
+    """Let that time pass since all responses were stored."""
+    for row in IdempotencyKey.objects.all():
+        assert row.expires_at is not None
+        IdempotencyKey.objects.filter(pk=row.pk).update(
+            expires_at=DatabaseNow() + HOUR - duration,
+            purge_at=DatabaseNow() + HOUR + DAY - duration,
+        )
+
+
+@pytest.mark.parametrize("where", ["transactional", "leased", "async", "mixin", "sliding"])
+def test_refused_while_it_is_retained(client: Client, where: str) -> None:
+    """After ``ttl`` a retry is refused. When the record is purged, after ``retention``, the key is
+    new.
+    """
+    url, key = f"/{where}/", new_key()
+    first = post(client, url, key)
+    assert_replays(first, post(client, url, key))
+    age(2 * HOUR)
+    for _ in range(2):
+        problem = assert_problem(post(client, url, key), 409, "key-expired")
+        assert (problem["state"], problem["retryable"]) == ("executed", False)
+        assert not problem["safe_new_key"]
+    assert "Retry-After" not in post(client, url, key)
+    other = post(client, url, key, reference="other")
+    assert_problem(other, 422, "mismatch")
+    assert stores["default"].purge(timedelta(0), 10) == 0
+    assert (effects("a"), effects("other")) == (1, 0)
+    age(2 * DAY)
+    assert_problem(post(client, url, key), 409, "key-expired")
+    assert stores["default"].purge(timedelta(0), 10) == 1
+    assert post(client, url, key).status_code == 201
+    assert effects() == 2
+
+
+@pytest.mark.parametrize("where", ["transactional", "leased"])
+def test_another_form(client: Client, where: str) -> None:
+    """``Accept`` makes no difference: there is no response in any form."""
+    url, key = f"/{where}/", new_key()
+    client.post(url, "{}", "application/json", headers={"Idempotency-Key": key, "Accept": "text/*"})
+    age(2 * HOUR)
+    other = {"Idempotency-Key": key, "Accept": "application/json"}
+    response: Any = client.post(url, "{}", "application/json", headers=other)
+    assert_problem(response, 409, "key-expired")
+
+
+@pytest.mark.parametrize("where", ["transactional", "leased", "async"])
+def test_access_that_was_lost(client: Client, where: str) -> None:
+    """Who may not get a replay doesn't learn that the operation was executed, either."""
+    key = new_key()
+    post(client, f"/checked/{where}/", key)
+    age(2 * HOUR)
+    assert_problem(post(client, f"/checked/{where}/", key), 409, "key-expired")
+    with mock.patch(f"{__name__}.ALLOWED", new=False):
+        assert post(client, f"/checked/{where}/", key).status_code == 403
+    assert effects() == 1
+
+
+def test_sliding(client: Client) -> None:
+    """With ``SlidingTTL``, ``ttl`` and ``retention`` count from the last replay."""
+    key = new_key()
+    post(client, "/sliding/", key)
+    age(HOUR / 2)
+    assert post(client, "/sliding/", key).status_code == 201
+    row = IdempotencyKey.objects.get()
+    assert row.expires_at is not None
+    assert row.purge_at is not None
+    assert row.purge_at - row.expires_at == DAY
+    assert IdempotencyKey.objects.filter(expires_at__gt=DatabaseNow() + HOUR * 0.9).exists()
+
+
+@pytest.mark.parametrize("mode", ["transactional", "leased"])
+def test_retention(mode: Any) -> None:
+    """``retention`` counts from the end of ``ttl``."""
+    policy = LONG.replace(mode=mode)
+    idempotent_call(lambda _: None, key="k", scope="s", name="n", policy=policy)
+    row = record("k")
+    assert row.expires_at is not None
+    assert row.purge_at is not None
+    assert row.purge_at - row.expires_at == DAY
+
+
+def test_call() -> None:
+    """A call whose result has expired raises an error that says so, and hooks are told."""
+    seen: list[str] = []
+
+    def call() -> Any:
+        return idempotent_call(lambda _: 17, key="k", scope="s", name="n", policy=LONG)
+
+    assert call() == call() == 17
+    age(2 * HOUR)
+    with (
+        override_settings(IDEMPOTENCY={"AROUND_EXECUTION": [observer(seen)]}),
+        pytest.raises(KeyExpired, match="'k' of n was executed, and its result has expired"),
+    ):
+        call()
+    assert seen == ["expired"]
+
+
+def observer(seen: list[str]) -> Any:
+    @contextmanager
+    def observe(execution: ObservedExecution) -> Any:
+        yield
+        seen.append(execution.outcome)
+
+    return observe
+
+
+def test_consumer() -> None:
+    """An event that comes after ``ttl`` is a duplicate, and can be acknowledged."""
+    consumer = Consumer("billing", policy=LONG)
+    handled: list[str] = []
+    consumer.on("order.paid")(lambda event: handled.append(event.id))
+    event = Event(id="e-1", source="/shop", type="order.paid")
+    consumer.handle(event)
+    age(2 * HOUR)
+    assert consumer.handle(event) == Duplicate(None, kept=False)
+    assert handled == ["e-1"]
+
+
+# The policy.
+
+
+def test_default() -> None:
+    """Without it, the key of an expired record is new."""
+    assert DEFAULTS.on_expired == "execute"
+    given: dict[str, Any] = {"key": "k", "scope": "s", "name": "n"}
+    given["policy"] = LONG.replace(on_expired="execute")
+    assert idempotent_call(lambda _: 1, **given) == 1
+    age(2 * HOUR)
+    assert idempotent_call(lambda _: 2, **given) == 2
+
+
+def test_without_retention() -> None:
+    """A policy that refuses needs a record to refuse by, and says so."""
+    given: dict[str, Any] = {"key": "k", "scope": "s", "name": "n"}
+    for mode in ("transactional", "leased"):
+        policy = Policy(on_expired="refuse", mode=mode)
+        with pytest.raises(ImproperlyConfigured, match="on_expired='refuse' and no retention"):
+            idempotent_call(lambda _: 1, policy=policy, **given)
+        with override_settings(IDEMPOTENCY={"POLICY": {"retention": DAY}}):
+            assert idempotent_call(lambda _: 2, policy=policy, **given) == 2

@@ -1,0 +1,123 @@
+"""What a problem tells a program: what became of the operation, and what may be sent again."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+
+from idempotency_django.decorators import idempotent
+from idempotency_django.errors import (
+    ConcurrentModification,
+    DeliveryMalformed,
+    DeliveryTooLarge,
+    IdempotencyError,
+    KeyGuessable,
+    KeyRefused,
+    OperationInProgress,
+    SignatureRefused,
+    StoreUnavailable,
+    UnknownEventType,
+    all_errors,
+)
+from idempotency_django.stores.database import DatabaseStore
+from tests.models import Effect
+from tests.support.shared import assert_problem, effects, new_key, post
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+
+ERRORS: list[type[Exception]] = [ConcurrentModification]
+"""What the view raises."""
+
+
+def change(request: HttpRequest) -> HttpResponse:
+    """Have an effect, then find that its object has changed, perhaps."""
+    Effect.objects.create(reference="a")
+    for error in ERRORS:
+        raise error
+    return HttpResponse(status=201)
+
+
+def deriving(request: Any) -> HttpResponse:
+    request.idempotency.derive_key("charge")
+    return change(request)
+
+
+urlpatterns = [
+    path("transactional/", idempotent(mode="transactional", operation="change")(change)),
+    path("deriving/", idempotent(mode="transactional")(deriving)),
+    path("leased/", idempotent(mode="leased", operation="change")(change)),
+]
+
+ROLLED_BACK = ("not-executed", False)
+NOT_KNOWN = ("unknown", False)
+
+
+def known(problem: dict[str, Any]) -> tuple[str, bool]:
+    return problem["state"], problem["safe_new_key"]
+
+
+def test_only_refused_keys_are_replaced() -> None:
+    """Without knowing more, a new key is safe only where nothing was looked up or executed."""
+    safe = {error for error in all_errors() if error.safe_new_key}
+    refused = {*all_errors(KeyRefused)} - {KeyGuessable}
+    messages = {UnknownEventType, SignatureRefused, DeliveryMalformed, DeliveryTooLarge}
+    assert safe == refused | messages
+    assert all(error.state == "not-executed" for error in all_errors() if error.safe_new_key)
+
+
+def test_rolled_back(client: Client) -> None:
+    """The first attempt in a transaction that rolls back leaves nothing in the database. What it
+    has done elsewhere is not known, so a new key is not safe.
+    """
+    problem = assert_problem(post(client, "/transactional/", new_key()), 409, "state-conflict")
+    assert effects() == 0
+    assert known(problem) == ROLLED_BACK
+    assert problem["retryable"]
+
+
+def test_rolled_back_with_a_derived_key(client: Client) -> None:
+    """A view that has derived a key for another service may have called it."""
+    problem = assert_problem(post(client, "/deriving/", new_key()), 409, "state-conflict")
+    assert known(problem) == NOT_KNOWN
+
+
+def test_leased_view_that_began(client: Client) -> None:
+    """What a leased view did before its error is not known, so a new key is not safe."""
+    problem = assert_problem(post(client, "/leased/", new_key()), 409, "state-conflict")
+    assert effects() == 1
+    assert known(problem) == NOT_KNOWN
+
+
+def test_attempt_after_a_leased_one(client: Client) -> None:
+    """A rollback takes back nothing of an earlier attempt, which may have been leased."""
+    key = new_key()
+    with mock.patch(f"{__name__}.ERRORS", [LookupError]), pytest.raises(LookupError):
+        post(client, "/leased/", key)
+    problem = assert_problem(post(client, "/transactional/", key), 409, "state-conflict")
+    assert (effects(), problem["safe_new_key"]) == (1, False)
+
+
+@pytest.mark.parametrize("where", ["/transactional/", "/leased/"])
+def test_store_out_of_reach(client: Client, where: str) -> None:
+    """Who cannot look up the key does not know whether an earlier request had its effect."""
+    with mock.patch.object(DatabaseStore, "acquire", side_effect=StoreUnavailable):
+        problem = assert_problem(post(client, where, new_key()), 503, "store-unavailable")
+    assert known(problem) == NOT_KNOWN
+    assert problem["retryable"]
+
+
+def test_refused_commit(client: Client) -> None:
+    """A COMMIT that the database refuses has taken everything back."""
+    refused: IdempotencyError = OperationInProgress("The database refused the COMMIT.")
+    with (
+        mock.patch(f"{__name__}.ERRORS", []),
+        mock.patch.object(DatabaseStore, "complete", side_effect=refused),
+    ):
+        problem = assert_problem(post(client, "/transactional/", new_key()), 409, "in-progress")
+    assert effects() == 0
+    assert known(problem) == ROLLED_BACK

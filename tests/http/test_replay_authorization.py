@@ -1,0 +1,835 @@
+"""Who may have a replay: nobody who would be refused under a new key."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any, ClassVar
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.conf import settings as django_settings
+from django.contrib.auth.models import User
+from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.db import connections, transaction
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.test import AsyncClient, Client
+from django.test.client import MULTIPART_CONTENT
+from django.urls import include, path, re_path
+from django.utils.decorators import method_decorator
+from django.views.decorators.csrf import csrf_exempt
+from django.views.generic import View
+from django.views.generic.detail import SingleObjectMixin
+from django.views.generic.edit import CreateView, DeleteView, UpdateView
+from rest_framework import exceptions, generics, mixins, permissions, viewsets
+from rest_framework.authentication import BasicAuthentication
+from rest_framework.decorators import action, api_view
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView, exception_handler
+
+from idempotency_django.decorators import idempotent
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.engine.functions import idempotent_call
+from idempotency_django.http.replays import check_object, has_object
+from idempotency_django.policy import Policy
+from idempotency_django.stores.records import Record, Status
+from tests.models import Effect
+from tests.support.shared import (
+    EffectSerializer,
+    assert_replays,
+    effects,
+    is_replay,
+    new_key,
+    record,
+)
+
+pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
+
+PATH = "idempotency_django.middleware.IdempotencyMiddleware"
+LEASED = Policy(mode="leased")
+RECORD = Record(key="k", scope="s", status=Status.COMPLETED)
+
+
+class Owner(permissions.BasePermission):
+    """An object belongs to the user whose name it begins with."""
+
+    def has_object_permission(self, request: Request, view: Any, obj: Effect) -> bool:
+        return obj.reference.startswith(request.user.get_username())
+
+
+def owned_by(request: Any) -> QuerySet[Effect]:
+    return Effect.objects.filter(reference__startswith=request.user.get_username())
+
+
+class Permitted(viewsets.ModelViewSet[Effect]):
+    """Whose objects they are, a permission says."""
+
+    authentication_classes = [BasicAuthentication]
+    permission_classes: ClassVar[Any] = [permissions.IsAuthenticated & Owner]
+    queryset = Effect.objects.all()
+    serializer_class = EffectSerializer
+
+    @action(detail=True, methods=["post"])
+    def pay(self, request: Request, **kwargs: Any) -> Response:
+        paid = self.get_object()
+        Effect.objects.create(reference="paid")
+        return Response({"secret": f"of {paid.pk}"})
+
+
+class Filtered(Permitted):
+    """Whose objects they are, the queryset says."""
+
+    permission_classes = [permissions.IsAuthenticated]
+
+    def get_queryset(self) -> QuerySet[Effect]:
+        return owned_by(self.request)
+
+
+class BySlug(Permitted):
+    """Its URL names an object by something else than its primary key."""
+
+    lookup_field = "reference"
+    lookup_url_kwarg = "name"
+
+    def get_object(self) -> Effect:
+        try:
+            return owned_by(self.request).get(reference__endswith=self.kwargs["name"])
+        except Effect.DoesNotExist:
+            raise exceptions.NotFound from None
+
+
+def ways(base: type[Any]) -> dict[str, Any]:
+    """The view, protected in each way."""
+    mixin = type(base.__name__, (IdempotentViewMixin, base), {})
+    leased = type(base.__name__, (mixin,), {"idempotency_policy": LEASED})
+    handler = type(base.__name__, (base,), {"pay": method(base.pay)})
+    return {
+        "mixin": mixin.as_view({"post": "pay", "put": "update", "delete": "destroy"}),
+        "leased": leased.as_view({"post": "pay", "put": "update", "delete": "destroy"}),
+        "class": idempotent(base).as_view({"post": "pay", "put": "update", "delete": "destroy"}),
+        "as_view": idempotent(base.as_view({"post": "pay", "put": "update", "delete": "destroy"})),
+        "handler": handler.as_view({"post": "pay"}),
+        "middleware": base.as_view({"post": "pay", "put": "update", "delete": "destroy"}),
+    }
+
+
+def method(handler: Any) -> Any:
+    protected = idempotent(handler)
+    protected.mapping, protected.detail = handler.mapping, True
+    return protected
+
+
+class Django(SingleObjectMixin, View):
+    """A class-based view of Django's, that pays."""
+
+    def get_queryset(self) -> QuerySet[Effect]:
+        return owned_by(self.request)
+
+    def post(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
+        paid = self.get_object()
+        Effect.objects.create(reference="paid")
+        return JsonResponse({"secret": f"of {paid.pk}"})
+
+
+class Forbidding(Django):
+    def get_object(self, queryset: Any = None) -> Effect:
+        found = Effect.objects.get(pk=self.kwargs["pk"])
+        if not found.reference.startswith(self.request.user.get_username()):
+            raise PermissionDenied
+        return found
+
+
+class Slug(Django):
+    """Its URL names an object by something else than its primary key."""
+
+    slug_field = "reference"
+
+    def delete(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
+        self.get_object().delete()
+        return HttpResponse(status=204)
+
+
+class Renaming(UpdateView):
+    """Django's own view of a form, under a name that the form changes."""
+
+    fields = ("reference",)
+    slug_field = "reference"
+    success_url = "/"
+
+    def get_queryset(self) -> QuerySet[Effect]:
+        return owned_by(self.request)
+
+
+class Decorated(Django):
+    @idempotent
+    def post(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
+        return super().post(request, **kwargs)
+
+
+class MethodDecorated(Django):
+    @method_decorator(idempotent)
+    def post(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
+        return super().post(request, **kwargs)
+
+
+@method_decorator(idempotent, name="dispatch")
+class DispatchDecorated(Django):
+    pass
+
+
+class Async(Django):
+    async def post(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:  # type: ignore[override]
+        paid = await owned_by(request).aget(pk=kwargs["pk"])
+        await Effect.objects.acreate(reference="paid")
+        return JsonResponse({"secret": f"of {paid.pk}"})
+
+
+class AsyncLookup(Async):
+    async def get_object(self, queryset: Any = None) -> Effect:  # type: ignore[override]
+        return await owned_by(self.request).aget(pk=self.kwargs["pk"])
+
+
+DJANGO = {
+    "class": idempotent(Django).as_view(),
+    "forbidding": idempotent(Forbidding).as_view(),
+    "as_view": idempotent(Django.as_view()),
+    "handler": Decorated.as_view(),
+    "method_decorator": MethodDecorated.as_view(),
+    "dispatch": DispatchDecorated.as_view(),
+    "async": idempotent(Async).as_view(),
+    "async-lookup": idempotent(AsyncLookup).as_view(),
+    "middleware": Django.as_view(),
+}
+
+
+class Nested(IdempotentViewMixin, APIView):
+    """Checks the permission on an object that it looks up itself."""
+
+    authentication_classes = [BasicAuthentication]
+    permission_classes: ClassVar[Any] = [permissions.IsAuthenticated & Owner]
+
+    def post(self, request: Request, pk: int) -> Response:
+        self.check_object_permissions(request, Effect.objects.get(pk=pk))
+        Effect.objects.create(reference="paid")
+        return Response({"secret": f"of {pk}"})
+
+
+class NestedOpen(Nested):
+    """Checks it in vain: its permissions have no say on objects."""
+
+    permission_classes = [permissions.IsAuthenticated]
+
+
+class NestedCreate(IdempotentViewMixin, generics.CreateAPIView[Effect]):
+    """Makes something below the object that its URL names."""
+
+    authentication_classes = [BasicAuthentication]
+    permission_classes = [Owner]
+    queryset = Effect.objects.all()
+    serializer_class = EffectSerializer
+
+    def perform_create(self, serializer: Any) -> None:
+        self.check_object_permissions(self.request, Effect.objects.get(pk=self.kwargs["pk"]))
+        serializer.save()
+
+
+class Locking(IdempotentViewMixin, generics.GenericAPIView[Effect]):
+    """Locks the object that it works on."""
+
+    authentication_classes = [BasicAuthentication]
+    permission_classes = [Owner]
+    queryset = Effect.objects.select_for_update()
+    idempotency_policy = LEASED
+
+    def post(self, request: Request, pk: int) -> Response:
+        with transaction.atomic():
+            self.get_object()
+            Effect.objects.create(reference="paid")
+        return Response({"secret": f"of {pk}"})
+
+
+class NestedHooked(Nested):
+    """Says itself who may have a replay."""
+
+    def check_idempotent_replay(self, request: Request, record: Record) -> None:
+        self.check_object_permissions(request, Effect.objects.get(pk=self.kwargs["pk"]))
+
+
+class Open(IdempotentViewMixin, APIView):
+    """Checks an API key in the body of its handler."""
+
+    authentication_classes: ClassVar[list[Any]] = []
+    revoked = False
+
+    def post(self, request: Request) -> Response:
+        Effect.objects.create(reference="paid")
+        return Response({"secret": "of all"})
+
+    def check_idempotent_replay(self, request: Request, record: Record) -> None:
+        assert record.payload is not None
+        if Open.revoked:
+            raise exceptions.PermissionDenied("The API key was revoked.")
+
+
+class Lax(Open):
+    """Means to refuse, and only says so."""
+
+    def check_idempotent_replay(self, request: Request, record: Record) -> Any:
+        return not Open.revoked
+
+
+def api_key(request: Any, record: Record) -> None:
+    """Refuse an API key that is not known any more."""
+    assert record.payload is not None
+    if Open.revoked:
+        raise PermissionDenied
+
+
+CHECKED = Policy(check_replay=api_key)
+
+
+@csrf_exempt
+@idempotent(policy=CHECKED)
+async def coroutine(request: HttpRequest) -> HttpResponse:
+    await Effect.objects.acreate(reference="paid")
+    return JsonResponse({"secret": "of all"})
+
+
+@api_view(["POST"])
+@idempotent(policy=CHECKED)
+def api_function(request: Request) -> Response:
+    Effect.objects.create(reference="paid")
+    return Response({"secret": "of all"})
+
+
+class BySlugProtected(IdempotentViewMixin, BySlug):
+    pass
+
+
+ACTIONS = {"post": "pay", "put": "update", "patch": "partial_update", "delete": "destroy"}
+
+
+class Unprotected(APIView):
+    permission_classes = [Owner]
+
+    def post(self, request: Request, pk: int) -> Response:
+        raise NotImplementedError
+
+
+class Exempt(Unprotected):
+    idempotency_exempt = True
+
+
+class ReadOnly(APIView):
+    permission_classes = [Owner]
+
+
+class LeftOut(Nested):
+    idempotency_policy = None  # type: ignore[assignment]
+
+
+urlpatterns = [
+    path("unprotected/<int:pk>/", Unprotected.as_view()),
+    path("no-argument/", Unprotected.as_view()),
+    re_path("^exempt/([0-9]+)/$", Exempt.as_view()),
+    path("below/<int:pk>/", include([path("read-only/", ReadOnly.as_view())])),
+    path("left-out/<int:pk>/", LeftOut.as_view()),
+    *[
+        path(f"{base.__name__}/{way}/<int:pk>/", view)
+        for base in (Permitted, Filtered)
+        for way, view in ways(base).items()
+    ],
+    *[path(f"Django/{way}/<int:pk>/", view) for way, view in DJANGO.items()],
+    path("slug/<str:name>/", BySlugProtected.as_view(ACTIONS)),
+    path("Slug/<str:slug>/", idempotent(Slug).as_view()),
+    path("renaming/<str:slug>/", idempotent(Renaming).as_view()),
+    path("nested/<int:pk>/", Nested.as_view()),
+    path("nested-open/<int:pk>/", NestedOpen.as_view()),
+    path("nested-create/<int:pk>/", NestedCreate.as_view()),
+    path("locking/<int:pk>/", Locking.as_view()),
+    path("hooked/<int:pk>/", NestedHooked.as_view()),
+    path("open/", Open.as_view()),
+    path("lax/", Lax.as_view()),
+    path("coroutine/", coroutine),
+    path("api-function/", api_function),
+]
+
+
+class Caller:
+    """Alice, who calls with Basic credentials and with a session."""
+
+    def __init__(self, name: str = "alice") -> None:
+        self.user = User.objects.create_user(name, password=name)
+        self.client = Client()
+        self.client.force_login(self.user)
+        self.basic = "Basic " + base64.b64encode(f"{name}:{name}".encode()).decode()
+
+    def send(self, path: str, key: str, method: str = "post", **data: str) -> Any:
+        return getattr(self.client, method)(
+            path,
+            data,
+            content_type="application/json",
+            headers={"Idempotency-Key": f'"{key}"', "Authorization": self.basic},
+        )
+
+
+@pytest.fixture
+def alice() -> Caller:
+    return Caller()
+
+
+@pytest.fixture(autouse=True)
+def _not_revoked(monkeypatch: Any) -> None:
+    monkeypatch.setattr(Open, "revoked", False)
+
+
+@pytest.fixture
+def thing() -> Effect:
+    return Effect.objects.create(reference="alice's")
+
+
+def protect_by(way: str, settings: Any) -> None:
+    if way == "middleware":
+        settings.MIDDLEWARE = [*django_settings.MIDDLEWARE, PATH]
+
+
+def give_away(thing: Effect) -> None:
+    Effect.objects.filter(pk=thing.pk).update(reference="bob's")
+
+
+def sent_by(name: str, url: str, key: str) -> Any:
+    headers = {"Idempotency-Key": key, "Authorization": name}
+    return Client(raise_request_exception=False).post(url, headers=headers)
+
+
+@pytest.mark.parametrize("way", ["mixin", "leased", "class", "as_view", "handler", "middleware"])
+@pytest.mark.parametrize(("base", "refusal"), [("Permitted", 403), ("Filtered", 404)])
+def test_object_withdrawn(
+    base: str, refusal: int, way: str, settings: Any, alice: Caller, thing: Effect, sent: list[str]
+) -> None:
+    """Who has lost the right to an object gets no replay of what was done with it."""
+    protect_by(way, settings)
+    key, url = new_key(), f"/{base}/{way}/{thing.pk}/"
+    first = alice.send(url, key)
+    assert first.status_code == 200
+    assert_replays(first, alice.send(url, key))
+    stored = record(key)
+    give_away(thing)
+    refused, new = alice.send(url, key), alice.send(url, new_key())
+    assert refused.status_code == new.status_code == refusal
+    assert refused.content == new.content
+    assert not is_replay(refused)
+    assert effects("paid") == 1
+    assert sent.count("replayed") == 1
+    again = record(key)
+    assert (again.status, again.response_body) == (stored.status, stored.response_body)
+    if way != "leased":  # whose replay is found and counted in one statement
+        assert again.replay_count == stored.replay_count == 1
+    thing.save()
+    assert_replays(first, alice.send(url, key))
+
+
+@pytest.mark.parametrize("way", sorted(DJANGO))
+def test_object_withdrawn_from_django_view(
+    way: str, settings: Any, alice: Caller, thing: Effect, sent: list[str]
+) -> None:
+    """The same holds for get_object() of Django's generic views."""
+    protect_by(way, settings)
+    key, url = new_key(), f"/Django/{way}/{thing.pk}/"
+    first = alice.send(url, key)
+    assert first.status_code == 200
+    assert_replays(first, alice.send(url, key))
+    give_away(thing)
+    refused = alice.send(url, key)
+    assert refused.status_code == (403 if way == "forbidding" else 404)
+    assert b"secret" not in refused.content
+    assert effects("paid") == 1
+    assert sent.count("replayed") == 1
+
+
+@pytest.mark.parametrize("way", ["mixin", "leased", "class", "as_view", "middleware"])
+@pytest.mark.parametrize("base", ["Permitted", "Filtered"])
+def test_object_gone(base: str, way: str, settings: Any, alice: Caller, thing: Effect) -> None:
+    """A DELETE that is sent again is replayed: what is gone is no reason to refuse."""
+    protect_by(way, settings)
+    key, url = new_key(), f"/{base}/{way}/{thing.pk}/"
+    first = alice.send(url, key, "delete")
+    assert first.status_code == 204
+    assert_replays(first, alice.send(url, key, "delete"))
+
+
+def test_lookup_of_its_own(alice: Caller, thing: Effect) -> None:
+    """The same holds where a view looks its object up by itself."""
+    Effect.objects.filter(pk=thing.pk).update(reference="alice")
+    key = new_key()
+    first = alice.send("/slug/alice/", key)
+    assert first.status_code == 200
+    Effect.objects.filter(pk=thing.pk).update(reference="bob")
+    Effect.objects.create(reference="alice-2")
+    refused = alice.send("/slug/alice/", key)  # it is there, and not hers any more
+    assert (refused.status_code, is_replay(refused)) == (404, False)
+    Effect.objects.filter(pk=thing.pk).update(reference="alice")
+    User.objects.filter(username="alice").update(username="ann")
+    alice.basic = "Basic " + base64.b64encode(b"ann:alice").decode()
+    refused = alice.send("/slug/alice/", key)
+    assert refused.status_code == 404
+    assert not is_replay(refused)
+    assert effects("paid") == 1
+
+
+@pytest.mark.parametrize("url", ["/slug/{}/", "/Slug/{}/"])
+class TestNames:
+    """A URL that names an object by something that may change."""
+
+    @pytest.fixture
+    def named(self, thing: Effect) -> Effect:
+        Effect.objects.filter(pk=thing.pk).update(reference="alice-1")
+        return thing
+
+    @pytest.mark.parametrize("taken", [False, True])
+    def test_renamed(self, url: str, named: Effect, alice: Caller, taken: bool) -> None:
+        """An object that was renamed and given away is not gone: the retry gets what is new."""
+        at, key = url.format("alice-1"), new_key()
+        first = alice.send(at, key)
+        assert first.status_code == 200
+        assert_replays(first, alice.send(at, key))
+        Effect.objects.filter(pk=named.pk).update(reference="bob-1")
+        if taken:
+            Effect.objects.create(reference="carol-1")
+        for sent in (key, new_key()):
+            refused = alice.send(at, sent)
+            assert (refused.status_code, is_replay(refused)) == (404, False)
+        assert effects("paid") == 1
+
+    def test_deleted(self, url: str, named: Effect, alice: Caller) -> None:
+        """What the request itself has deleted is no reason to refuse its retry."""
+        key = new_key()
+        first = alice.send(url.format("alice-1"), key, "delete")
+        assert first.status_code == 204
+        assert_replays(first, alice.send(url.format("alice-1"), key, "delete"))
+
+
+@pytest.mark.parametrize(
+    ("method", "at"), [("put", "slug"), ("patch", "slug"), ("post", "renaming")]
+)
+def test_renamed_by_itself(method: str, at: str, alice: Caller, thing: Effect) -> None:
+    """What the request itself has renamed is looked up by its new name."""
+    Effect.objects.filter(pk=thing.pk).update(reference="alice-1")
+    key, form = new_key(), {} if at == "slug" else {"content_type": MULTIPART_CONTENT}
+
+    def rename() -> Any:
+        return getattr(alice.client, method)(
+            f"/{at}/alice-1/",
+            {"reference": "alice-2"},
+            headers={"Idempotency-Key": key, "Authorization": alice.basic},
+            **{"content_type": "application/json", **form},
+        )
+
+    first = rename()
+    assert first.status_code in (200, 302)
+    assert_replays(first, rename())
+    Effect.objects.filter(pk=thing.pk).update(reference="bob-2")
+    refused = rename()
+    assert (refused.status_code, is_replay(refused)) == (404, False)
+
+
+@pytest.mark.parametrize("at", ["Filtered/mixin/{0.pk}", "slug/{0.reference}"])
+def test_name_of_another(at: str, alice: Caller, thing: Effect) -> None:
+    """A body that names another object of the caller's does not stand for the one in the URL."""
+    other = Effect.objects.create(reference="alice-2")
+    url, key = f"/{at.format(thing)}/", new_key()
+    body = {"reference": "alice-2", "pk": other.pk, "id": other.pk}
+
+    def pay() -> Any:
+        return alice.send(url, key, **body)
+
+    first = pay()
+    assert first.status_code == 200
+    assert_replays(first, pay())
+    if "slug" in at:  # whose object keeps its name, and is not hers any more
+        User.objects.filter(username="alice").update(username="ann")
+        alice.basic = "Basic " + base64.b64encode(b"ann:alice").decode()
+        Effect.objects.filter(pk=other.pk).update(reference="ann: alice-2")
+    else:
+        give_away(thing)
+    refused = pay()
+    assert (refused.status_code, is_replay(refused)) == (404, False)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("way", ["mixin", "leased"])
+def test_recalled(way: str, settings: Any, alice: Caller, thing: Effect, sent: list[str]) -> None:
+    """A response that a cache remembers is refused likewise."""
+    settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+    settings.IDEMPOTENCY = {
+        "STORES": {"default": {"BACKEND": "idempotency_django.contrib.cached.CachedStore"}}
+    }
+    key, url = new_key(), f"/Permitted/{way}/{thing.pk}/"
+    first = alice.send(url, key)
+    assert_replays(first, alice.send(url, key))
+    give_away(thing)
+    assert alice.send(url, key).status_code == 403
+    assert sent.count("replayed") == 1
+
+
+def asking_handler(error: Exception, context: Any) -> Any:
+    """A project's exception handler that asks the database."""
+    users = User.objects.count()
+    response = exception_handler(error, context)
+    if response is not None:
+        response["X-Users"] = str(users)
+    return response
+
+
+@pytest.mark.django_db(transaction=True)
+def test_atomic_requests(monkeypatch: Any, alice: Caller, thing: Effect, settings: Any) -> None:
+    """Under ATOMIC_REQUESTS too, where the project's exception handler may ask the database."""
+    monkeypatch.setitem(django_settings.DATABASES["default"], "ATOMIC_REQUESTS", True)
+    settings.REST_FRAMEWORK = {"EXCEPTION_HANDLER": f"{__name__}.asking_handler"}
+    key, url = new_key(), f"/Permitted/mixin/{thing.pk}/"
+    first = alice.send(url, key)
+    assert_replays(first, alice.send(url, key))
+    give_away(thing)
+    refused = alice.send(url, key)
+    assert refused.status_code == 403
+    assert refused["X-Users"] == "1"
+    assert record(key).replay_count == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_object_that_is_locked(alice: Caller, thing: Effect) -> None:
+    """An object that the view locks is locked in a transaction of its own before a replay."""
+    key, url = new_key(), f"/locking/{thing.pk}/"
+    first = alice.send(url, key)
+    assert_replays(first, alice.send(url, key))
+    give_away(thing)
+    assert alice.send(url, key).status_code == 403
+
+
+def test_call_without_a_caller() -> None:
+    """A check of callers is refused where there are none, before anything is executed."""
+    called: list[Any] = []
+    with pytest.raises(ImproperlyConfigured, match="check_replay="):
+        idempotent_call(called.append, key="order-17", scope="payments", policy=CHECKED)
+    assert called == []
+
+
+@pytest.mark.parametrize("url", ["/nested/{}/", "/nested-create/{}/"])
+def test_object_that_no_replay_can_check(url: str, alice: Caller, thing: Effect) -> None:
+    """A view that checks an object by itself is refused, before it has any effect."""
+    with pytest.raises(ImproperlyConfigured, match="check_idempotent_replay"):
+        alice.send(url.format(thing.pk), new_key(), reference="paid")
+    assert effects("paid") == 0
+    without_key = alice.client.post(
+        url.format(thing.pk),
+        {"reference": "paid"},
+        content_type="application/json",
+        headers={"Authorization": alice.basic},
+    )
+    assert without_key.status_code in (200, 201)
+    assert effects("paid") == 1
+
+
+def test_permissions_without_objects(alice: Caller, thing: Effect) -> None:
+    """Where no permission has a say on objects, none has been withdrawn."""
+    key = new_key()
+    first = alice.send(f"/nested-open/{thing.pk}/", key)
+    assert_replays(first, alice.send(f"/nested-open/{thing.pk}/", key))
+
+
+def test_hook_checks_object(alice: Caller, thing: Effect) -> None:
+    """With the hook such a view is served, and its replays are refused."""
+    key = new_key()
+    first = alice.send(f"/hooked/{thing.pk}/", key)
+    assert_replays(first, alice.send(f"/hooked/{thing.pk}/", key))
+    give_away(thing)
+    assert alice.send(f"/hooked/{thing.pk}/", key).status_code == 403
+    assert effects("paid") == 1
+
+
+@pytest.mark.parametrize("url", ["/open/", "/api-function/"])
+def test_hook(url: str, alice: Caller, monkeypatch: Any, sent: list[str]) -> None:
+    """The view's hook and the policy's refuse what only they know to be revoked."""
+    key = new_key()
+    first = alice.send(url, key)
+    assert_replays(first, alice.send(url, key))
+    monkeypatch.setattr(Open, "revoked", True)
+    refused = alice.send(url, key)
+    assert refused.status_code == 403
+    assert b"secret" not in refused.content
+    assert sent.count("replayed") == 1
+    assert record(key).replay_count == 1
+    monkeypatch.setattr(Open, "revoked", False)
+    assert_replays(first, alice.send(url, key))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_hook_on_event_loop(alice: Caller, monkeypatch: Any) -> None:
+    """Under ASGI the hook runs in a thread, where it may ask the database."""
+    key = new_key()
+
+    async def twice() -> tuple[Any, Any]:
+        client = AsyncClient()
+        headers = {"Idempotency-Key": key}
+        try:
+            first = await client.post("/coroutine/", headers=headers)
+            monkeypatch.setattr(Open, "revoked", True)
+            return first, await client.post("/coroutine/", headers=headers)
+        finally:
+            await sync_to_async(connections.close_all)()
+
+    first, refused = asyncio.run(twice())
+    assert (first.status_code, refused.status_code) == (200, 403)
+
+
+def test_hook_that_returns(alice: Caller) -> None:
+    """A hook that returns something instead of raising lets nobody pass by mistake."""
+    key = new_key()
+    alice.send("/lax/", key)
+    with pytest.raises(TypeError, match=r"check_idempotent_replay\(\) of Lax returned True"):
+        alice.send("/lax/", key)
+
+
+class Own(APIView):
+    """Looks its object up by itself."""
+
+    args = ()
+    error: Exception = Http404()
+
+    def get_object(self) -> Effect:
+        raise self.error
+
+
+class Handless:
+    """Has no handler of REST framework's or Django's."""
+
+    kwargs: ClassVar[dict[str, Any]] = {}
+
+
+def test_views_with_an_object() -> None:
+    """An object is looked up where the view has one, and the URL or the view itself names it."""
+
+    def on(view_class: Any, *, method: str = "POST", action: Any = None, **kwargs: Any) -> bool:
+        view = view_class()
+        view.args, view.kwargs = (), kwargs
+        view.request, view.action = HttpRequest(), action
+        view.request.method = method
+        return has_object(view)
+
+    class Profile(generics.UpdateAPIView[Effect]):
+        def get_object(self) -> Effect:
+            raise Http404
+
+    class Updating(generics.UpdateAPIView[Effect]):
+        queryset = Effect.objects.all()
+
+    class Listing(generics.ListCreateAPIView[Effect]):
+        queryset = Effect.objects.all()
+
+    class Deleting(DeleteView):
+        model = Effect
+
+    class Paying(Updating):
+        def post(self, request: Request) -> Response:
+            raise NotImplementedError
+
+    class Creating(CreateView):
+        model = Effect
+
+    class CreatingByHand(mixins.CreateModelMixin, Paying):
+        """Updates as well: which of them its POST does, nobody can tell."""
+
+    class Below(generics.CreateAPIView[Effect]):
+        queryset = Effect.objects.all()
+
+        def post(self, request: Request) -> Response:
+            raise NotImplementedError
+
+    class Proxy(viewsets.GenericViewSet[Effect]):
+        """Has no table: what it names is at somebody else's."""
+
+    class Routed(Permitted):
+        detail = True
+
+    class RoutedList(Permitted):
+        detail = False
+
+    assert not on(Handless)
+    assert on(Own)
+    assert on(Routed)
+    assert not on(RoutedList, pk=1)
+    assert not on(Proxy, pk=1)
+    assert not on(APIView, pk=1)
+    assert on(Profile, method="PUT")
+    assert on(Paying, pk=1)
+    assert not on(Paying, parent=1)
+    assert not on(Listing, pk=1)
+    assert not on(Below, pk=1)
+    assert on(Below, method="PATCH", pk=1)
+    assert on(CreatingByHand, pk=1)
+    assert on(Updating, method="PUT", pk=1)
+    assert not on(Permitted, action="create", pk=1)
+    assert on(Permitted, action="pay", pk=1)
+    assert not on(Creating, pk=1)
+    assert on(Deleting, pk=1)
+    assert on(Deleting, slug="a")
+    assert not on(Deleting)
+
+
+def test_existence_that_nobody_can_tell() -> None:
+    """Where nobody can tell whether the object is gone, the refusal stands."""
+
+    class Unknown(generics.UpdateAPIView[Effect]):
+        args = ()
+        lookup_field = "annotated"
+
+        def get_object(self) -> Effect:
+            raise Http404
+
+    for queryset, kwargs in (
+        (Effect.objects.all(), {}),
+        (Effect.objects.all(), {"annotated": 1}),
+        (None, {"annotated": 1}),
+    ):
+        view = Unknown()
+        view.queryset, view.kwargs, view.request = queryset, kwargs, HttpRequest()  # type: ignore[assignment]
+        with pytest.raises(Http404):
+            check_object(view, RECORD)
+    own = Own()
+    own.kwargs, own.request = {"pk": 1}, HttpRequest()  # type: ignore[assignment]
+    with pytest.raises(Http404):
+        check_object(own, RECORD)
+    view = Unknown()
+    view.lookup_field, view.request = "pk", HttpRequest()  # type: ignore[assignment]
+    view.queryset, view.kwargs = Effect.objects.all(), {"pk": "no number"}
+    check_object(view, RECORD)  # it names nothing that could exist
+
+
+def warned() -> set[str]:
+    """The views that the check of objects warns of."""
+    messages = [message for message in run_checks() if message.id == "idempotency_django.W025"]
+    return {str(message.msg).split()[0].rpartition(".")[2] for message in messages}
+
+
+def test_check(settings: Any) -> None:
+    """The check warns of views with permissions on objects that no replay can look up."""
+    assert warned() == {"Nested"}
+    settings.MIDDLEWARE = [*django_settings.MIDDLEWARE, PATH]
+    assert warned() == {"Nested", "Unprotected"}
+    settings.IDEMPOTENCY = {"POLICY": CHECKED}
+    assert warned() == set()
+    settings.IDEMPOTENCY = {}
+    settings.ROOT_URLCONF = None
+    assert warned() == set()
+
+
+def test_error_of_a_transaction() -> None:
+    """What is wrong with a transaction that is open already is not tried again."""
+    view = Own()
+    view.error = transaction.TransactionManagementError("broken")
+    view.queryset, view.kwargs, view.request = Effect.objects.all(), {}, HttpRequest()  # type: ignore[attr-defined,assignment]
+    with transaction.atomic(), pytest.raises(transaction.TransactionManagementError):
+        check_object(view, RECORD)

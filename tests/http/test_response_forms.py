@@ -1,0 +1,361 @@
+"""The form of a response: pages are not stored, and every other response is replayed as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+from django.contrib.auth import login
+from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
+from django.http import (
+    HttpRequest,
+    HttpResponse,
+    HttpResponseRedirect,
+    JsonResponse,
+)
+from django.middleware.csrf import get_token
+from django.template import Context, Template
+from django.test import Client
+from django.urls import path
+from django.utils import translation
+from django.utils.translation import gettext
+from pytest_django.asserts import assertRedirects
+from rest_framework import renderers, viewsets
+from rest_framework.authentication import SessionAuthentication
+from rest_framework.permissions import IsAuthenticated
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency_django.decorators import idempotent
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.http.status import describe_operation
+from idempotency_django.stores.records import Payload, Record, Status
+from tests.models import Effect
+from tests.support.shared import (
+    EffectSerializer,
+    assert_problem,
+    assert_replays,
+    effects,
+    is_replay,
+    new_key,
+    post,
+    record,
+)
+
+pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
+
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+FORM = "application/x-www-form-urlencoded"
+
+
+@idempotent
+def page(request: HttpRequest) -> HttpResponse:
+    """Responds with a page that has a form on it."""
+    Effect.objects.create(reference="a")
+    template = Template("<p>Thank you, Alice</p><form>{% csrf_token %}</form>")
+    return HttpResponse(template.render(Context({"csrf_token": get_token(request)})))
+
+
+@idempotent
+async def async_page(request: HttpRequest) -> HttpResponse:
+    """The same, async."""
+    await Effect.objects.acreate(reference="a")
+    return HttpResponse(f"<input value={get_token(request)}>")
+
+
+@idempotent(should_store=lambda request, response: True)
+def error_page(request: HttpRequest) -> HttpResponse:
+    """Fails, and Django makes a page of it."""
+    raise PermissionDenied
+
+
+@idempotent
+def login_as_json(request: HttpRequest) -> HttpResponse:
+    """Logs the caller in, which changes the token, and responds without it."""
+    user = User.objects.create(username="ann")
+    login(request, user)
+    return JsonResponse({"id": user.pk}, status=201)
+
+
+@idempotent
+def login_and_redirect(request: HttpRequest) -> HttpResponse:
+    """The same, with a redirect, which is labelled as HTML."""
+    login(request, User.objects.create(username="ann"))
+    return HttpResponseRedirect("/home/", content=b"<p>Go home</p>")
+
+
+@idempotent(rebuild=lambda record, request: HttpResponse("rebuilt"))
+def rebuilt(request: HttpRequest) -> HttpResponse:
+    """A page that can be made again."""
+    return HttpResponse(f"<input value={get_token(request)}>")
+
+
+@idempotent
+def thanks(request: HttpRequest) -> HttpResponse:
+    """Responds with a page without a form."""
+    Effect.objects.create(reference="a")
+    return HttpResponse("<p>Thank you</p>")
+
+
+@idempotent
+def greeting(request: HttpRequest) -> HttpResponse:
+    """Responds in the language of the request."""
+    Effect.objects.create(reference="a")
+    return HttpResponse(gettext("Yes"), content_type="text/plain")
+
+
+class Greeting(IdempotentViewMixin, APIView):
+    """The same."""
+
+    authentication_classes: ClassVar[list[Any]] = []
+
+    def post(self, request: Request) -> Response:
+        Effect.objects.create(reference="a")
+        return Response(gettext("Yes"))
+
+
+@idempotent
+def in_french(request: HttpRequest) -> HttpResponse:
+    """Says itself which language it has."""
+    return HttpResponse("Oui", "text/plain", headers={"Content-Language": "fr"})
+
+
+@idempotent
+def unusual(request: HttpRequest) -> HttpResponse:
+    """Responds with a status that Python does not know, and gives it a reason."""
+    return HttpResponse("", status=298, reason="Nearly There")
+
+
+class Redirecting(IdempotentViewMixin, APIView):
+    """Responds with a redirect."""
+
+    authentication_classes: ClassVar[list[Any]] = []
+
+    def post(self, request: Request) -> HttpResponse:
+        Effect.objects.create(reference="a")
+        return HttpResponseRedirect("/home/")
+
+
+@idempotent
+def redirecting(request: HttpRequest) -> HttpResponse:
+    """The same."""
+    Effect.objects.create(reference="a")
+    return HttpResponseRedirect("/home/")
+
+
+@idempotent
+def negotiating(request: HttpRequest) -> HttpResponse:
+    """Responds in the form that the request prefers."""
+    Effect.objects.create(reference="a")
+    if request.accepts("application/json"):
+        return JsonResponse({"made": 1})
+    return HttpResponse("made,1", content_type="text/csv")
+
+
+@idempotent
+def nothing(request: HttpRequest) -> HttpResponse:
+    """Responds with nothing, in HTML."""
+    return HttpResponse(b"", status=201)
+
+
+class Browsable(IdempotentViewMixin, viewsets.ModelViewSet[Effect]):
+    """Has pages, for the users who are logged in."""
+
+    authentication_classes = [SessionAuthentication]
+    permission_classes = [IsAuthenticated]
+    renderer_classes = [renderers.JSONRenderer, renderers.BrowsableAPIRenderer]
+    queryset = Effect.objects.all()
+    serializer_class = EffectSerializer
+
+
+class PagesOnly(IdempotentViewMixin, APIView):
+    """Has nothing but pages."""
+
+    authentication_classes: ClassVar[list[Any]] = []
+    renderer_classes = [renderers.BrowsableAPIRenderer]
+
+    def post(self, request: Request) -> Response:
+        Effect.objects.create(reference="a")
+        return Response({"made": 1})
+
+
+class TokenPage(PagesOnly):
+    """Renders a template of its own, with a form."""
+
+    renderer_classes = [renderers.StaticHTMLRenderer]
+
+    def post(self, request: Request) -> Response:
+        Effect.objects.create(reference="a")
+        return Response(f"<input value={get_token(request._request)}>")
+
+
+urlpatterns = [
+    path("greeting/", greeting),
+    path("greeting-drf/", Greeting.as_view()),
+    path("in-french/", in_french),
+    path("unusual/", unusual),
+    path("redirect/", redirecting),
+    path("redirect-drf/", Redirecting.as_view()),
+    path("page/", page),
+    path("async-page/", async_page),
+    path("error-page/", error_page),
+    path("login/", login_as_json),
+    path("login-redirect/", login_and_redirect),
+    path("rebuilt/", rebuilt),
+    path("thanks/", thanks),
+    path("negotiating/", negotiating),
+    path("nothing/", nothing),
+    path("browsable/", Browsable.as_view({"post": "create"})),
+    path("pages/", PagesOnly.as_view()),
+    path("template/", TokenPage.as_view()),
+]
+
+
+@pytest.mark.parametrize("url", ["/page/", "/async-page/", "/pages/", "/template/", "/thanks/"])
+def test_page(url: str, client: Client) -> None:
+    """A page may show its visitor's name and tokens: it is not stored, and not executed again."""
+    key = new_key()
+    first = post(client, url, key)
+    assert first.status_code == 200
+    assert first["Idempotency-Status"] == "executed; stored=?0"
+    assert_problem(post(client, url, key), 409, "response-not-stored")
+    assert effects() == 1
+    stored = record(key)
+    assert (stored.response_status, stored.response_body) == (200, None)
+
+
+def test_page_that_can_be_rebuilt(client: Client) -> None:
+    """A page is made again where the policy knows how."""
+    key = new_key()
+    post(client, "/rebuilt/", key)
+    again = post(client, "/rebuilt/", key)
+    assert is_replay(again)
+    assert again.content == b"rebuilt"
+
+
+def test_error_page(client: Client) -> None:
+    """The page of an error that was raised, likewise."""
+    key = new_key()
+    assert post(client, "/error-page/", key).status_code == 403
+    stored = record(key)
+    assert (stored.response_status, stored.response_body) == (403, None)
+
+
+@pytest.mark.parametrize("url", ["/login/", "/login-redirect/"])
+def test_login(url: str, client: Client) -> None:
+    """JSON and a redirect are stored, whatever the view did to the session."""
+    key = new_key()
+    first, again = post(client, url, key), post(Client(), url, key)
+    assert first.status_code in (201, 302)
+    assert_replays(first, again)
+    assert User.objects.count() == 1
+
+
+@pytest.fixture
+def own_language() -> Iterator[None]:
+    """The language that a request has chosen is not that of the next test."""
+    with translation.override(translation.get_language()):
+        yield
+
+
+@pytest.mark.usefixtures("own_language")
+@pytest.mark.parametrize("url", ["/greeting/", "/greeting-drf/"])
+def test_language(url: str, settings: Any, client: Client) -> None:
+    """A response keeps the label of its own language, whichever one the retry asks for."""
+    locale = "django.middleware.locale.LocaleMiddleware"
+    settings.USE_I18N = True
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, locale]
+    key = new_key()
+    german, english = ({"Accept-Language": each} for each in ("de", "en"))
+    first = post(client, url, key, headers=german)
+    assert (first["Content-Language"], b"Ja" in first.content) == ("de", True)
+    assert_replays(first, post(client, url, key, headers=english))
+    key = new_key()
+    first = post(client, "/in-french/", key, headers=german)
+    assert first["Content-Language"] == "fr"
+    assert_replays(first, post(client, "/in-french/", key, headers=english))
+
+
+def test_language_of_nobody(client: Client) -> None:
+    """Where no middleware says which language it is, a replay does not say so either."""
+    key = new_key()
+    first = post(client, "/greeting/", key)
+    assert not first.has_header("Content-Language")
+    assert_replays(first, post(client, "/greeting/", key))
+
+
+def test_reason(client: Client) -> None:
+    """A reason phrase of the view's own is replayed, also of a status that Python does not know."""
+    key = new_key()
+    first, second = (post(client, "/unusual/", key) for _ in "ab")
+    assert first.reason_phrase == second.reason_phrase == "Nearly There"
+    assert_replays(first, second)
+
+
+@pytest.mark.parametrize("url", ["/redirect/", "/redirect-drf/"])
+def test_redirect(url: str, client: Client) -> None:
+    """A replayed redirect can be followed, and asserted, by Django's test client."""
+    headers = {"Idempotency-Key": new_key()}
+    first, second = (client.post(url, {}, headers=headers) for _ in "ab")
+    assert_replays(first, second)
+    for response in (first, second):
+        assertRedirects(response, "/home/", fetch_redirect_response=False)
+    followed = client.post(url, {}, headers=headers, follow=True)
+    assert followed.redirect_chain == [("/home/", 302)]
+    assert effects() == 1
+
+
+@pytest.fixture
+def alice(client: Client) -> Client:
+    client.force_login(User.objects.create_user("alice"))
+    return client
+
+
+def test_browsable_api(alice: Client) -> None:
+    """A page of the browsable API is not stored. What was stored as JSON is replayed as JSON."""
+    key, browser = new_key(), {"Accept": BROWSER}
+    assert b"csrfToken" in post(alice, "/browsable/", key, headers=browser).content
+    for headers in (browser, {"Accept": "application/json"}):
+        again = post(alice, "/browsable/", key, headers=headers)
+        assert (again.status_code, again.json()["code"]) == (409, "response-not-stored")
+    assert record(key).response_body is None
+    assert effects() == 1
+    key = new_key()
+    first = post(alice, "/browsable/", key, headers={"Accept": "application/json"})
+    assert first["Content-Type"] == "application/json"
+    assert_replays(first, post(alice, "/browsable/", key, headers=browser))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("application/json", "text/csv"),
+        ("text/csv", "application/json"),
+        ("*/*", "text/html, application/xml;q=0.9"),
+        ("application/json", None),
+    ],
+)
+def test_media_type(client: Client, first: str, second: str | None) -> None:
+    """A replay keeps the media type of its first response, whatever the retry accepts."""
+    key = new_key()
+    sent = post(client, "/negotiating/", key, headers={"Accept": first})
+    headers = {"Accept": second} if second else {}
+    assert_replays(sent, post(client, "/negotiating/", key, headers=headers))
+    assert effects() == 1
+
+
+def test_nothing(client: Client) -> None:
+    """A response without content is stored: it shows nothing, though Django labels it as HTML."""
+    key = new_key()
+    first = post(client, "/nothing/", key)
+    assert_replays(first, post(client, "/nothing/", key, headers={"Accept": "application/json"}))
+
+
+def test_status_view_shows_no_notes() -> None:
+    """What is noted with a stored response is not shown with its headers."""
+    payload = Payload(200, (("Content-Type", "text/csv"), (":reason", "Fine")), b"a")
+    shown = describe_operation(Record(key="k", scope="s", status=Status.COMPLETED, payload=payload))
+    assert shown["response"]["headers"] == [["Content-Type", "text/csv"]]

@@ -1,0 +1,175 @@
+"""A loop that runs a protected view again: each run has a claim of its own, or replays."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import AsyncClient, Client
+from django.urls import path
+from django.views.generic import View
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency_django.decorators import idempotent
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.models import IdempotencyKey
+from tests.models import Effect
+from tests.support.shared import assert_replays, effects, new_key, post
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+
+attempts: list[Any] = []
+
+
+def work(request: Any) -> dict[str, Any]:
+    """An effect; the first run of all ends in a deadlock after it."""
+    attempts.append(request.idempotency)
+    Effect.objects.create(reference=json.loads(request.body)["reference"])
+    if len(attempts) == 1:
+        raise OperationalError("deadlock detected")
+    return {"attempt": request.idempotency.attempt}
+
+
+def retried(view: Any) -> Any:
+    """A loop for deadlocks, around what is protected."""
+
+    def inner(request: HttpRequest) -> HttpResponse:
+        try:
+            return view(request)
+        except OperationalError:
+            return view(request)
+
+    return inner
+
+
+def twice(view: Any) -> Any:
+    """A loop that runs everything twice."""
+
+    def inner(request: HttpRequest) -> HttpResponse:
+        view(request)
+        return view(request)
+
+    return inner
+
+
+@idempotent
+def function(request: HttpRequest) -> HttpResponse:
+    return JsonResponse(work(request), status=201)
+
+
+@idempotent
+class Class(View):
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return JsonResponse(work(request), status=201)
+
+
+class Loops(View):
+    """The loop is in ``dispatch()``, around a handler that is protected."""
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().dispatch(request, *args, **kwargs)
+        except OperationalError:
+            return super().dispatch(request, *args, **kwargs)
+
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return JsonResponse(work(request), status=201)
+
+
+class DRF(IdempotentViewMixin, APIView):
+    authentication_classes = ()
+
+    def post(self, request: Request) -> Response:
+        return Response(work(request._request), status=201)
+
+
+class Nested(DRF):
+    @idempotent
+    def post(self, request: Request) -> Response:
+        return Response(work(request._request), status=201)
+
+
+async def _awork(request: HttpRequest) -> HttpResponse:
+    attempts.append(request.idempotency)  # type: ignore[attr-defined]
+    if len(attempts) == 1:
+        raise OperationalError("deadlock detected")
+    await Effect.objects.acreate(reference="a")
+    return HttpResponse(status=201)
+
+
+async def aretried(request: HttpRequest) -> HttpResponse:
+    """The loop around an async view."""
+    try:
+        return await idempotent(_awork)(request)
+    except OperationalError:
+        return await idempotent(_awork)(request)
+
+
+@idempotent
+def outer(request: HttpRequest) -> HttpResponse:
+    return function(request)
+
+
+urlpatterns = [
+    path("function/", retried(function)),
+    path("class/", retried(Class.as_view())),
+    path("loops/", idempotent(Loops).as_view()),
+    path("drf/", retried(DRF.as_view())),
+    path("nested/", retried(Nested.as_view())),
+    path("around-both/", retried(outer)),
+    path("twice/", twice(function)),
+    path("async/", aretried),
+]
+
+
+@pytest.fixture(autouse=True)
+def _no_attempts() -> None:
+    attempts.clear()
+
+
+@pytest.mark.parametrize("url", ["function", "class", "loops", "drf", "nested", "around-both"])
+def test_second_run_has_a_claim_of_its_own(client: Client, url: str) -> None:
+    """After a deadlock the second run is protected: a retry of the request is a replay."""
+    key = new_key()
+    first = post(client, f"/{url}/", key)
+    assert first.status_code == 201
+    assert_replays(first, post(client, f"/{url}/", key))
+    assert effects() == 1
+    assert None not in attempts
+    assert IdempotencyKey.objects.get().attempt == 2
+
+
+def test_second_run_after_a_success_is_a_replay(client: Client) -> None:
+    """A loop that runs the view again after a success gets the stored response."""
+    attempts.append("no deadlock")
+    key = new_key()
+    answer = post(client, "/twice/", key)
+    assert answer.headers["Idempotent-Replayed"] == "true"
+    assert effects() == 1
+
+
+def test_async() -> None:
+    """The second run of an async view is protected, too."""
+    import asyncio
+
+    from asgiref.sync import sync_to_async
+    from django.db import connections
+
+    key = new_key()
+
+    async def go() -> list[HttpResponse]:
+        send = AsyncClient().post
+        answers = [
+            await send("/async/", "{}", "application/json", headers={"Idempotency-Key": key})
+            for _ in range(2)
+        ]
+        await sync_to_async(connections.close_all)()
+        return answers
+
+    assert [answer.status_code for answer in asyncio.run(go())] == [201, 201]
+    assert effects() == 1

@@ -1,0 +1,452 @@
+"""``Idempotency-Status`` says what became of each request with a key."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from unittest import mock
+
+import http_sf
+import pytest
+from asgiref.sync import async_to_sync
+from django.contrib.auth.decorators import login_required
+from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.test import AsyncClient, Client, override_settings
+from django.urls import path
+from django.views.decorators.http import require_POST
+from rest_framework.exceptions import ValidationError
+from rest_framework.permissions import IsAuthenticated
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency_django.decorators import idempotency_exempt, idempotent
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.engine import Executed
+from idempotency_django.errors import StoreUnavailable, all_errors
+from idempotency_django.http.marking import executed, refused, replayed
+from idempotency_django.models import DatabaseNow, IdempotencyKey
+from idempotency_django.policy import Policy, SlidingTTL, keys
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.records import Payload, Record, Status
+from idempotency_django.testing import an_operation
+from tests.models import Effect
+from tests.support.shared import assert_guessable, effects, new_key, post
+from tests.support.ways import MIDDLEWARE
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+
+DAY = timedelta(days=1)
+FIREFOX = "17463529834658723465"
+
+
+def answer(request: HttpRequest) -> HttpResponse:
+    """Respond with the status that the query asks for, or raise."""
+    Effect.objects.create(reference="a")
+    status = int(request.GET.get("status", 201))
+    if status == 0:
+        raise LookupError
+    return HttpResponse("done", "text/plain", status=status)
+
+
+async def aanswer(request: HttpRequest) -> HttpResponse:
+    await Effect.objects.acreate(reference="a")
+    return HttpResponse("done", "text/plain", status=int(request.GET.get("status", 201)))
+
+
+@idempotency_exempt
+def exempt(request: HttpRequest) -> HttpResponse:
+    return answer(request)
+
+
+def unprotected(request: HttpRequest) -> HttpResponse:
+    return answer(request)
+
+
+def stream(request: HttpRequest) -> StreamingHttpResponse:
+    return StreamingHttpResponse(iter([b"done"]))
+
+
+class Mixed(IdempotentViewMixin, APIView):
+    authentication_classes: Any = ()
+
+    def post(self, request: Request) -> Response:
+        Effect.objects.create(reference="a")
+        return Response("done", status=int(request.query_params.get("status", 201)))
+
+
+class Rebuilt(Mixed):
+    idempotency_policy = Policy(max_response_bytes=0)
+
+    def rebuild_idempotent_response(self, record: Record) -> Response:
+        return Response("rebuilt")
+
+
+class Raising(Mixed):
+    def post(self, request: Request) -> Response:
+        raise ValidationError("amount")
+
+
+urlpatterns = [
+    path("decorator/", idempotent(mode="transactional")(answer)),
+    path("leased/", idempotent(mode="leased")(answer)),
+    path("async/", idempotent(aanswer)),
+    path("mixin/", Mixed.as_view()),
+    path("middleware/", unprotected),
+    path("rebuilt/", Rebuilt.as_view()),
+    path("large/", idempotent(max_response_bytes=0)(answer)),
+    path(
+        "own-rebuild/", idempotent(max_response_bytes=0, rebuild=lambda *_: HttpResponse())(answer)
+    ),
+    path("stream/", idempotent(stream)),
+    path("raised/", Raising.as_view()),
+    path("forever/", idempotent(ttl=None)(answer)),
+    path("sliding/", idempotent(ttl=SlidingTTL(days=1))(answer)),
+    path("outlived/", idempotent(ttl=DAY, on_expired="refuse", retention=DAY * 8)(answer)),
+    path("required/", idempotent(required=True)(answer)),
+    path("form/", idempotent(required=True, key=keys.form_field())(answer)),
+    path("uuid/", idempotent(key_format="uuid")(answer)),
+    path("accepted/", idempotent(mode="leased", on_conflict="accepted")(answer)),
+    path("unread/", idempotent(key=keys.instead_of_header(lambda _: None))(answer)),
+    path("derived/", idempotent(key=keys.natural("reference"))(answer)),
+    path("exempt/", exempt),
+]
+
+WAYS = ["decorator", "leased", "async", "mixin", "middleware"]
+
+
+def status_of(response: HttpResponse) -> tuple[str, dict[str, Any]]:
+    """The token and the parameters of the header, as a parser of RFC 9651 has them."""
+    token, parameters = http_sf.parse(response["Idempotency-Status"].encode(), tltype="item")
+    return str(token), parameters
+
+
+def is_promised(response: HttpResponse, name: str = "Idempotency-Status") -> bool:
+    """Whether the view ran, and its response is replayed for about a day."""
+    token, parameters = http_sf.parse(response[name].encode(), tltype="item")
+    # However slow the machine is.
+    return str(token) == "executed" and 86100 < parameters.get("ttl", 0) <= 86400
+
+
+@pytest.fixture
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A way of protecting a view."""
+    middleware = MIDDLEWARE if request.param == "middleware" else []
+    with override_settings(MIDDLEWARE=middleware):
+        yield f"/{request.param}/"
+
+
+all_ways = pytest.mark.parametrize("way", WAYS, indirect=True)
+
+
+@all_ways
+def test_first_response_and_replay(way: str) -> None:
+    """Both say for how many seconds a retry is replayed; a replay says which attempt it is of."""
+    client, key = Client(), new_key()
+    first, second = post(client, way, key), post(client, way, key)
+    assert is_promised(first)
+    token, parameters = status_of(second)
+    assert (token, parameters["attempt"]) == ("replayed", 1)
+    assert 86340 < parameters["ttl"] <= 86400
+    assert second["Idempotent-Replayed"] == "true"
+
+
+@all_ways
+@pytest.mark.parametrize("status", [409, 429, 500])
+def test_response_that_is_not_stored(way: str, status: int) -> None:
+    """A response that no retry gets says so."""
+    client, key = Client(), new_key()
+    for _ in range(2):
+        again = post(client, f"{way}?status={status}", key)
+        assert again.status_code == status
+        assert again["Idempotency-Status"] == "executed; stored=?0"
+    assert post(client, way, key)["Idempotency-Status"].startswith("executed; ttl=")
+
+
+@all_ways
+def test_refusals(way: str) -> None:
+    """A refusal says which one it is."""
+    client, key = Client(), new_key()
+    post(client, way, key)
+    mismatched = post(client, way, key, reference="other")
+    assert (mismatched.status_code, mismatched["Idempotency-Status"]) == (422, "mismatch")
+    malformed = post(client, way, headers={"Idempotency-Key": '"a b"'})
+    guessable = post(client, way, "17")
+    for refusal in (malformed, guessable):
+        assert (refusal.status_code, refusal["Idempotency-Status"]) == (400, "refused")
+    under_way = Record(key="", scope="", status=Status.IN_PROGRESS)
+    with mock.patch.object(DatabaseStore, "acquire", return_value=under_way):
+        assert post(client, way, new_key())["Idempotency-Status"] == "in-progress"
+    with mock.patch.object(DatabaseStore, "acquire", side_effect=StoreUnavailable):
+        assert post(client, way, new_key())["Idempotency-Status"] == "failed"
+    assert effects() == 1
+
+
+@all_ways
+def test_without_a_key(way: str) -> None:
+    """A request without a key gets no header."""
+    client = Client()
+    assert not post(client, way).has_header("Idempotency-Status")
+    headers = {"Idempotency-Key": f'"{new_key()}"'}
+    assert not client.get(way, headers=headers).has_header("Idempotency-Status")
+    assert not post(client, "/required/").has_header("Idempotency-Status")
+
+
+def test_under_asgi() -> None:
+    """The same under ASGI."""
+    headers = {"Idempotency-Key": f'"{new_key()}"'}
+    send = async_to_sync(AsyncClient().post)
+    first, second = (send("/async/", headers=headers) for _ in range(2))
+    assert is_promised(first)
+    assert second["Idempotency-Status"].startswith("replayed; ttl=86")
+
+
+@pytest.mark.parametrize("where", ["stream", "large"])
+def test_body_that_is_not_kept(client: Client, where: str) -> None:
+    """A response without a stored body says so, and its retries say that they are not replays."""
+    key = new_key()
+    assert post(client, f"/{where}/", key)["Idempotency-Status"] == "executed; stored=?0"
+    assert post(client, f"/{where}/", key)["Idempotency-Status"] == "not-replayed"
+
+
+def test_raised_4xx(client: Client) -> None:
+    """A 4xx that the view raises is rolled back, and says that a retry does not get it."""
+    key = new_key()
+    for _ in range(2):
+        refused = post(client, "/raised/", key)
+        assert (refused.status_code, refused["Idempotency-Status"]) == (400, "executed; stored=?0")
+
+
+@pytest.mark.parametrize("where", ["rebuilt", "own-rebuild"])
+def test_body_that_is_built_again(client: Client, where: str) -> None:
+    """A response that can be built again is as good as stored."""
+    key = new_key()
+    assert is_promised(post(client, f"/{where}/", key))
+    assert post(client, f"/{where}/", key)["Idempotency-Status"].startswith("replayed; ttl=")
+
+
+def test_lifetimes(client: Client) -> None:
+    """Without a ``ttl`` no seconds are told, and never more of them than are left."""
+    key = new_key()
+    assert post(client, "/forever/", key)["Idempotency-Status"] == "executed"
+    assert post(client, "/forever/", key)["Idempotency-Status"] == "replayed; attempt=1"
+    post(client, "/sliding/", key)
+    left = {"expires_at": DatabaseNow() + timedelta(seconds=600)}
+    IdempotencyKey.objects.filter(path="/sliding/").update(**left)
+    token, parameters = status_of(post(client, "/sliding/", key))
+    assert token == "replayed"
+    assert 0 < parameters["ttl"] <= 600
+    post(client, "/outlived/", key)
+    IdempotencyKey.objects.filter(path="/outlived/").update(expires_at=DatabaseNow() - DAY)
+    assert post(client, "/outlived/", key)["Idempotency-Status"] == "expired"
+
+
+def test_slow_view() -> None:
+    """The seconds count from the claim, so a slow view does not promise too much."""
+    policy, ended = Policy().resolved(), Executed(None, Payload(201, (), b""))
+    operation = an_operation(ttl=policy.ttl)
+    assert executed(ended, operation, 90.5) == "executed; ttl=86309"
+    assert executed(ended, operation, 9e9) == "executed; ttl=0"
+
+
+@pytest.mark.parametrize("elapsed", [0.001, 0.5, 0.999, 1.0, 90.2])
+def test_rounded_down(elapsed: float) -> None:
+    """The first response promises no more seconds than a replay at the same moment would."""
+    ended, operation = Executed(None, Payload(201, (), b"")), an_operation(ttl=DAY)
+    left = DAY.total_seconds() - elapsed
+    record = Record(key="", scope="", status=Status.COMPLETED, ttl_left=left)
+    promised = executed(ended, operation, elapsed).removeprefix("executed; ttl=")
+    assert replayed(record) == f"replayed; ttl={promised}; attempt=1"
+    assert left - 1 < int(promised) <= left
+
+
+def test_answer_that_could_not_be_stored(client: Client) -> None:
+    """If a leased view ran and its response was not stored, no replay is promised."""
+    with (
+        mock.patch("idempotency_django.engine.leased.PERSISTENCE", ()),
+        mock.patch.object(DatabaseStore, "complete", side_effect=StoreUnavailable),
+    ):
+        response = post(client, "/leased/", new_key())
+    assert (response.status_code, effects()) == (201, 1)
+    assert response["Idempotency-Status"] == "executed; stored=?0"
+
+
+def test_accepted(client: Client) -> None:
+    """A 202 says that the operation is in progress."""
+    under_way = Record(key="", scope="", status=Status.IN_PROGRESS)
+    with (
+        mock.patch.object(DatabaseStore, "acquire", return_value=under_way),
+        mock.patch("idempotency_django.http.status.reverse", return_value="/status/"),
+    ):
+        response = post(client, "/accepted/", new_key())
+    assert (response.status_code, response["Idempotency-Status"]) == (202, "in-progress")
+
+
+def test_derived_key(client: Client) -> None:
+    """An operation whose key is derived says the same."""
+    assert is_promised(post(client, "/derived/"))
+    assert status_of(post(client, "/derived/"))[0] == "replayed"
+
+
+def test_every_refusal_is_a_token() -> None:
+    """Each error has a token; only those that say nothing of the key have that of a failure."""
+    tokens = {error.slug: refused(error()) for error in all_errors()}
+    assert all(re.fullmatch(r"[a-z-]+", token) for token in tokens.values())
+    assert {slug for slug, token in tokens.items() if token == "held"} == {"held"}
+    failed = {slug for slug, token in tokens.items() if token == "failed"}
+    assert failed >= {"store-unavailable", "claim-lost", "steps-changed", "precondition-failed"}
+    assert not any(slug.startswith("key-") for slug in failed)
+
+
+def test_other_name() -> None:
+    """The project names the header, or switches it off."""
+    client = Client()
+    with override_settings(IDEMPOTENCY={"STATUS_HEADER": "X-Outcome"}, MIDDLEWARE=MIDDLEWARE):
+        assert is_promised(post(client, "/decorator/", new_key()), "X-Outcome")
+    with override_settings(IDEMPOTENCY={"STATUS_HEADER": None}, MIDDLEWARE=MIDDLEWARE):
+        for where in ("decorator", "exempt"):
+            assert not post(client, f"/{where}/", new_key()).has_header("Idempotency-Status")
+        assert not post(client, "/decorator/", "17").has_header("Idempotency-Status")
+
+
+WITH_POLICY = {"MIDDLEWARE_PROTECTS": "with-policy"}
+
+
+@override_settings(MIDDLEWARE=MIDDLEWARE, IDEMPOTENCY=WITH_POLICY)
+@pytest.mark.parametrize("where", ["/middleware/", "/exempt/", "/unread/", "/nowhere/"])
+def test_ignored(client: Client, where: str) -> None:
+    """A key that nothing honours has no effect, and no header."""
+    assert not post(client, where, new_key()).has_header("Idempotency-Status")
+
+
+@override_settings(MIDDLEWARE=MIDDLEWARE)
+def test_error_of_a_protected_view(client: Client) -> None:
+    """The page of an error that nothing has caught says that the request has failed."""
+    client.raise_request_exception = False
+    response = post(client, "/decorator/?status=0", new_key())
+    assert (response.status_code, response["Idempotency-Status"]) == (500, "failed")
+
+
+class Closed(Mixed):
+    permission_classes: Any = (IsAuthenticated,)
+
+
+class ClosedByMiddleware(APIView):
+    permission_classes: Any = (IsAuthenticated,)
+    post = Mixed.post
+
+
+def cached(view: Any) -> Any:
+    """A decorator that responds without the view."""
+
+    @functools.wraps(view)
+    def cached(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("cached", "text/plain")
+
+    return cached
+
+
+def not_found(request: HttpRequest) -> HttpResponse:
+    raise Http404
+
+
+urlpatterns += [
+    path("not-found/", idempotent(not_found)),
+    path("cached/", cached(idempotent(answer))),
+    path("closed/", Closed.as_view()),
+    path("closed-by-middleware/", ClosedByMiddleware.as_view()),
+    path("post/", require_POST(idempotent(answer))),
+    path("login/", login_required(idempotent(answer))),
+]
+
+
+@pytest.mark.parametrize(("middleware", "expected"), [([], None), (MIDDLEWARE, "failed")])
+def test_raised_in_a_django_view(
+    client: Client, settings: Any, middleware: list[str], expected: str | None
+) -> None:
+    """Django handles it, so only the middleware can say that the request has failed."""
+    settings.MIDDLEWARE = middleware
+    response = post(client, "/not-found/", new_key())
+    assert (response.status_code, response.get("Idempotency-Status")) == (404, expected)
+
+
+@override_settings(MIDDLEWARE=MIDDLEWARE)
+@pytest.mark.parametrize(
+    ("method", "where", "status"),
+    [
+        ("post", "/closed/", 403),
+        ("put", "/closed/", 403),
+        ("put", "/mixin/", 405),
+        ("post", "/closed-by-middleware/", 403),
+        ("put", "/post/", 405),
+        ("post", "/login/", 302),
+    ],
+)
+def test_refused_before_the_claim(client: Client, method: str, where: str, status: int) -> None:
+    """Where something else refuses a request of a protected view, nothing is said of the key."""
+    response = post(client, where, new_key(), method=method)
+    assert (response.status_code, effects()) == (status, 0)
+    assert not response.has_header("Idempotency-Status")
+
+
+@override_settings(MIDDLEWARE=MIDDLEWARE)
+def test_answered_before_the_claim(client: Client, unprotected: list[logging.LogRecord]) -> None:
+    """A response that another part made, as if all was done, is logged as an error."""
+    assert not post(client, "/cached/", new_key()).has_header("Idempotency-Status")
+    assert len(unprotected) == 1
+    unprotected.clear()
+
+
+# Keys that a browser makes up.
+
+
+@pytest.mark.parametrize("where", ["decorator", "mixin", "async", "uuid"])
+def test_key_of_a_browser(client: Client, where: str) -> None:
+    """A key that Firefox has made up counts as none where the caller is anonymous."""
+    for count in (1, 2):
+        response = post(client, f"/{where}/", FIREFOX)
+        assert (response.status_code, response.has_header("Idempotency-Status")) == (201, False)
+        assert effects() == count
+    assert not IdempotencyKey.objects.exists()
+
+
+def test_key_of_a_browser_with_a_derived_one(client: Client) -> None:
+    """Where a key is derived, it is derived then, too."""
+    assert post(client, "/derived/", FIREFOX)["Idempotency-Status"].startswith("executed; ttl=")
+    assert post(client, "/derived/", FIREFOX)["Idempotency-Status"].startswith("replayed; ttl=")
+
+
+@pytest.mark.parametrize("who", ["client", "admin_client"])
+def test_key_of_a_browser_with_a_form(who: str, request: pytest.FixtureRequest) -> None:
+    """The hidden field of a form comes first: a double click has two keys of the browser's."""
+    browser: Client = request.getfixturevalue(who)
+    form = {"reference": "a", "idempotency_key": new_key()}
+    clicks = [
+        browser.post("/form/", form, headers={"Idempotency-Key": f'"{made_up}"'})
+        for made_up in (FIREFOX, FIREFOX[::-1])
+    ]
+    assert [click.status_code for click in clicks] == [201, 201]
+    assert [click.get("Idempotent-Replayed") for click in clicks] == [None, "true"]
+    assert effects() == 1
+
+
+def test_key_of_a_browser_where_one_is_required(client: Client) -> None:
+    """Where a key is required, one that could be guessed is refused, whoever has made it."""
+    assert_guessable(post(client, "/required/", FIREFOX))
+
+
+@pytest.mark.parametrize("key", ["17", "order-17", "0" * 17, "9" * 21, "18" * 5])
+def test_other_guessable_keys(client: Client, key: str) -> None:
+    """No other guessable key counts as none."""
+    assert_guessable(post(client, "/decorator/", key))
+
+
+def test_key_of_a_browser_with_a_caller(admin_client: Client) -> None:
+    """A caller who is known gets a replay."""
+    assert post(admin_client, "/decorator/", FIREFOX)["Idempotency-Status"].startswith("executed")
+    assert status_of(post(admin_client, "/decorator/", FIREFOX))[0] == "replayed"
+    assert effects() == 1

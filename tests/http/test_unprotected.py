@@ -1,0 +1,265 @@
+"""No view is silently unprotected: two sends under one key are one effect, or a refusal by name."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from django.contrib.auth.decorators import user_passes_test
+from django.contrib.auth.models import User
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client
+from django.urls import path
+from django.views.generic import View
+from rest_framework.decorators import api_view
+
+from idempotency_django.checks.inventory import endpoints
+from idempotency_django.decorators import idempotent
+from idempotency_django.models import IdempotencyKey
+from tests.support import ways
+from tests.support.shared import assert_problem, assert_replays, effects, new_key, post
+from tests.support.ways import REFUSED, WAYS, Guard, Refusal, Way
+
+pytestmark = pytest.mark.urls("tests.support.ways")
+
+CASES = [
+    pytest.param(
+        way,
+        middleware,
+        id=f"{way.name}{'-below-the-middleware' * extra}",
+        marks=pytest.mark.django_db(transaction=way.asynchronous),
+    )
+    for way in WAYS
+    for middleware, extra in [(way.by == "middleware", False), (True, True)]
+    if not (extra and way.by == "middleware")
+]
+
+
+@pytest.mark.parametrize(("way", "middleware"), CASES)
+class TestWays:
+    """Every way to protect, below the middleware and without it."""
+
+    @pytest.fixture(autouse=True)
+    def _middleware(self, settings: Any, middleware: bool) -> None:
+        if middleware:
+            settings.MIDDLEWARE = ways.MIDDLEWARE
+
+    def test_two_sends_are_one_effect(self, alice: Client, way: Way) -> None:
+        """One effect, one response, and no response for a caller whose permission is withdrawn."""
+        key = new_key()
+        first = post(alice, way.path, key)
+        assert first.status_code == 201, first.content
+        assert_replays(first, post(alice, way.path, key))
+        assert_problem(post(alice, way.path, key, "b"), 422, "mismatch")
+        if way.guarded:
+            User.objects.get().user_permissions.clear()
+            assert post(alice, way.path, key).status_code == 403
+        assert (effects(), effects("b")) == (1, 0)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("middleware", [True, False])
+def test_as_view_that_decorates_itself(alice: Client, settings: Any, middleware: bool) -> None:
+    """What a class's own ``as_view()`` puts around the view is there once, not twice."""
+    asked: list[Any] = []
+
+    class Asks(View):
+        @classmethod
+        def as_view(cls, **initkwargs: Any) -> Any:
+            check = user_passes_test(lambda user: asked.append(user) or True)
+            return check(super().as_view(**initkwargs))
+
+        def post(self, request: HttpRequest) -> HttpResponse:
+            return ways.create(request)
+
+    view = Asks.as_view() if middleware else idempotent(Asks.as_view())
+    settings.MIDDLEWARE = ways.MIDDLEWARE if middleware else settings.MIDDLEWARE
+    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("asks/", view)]})
+    key = new_key()
+    assert_replays(post(alice, "/asks/", key), post(alice, "/asks/", key))
+    assert len(asked) == 2
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("refusal", REFUSED, ids=lambda refusal: refusal.name)
+def test_refused(refusal: Refusal, alice: Client, settings: Any, caplog: Any) -> None:
+    """What cannot be protected is refused by name, before anything is executed."""
+    if refusal.by == "middleware":
+        settings.MIDDLEWARE = ways.MIDDLEWARE
+        settings.ROOT_URLCONF = type(
+            "urls", (), {"urlpatterns": [path("refused/", refusal.make())]}
+        )
+        assert_problem(post(alice, "/refused/", new_key()), 400, "key-unsupported")
+        said = caplog.text
+    else:
+        with pytest.raises(ImproperlyConfigured) as refused:
+            view = refusal.make()
+            settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("refused/", view)]})
+            post(alice, "/refused/", new_key())
+        said = str(refused.value)
+    assert "tests.support.ways." in said
+    assert refusal.says in said
+    assert effects() == 0
+
+
+def allowed(view: Any) -> Any:
+    """A decorator that says nothing of the view inside it, and asks for a permission."""
+
+    def inner(*args: Any) -> Any:
+        if not args[-1].user.has_perm(ways.PERMISSION):
+            raise PermissionDenied
+        return view(*args)
+
+    return inner
+
+
+class Allowing(Guard):
+    """What such a decorator leaves the call to."""
+
+    def run(self, *args: Any) -> Any:
+        """Ask for the permission, and call the view."""
+        return allowed(self.view)(*args)
+
+
+def allowed_by_object(view: Any) -> Any:
+    """The same, with an object in between."""
+    guard = Allowing(view)
+
+    def inner(*args: Any) -> Any:
+        return guard.run(*args)
+
+    return inner
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("middleware", [True, False])
+@pytest.mark.parametrize("decorator", [allowed, allowed_by_object])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda around: around(idempotent(ways.other_name)),
+        lambda around: ways.a_class(around(idempotent(ways.other_name_method()))).as_view(),
+        lambda around: ways.a_class(
+            around(idempotent(ways.other_name_method())), ways.Base
+        ).as_view(),
+        lambda around: ways.a_class(
+            around(idempotent(ways.other_name_method())), *ways.mixed(ways.Base)
+        ).as_view(),
+    ],
+    ids=["function", "class", "drf", "mixin"],
+)
+def test_any_decorator_above(
+    alice: Client, settings: Any, caplog: Any, make: Any, decorator: Any, middleware: bool
+) -> None:
+    """Above ``@idempotent`` a decorator may hide its view: it is asked before each replay."""
+    settings.MIDDLEWARE = ways.MIDDLEWARE if middleware else settings.MIDDLEWARE
+    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("x/", make(decorator))]})
+    key = new_key()
+    first = post(alice, "/x/", key)
+    assert first.status_code == 201, first.content
+    assert_replays(first, post(alice, "/x/", key))
+    User.objects.get().user_permissions.clear()
+    assert post(alice, "/x/", key).status_code == 403
+    assert effects() == 1
+    assert "is not protected" not in caplog.text
+
+
+@pytest.mark.django_db
+class TestHiddenInside:
+    """The middleware in front of a wrapper that hides what is protected inside."""
+
+    @pytest.fixture
+    def served(self, settings: Any) -> Any:
+        """Serves a view below the middleware."""
+        settings.MIDDLEWARE = ways.MIDDLEWARE
+
+        def serve(view: Any) -> None:
+            settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("x/", view)]})
+
+        return serve
+
+    def test_looked_up_by_name(self, alice: Client, served: Any) -> None:
+        """What a wrapper looks up while it runs cannot be seen: there is one claim, not two."""
+        views = {"view": idempotent(ways.plain)}
+        names: dict[str, Any] = {"views": views, "__name__": "shop.views"}
+        exec("def by_name(request): return views['view'](request)", names)
+        served(names["by_name"])
+        key = new_key()
+        assert_replays(post(alice, "/x/", key), post(alice, "/x/", key))
+        assert (effects(), IdempotencyKey.objects.count()) == (1, 1)
+
+    @pytest.mark.django_db(transaction=True)
+    @pytest.mark.parametrize("asynchronous", [False, True])
+    def test_another_view_beside_it(
+        self, alice: Client, served: Any, unprotected: list[Any], asynchronous: bool
+    ) -> None:
+        """A wrapper that calls another view than the protected one is logged as an error."""
+        views = [ways.plain, idempotent(ways.plain)]
+
+        def either(request: HttpRequest) -> HttpResponse:
+            return views["X-Protected" in request.headers](request)
+
+        served(either)
+        client: Any = alice
+        if asynchronous:
+            client = AsyncClient()
+            client.cookies = alice.cookies
+
+        def send(**headers: str) -> HttpResponse:
+            sent = post(client, "/x/", new_key(), headers=headers)
+            return asyncio.run(sent) if asynchronous else sent  # type: ignore[arg-type]
+
+        assert send(**{"X-Protected": "1"}).status_code == 201
+        assert unprotected == []
+        assert send().status_code == 201
+        [logged] = unprotected
+        assert "either is not protected: it responded to POST /x/ with 201" in logged.getMessage()
+        unprotected.clear()
+
+    @pytest.mark.parametrize("decorator", [ways.unknown, ways.of_anything])
+    def test_one_handler_for_two_methods(self, alice: Client, served: Any, decorator: Any) -> None:
+        """A function that handles two methods is protected for both."""
+        view = api_view(["POST", "PUT"])(idempotent(ways.drf_plain))
+        served(decorator(view))
+        assert {endpoint.problem for endpoint in endpoints()} == {""}
+        for method in ("post", "put"):
+            key = new_key()
+            first = post(alice, "/x/", key, method, method=method)
+            assert_replays(first, post(alice, "/x/", key, method, method=method))
+            assert effects(method) == 1
+
+    @pytest.mark.parametrize(
+        ("decorator", "problems"),
+        [(ways.unknown, [False, True]), (ways.of_anything, [True])],
+    )
+    def test_one_method_of_two(
+        self, alice: Client, served: Any, caplog: Any, decorator: Any, problems: list[bool]
+    ) -> None:
+        """A handler that is protected is left alone, and the other one of its class is refused."""
+        view = ways.a_class(idempotent(ways.handler()), put=ways.handler()).as_view()
+        served(decorator(view))
+        key = new_key()
+        assert_replays(post(alice, "/x/", key), post(alice, "/x/", key))
+        assert_problem(post(alice, "/x/", key, method="put"), 400, "key-unsupported")
+        assert "Put @idempotent on" in caplog.text
+        assert [bool(endpoint.problem) for endpoint in endpoints()] == problems
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("bases", [(View,), ways.mixed(ways.Base)], ids=["middleware", "mixin"])
+def test_handler_that_is_no_method(alice: Client, settings: Any, bases: Any, caplog: Any) -> None:
+    """A handler that is not a method is refused, by the check and for a request."""
+    settings.MIDDLEWARE = ways.MIDDLEWARE
+    view = ways.a_class(staticmethod(ways.plain), *bases).as_view()
+    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("x/", view)]})
+    says = "tests.support.ways.plain is not a method of tests.support.ways.AView"
+    assert [says in endpoint.problem for endpoint in endpoints()] == [True]
+    if bases == (View,):
+        assert_problem(post(alice, "/x/", new_key()), 400, "key-unsupported")
+        assert says in caplog.text
+    else:
+        with pytest.raises(ImproperlyConfigured, match=says):
+            post(alice, "/x/", new_key())
+    assert effects() == 0

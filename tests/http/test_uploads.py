@@ -1,0 +1,738 @@
+"""Bodies: a view with a key reads its request in every way in which it could without one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.core.files.uploadhandler import FileUploadHandler
+from django.http import HttpRequest, HttpResponse, JsonResponse, UnreadablePostError
+from django.test import AsyncClient, Client, RequestFactory
+from django.test.client import encode_multipart
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views.decorators.csrf import csrf_exempt
+from django.views.generic import View
+from rest_framework.parsers import BaseParser, FileUploadParser, JSONParser, MultiPartParser
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency_django.decorators import idempotent
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.http import bodies as streams
+from idempotency_django.http.bodies import body_of
+from idempotency_django.policy import fingerprints
+from idempotency_django.policy.invocation import Hashed
+from tests.models import Effect
+from tests.support.shared import assert_problem, assert_replays, new_key
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+
+PATH = "idempotency_django.middleware.IdempotencyMiddleware"
+CONTENT = b"0123456789" * 40
+FORM = "multipart/form-data; boundary=b"
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+class Hashing(FileUploadHandler):
+    """An upload handler of the view's own: it keeps no file."""
+
+    def __init__(self, request: Any = None) -> None:
+        super().__init__(request)
+        self.content = b""
+
+    def receive_data_chunk(self, raw_data: bytes, start: int) -> None:
+        self.content += raw_data
+
+    def file_complete(self, file_size: int) -> None:
+        return None
+
+
+# The ways in which a view may read its body: each returns what it saw.
+
+
+def by_body(request: Any) -> bytes:
+    return bytes(request.body)
+
+
+def by_read(request: Any) -> bytes:
+    seen = b""
+    while chunk := request.read(64):
+        seen += chunk
+    return seen
+
+
+def by_lines(request: Any) -> bytes:
+    return b"".join(request)
+
+
+def by_wsgi_input(request: Any) -> bytes:
+    length = int(request.META["CONTENT_LENGTH"])
+    return bytes(request.META["wsgi.input"].read(length))
+
+
+def by_files(request: Any) -> bytes:
+    return bytes(request.FILES["file"].read())
+
+
+def by_own_handler(request: Any) -> bytes:
+    handler = Hashing()
+    request.upload_handlers = [handler]
+    assert request.POST["text"] == "t"
+    return handler.content
+
+
+def by_parser(request: Any) -> bytes:
+    _, files = request.parse_file_upload(request.META, request)
+    with files["file"] as file:
+        return bytes(file.read())
+
+
+RAW: list[Callable[[Any], bytes]] = [by_body, by_read, by_lines]
+UPLOADED: list[Callable[[Any], bytes]] = [by_files, by_own_handler, by_parser]
+BY_NAME = {way.__name__: way for way in (*RAW, *UPLOADED, by_wsgi_input)}
+
+
+def by_nothing(request: Any) -> bytes:
+    return b""
+
+
+BY_NAME["by_nothing"] = by_nothing
+
+
+def store(seen: bytes) -> dict[str, Any]:
+    Effect.objects.create(reference="upload")
+    return {"size": len(seen), "sha256": sha256(seen)}
+
+
+def function(request: HttpRequest, way: str) -> HttpResponse:
+    return JsonResponse(store(BY_NAME[way](request)), status=201)
+
+
+async def coroutine(request: HttpRequest, way: str) -> HttpResponse:
+    await Effect.objects.acreate(reference="upload")
+    seen = BY_NAME[way](request)
+    return JsonResponse({"size": len(seen), "sha256": sha256(seen)}, status=201)
+
+
+class Plain(View):
+    def post(self, request: HttpRequest, way: str) -> HttpResponse:
+        return function(request, way)
+
+    put = post
+
+
+class Protected(IdempotentViewMixin, APIView):
+    def post(self, request: Request, way: str) -> Response:
+        return Response(store(BY_NAME[way](request)), status=201)
+
+    put = post
+
+
+class Streamed(IdempotentViewMixin, APIView):
+    """Takes the stream of a type that it has a parser for, or none."""
+
+    parser_classes = [FileUploadParser]
+
+    def post(self, request: Request) -> Response:
+        return Response(store(request.stream.read()), status=201)
+
+
+class OneFile(IdempotentViewMixin, APIView):
+    parser_classes = [FileUploadParser]
+
+    def post(self, request: Request) -> Response:
+        with request.data["file"] as file:
+            return Response(store(file.read()), status=201)
+
+
+class NoParser(IdempotentViewMixin, APIView):
+    parser_classes = [JSONParser]
+
+    def post(self, request: Request) -> Response:
+        return Response(store(request.read()), status=201)
+
+
+class Unprotected(Protected):
+    idempotency_policy = None
+
+
+class Fields(MultiPartParser):
+    """A project's own parser of forms: it looks at them closely."""
+
+    def parse(self, *args: Any, **kwargs: Any) -> Any:
+        parsed = super().parse(*args, **kwargs)
+        if "nonsense" in parsed.data:
+            raise ValueError("nonsense")
+        return parsed
+
+
+class OwnParser(Protected):
+    parser_classes = [Fields]
+
+
+class Upper(BaseParser):
+    media_type = "text/x-upper"
+
+    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
+        return {"text": stream.read().decode().upper()}
+
+
+class Signed(IdempotentViewMixin, APIView):
+    """Verifies a signature of the raw body, as for webhooks, and then reads the data."""
+
+    parser_classes = [JSONParser, MultiPartParser, Upper]
+
+    def post(self, request: Request) -> Response:
+        seen = request.body
+        assert request.data
+        return Response(store(seen), status=201)
+
+
+def consumed(view: Any) -> Any:
+    """A decorator that takes the stream for itself."""
+
+    def inner(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        request.META["seen"] = request.read()
+        return view(request, *args, **kwargs)
+
+    return csrf_exempt(inner)
+
+
+@idempotent
+def of_the_first_bytes(request: HttpRequest) -> HttpResponse:
+    return JsonResponse(store(request.META["seen"]), status=201)
+
+
+@idempotent(fingerprint=fingerprints.without_body)
+def without_body(request: HttpRequest) -> HttpResponse:
+    return JsonResponse(store(request.META["seen"]), status=201)
+
+
+def unbodied(request: HttpRequest) -> HttpResponse:
+    return JsonResponse(store(request.read()), status=201)
+
+
+urlpatterns = [
+    path("decorated/<way>/", csrf_exempt(idempotent(function))),
+    path("checked/<way>/", idempotent(function)),
+    path("async/<way>/", csrf_exempt(idempotent(coroutine))),
+    path("class/<way>/", csrf_exempt(idempotent(Plain).as_view())),
+    path("method/<way>/", csrf_exempt(method_decorator(idempotent, "post")(Plain).as_view())),
+    path("middleware/<way>/", csrf_exempt(function)),
+    path("drf/<way>/", Protected.as_view()),
+    path("unprotected/<way>/", Unprotected.as_view()),
+    path("own-parser/<way>/", OwnParser.as_view()),
+    path("streamed/", Streamed.as_view()),
+    path("file/", OneFile.as_view()),
+    path("no-parser/", NoParser.as_view()),
+    path("signed/", Signed.as_view()),
+    path("consumed/", consumed(of_the_first_bytes)),
+    path("without-body/", consumed(without_body)),
+    path("unread/", csrf_exempt(idempotent(fingerprint=fingerprints.without_body)(unbodied))),
+    path(
+        "named/",
+        csrf_exempt(
+            idempotent(operation="upload", fingerprint=fingerprints.without_body)(unbodied)
+        ),
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def _small_memory(settings: Any) -> None:
+    """What is held in memory ends at 300 bytes: CONTENT is larger."""
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = settings.FILE_UPLOAD_MAX_MEMORY_SIZE = 300
+
+
+@pytest.fixture
+def client() -> Client:
+    """A client that is checked for CSRF, as browsers are."""
+    return Client(enforce_csrf_checks=True)
+
+
+def effects() -> int:
+    return Effect.objects.filter(reference="upload").count()
+
+
+def form(content: bytes = CONTENT, boundary: str = "b") -> bytes:
+    return encode_multipart(boundary, {"text": "t", "file": upload(content)})
+
+
+def upload(content: bytes) -> SimpleUploadedFile:
+    return SimpleUploadedFile("a.bin", content, "application/octet-stream")
+
+
+def send(client: Client, url: str, body: bytes, kind: str, key: str | None, **extra: Any) -> Any:
+    headers = {"Idempotency-Key": key} if key else {}
+    method = extra.pop("method", "POST")
+    return client.generic(method, url, body, kind, headers={**headers, **extra.pop("headers", {})})
+
+
+def asend(url: str, bodies: Sequence[bytes], kind: str) -> list[HttpResponse]:
+    """POST the bodies under one key, through the ASGI handler."""
+    client, headers = AsyncClient(), {"Idempotency-Key": new_key()}
+
+    async def go() -> list[HttpResponse]:
+        return [await client.generic("POST", url, b, kind, headers=headers) for b in bodies]
+
+    return async_to_sync(go)()
+
+
+def many_files() -> bytes:
+    """A form with more files than Django takes."""
+    return encode_multipart("b", {"file": [upload(b"x") for _ in range(101)]})
+
+
+def many_fields() -> bytes:
+    """A form with more fields than Django takes, after a file."""
+    fields = {f"field{number}": "1" for number in range(1001)}
+    return encode_multipart("b", {"file": upload(b"x"), **fields})
+
+
+def much_text() -> bytes:
+    """A form whose fields are longer than Django takes, after a file."""
+    return encode_multipart("b", {"file": upload(b"x"), "text": "x" * 400})
+
+
+def broken_part() -> bytes:
+    """A file, and after it one that is no base64 although its header says so."""
+    broken = (
+        b"--b\r\nContent-Disposition: form-data; name=other; filename=b.bin\r\n"
+        b"Content-Transfer-Encoding: base64\r\n\r\nA\r\n--b--\r\n"
+    )
+    return encode_multipart("b", {"file": upload(b"x")}).removesuffix(b"--b--\r\n") + broken
+
+
+def other_charset() -> bytes:
+    """A form whose charset cannot decode what is in it."""
+    return encode_multipart("b", {"file": upload(b"x"), "text": "x" * 80})
+
+
+def nonsense() -> bytes:
+    """A form that Django takes, and a parser of the project's does not."""
+    return encode_multipart("b", {"file": upload(b"x"), "nonsense": "1"})
+
+
+def assert_answered_alike(client: Client, url: str, refused: Callable[[], bytes]) -> None:
+    """A request has the same status without a key, with one, and when it is retried."""
+    client.raise_request_exception = False
+    kind = f"{FORM}; charset=idna" if refused is other_charset else FORM
+    key, body = new_key(), refused()
+    statuses = [send(client, url, body, kind, each).status_code for each in (None, key, key)]
+    assert len(set(statuses)) == 1, statuses
+    if url.endswith("/by_nothing/"):
+        assert statuses[0] == 201
+        assert effects() == 2  # the last one is a replay
+    elif refused is not nonsense and refused is not other_charset:
+        assert statuses[0] == 400
+        assert effects() == 0 or "async" in url  # whose effects no transaction holds
+
+
+WAYS_TO_PROTECT = ["decorated", "class", "method", "middleware"]
+
+
+class TestPlainViews:
+    """Views of Django."""
+
+    @pytest.fixture(autouse=True)
+    def _middleware(self, settings: Any) -> None:
+        settings.MIDDLEWARE = [*django_settings.MIDDLEWARE, PATH]
+
+    @pytest.mark.parametrize("way", ["by_read", "by_lines", "by_wsgi_input"])
+    @pytest.mark.parametrize("size", [10, 400])
+    @pytest.mark.parametrize("how", WAYS_TO_PROTECT)
+    def test_streamed(self, client: Client, how: str, way: str, size: int) -> None:
+        """A view that streams gets all of the body, whether or not it fits in memory."""
+        key, body = new_key(), CONTENT[:size]
+        first = send(client, f"/{how}/{way}/", body, "application/octet-stream", key)
+        assert first.json() == {"size": size, "sha256": sha256(body)}
+        second = send(client, f"/{how}/{way}/", body, "application/octet-stream", key)
+        assert_replays(first, second)
+        other = send(client, f"/{how}/{way}/", body[:-1] + b"x", "application/octet-stream", key)
+        assert_problem(other, 422, "mismatch")
+        assert effects() == 1
+
+    @pytest.mark.parametrize("way", RAW, ids=lambda way: way.__name__)
+    @pytest.mark.parametrize("how", WAYS_TO_PROTECT)
+    def test_form_as_bytes(self, client: Client, how: str, way: Any, settings: Any) -> None:
+        """A view may take a form's bytes: they are not parsed away before."""
+        settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10_000
+        key, body = new_key(), form()
+        first = send(client, f"/{how}/{way.__name__}/", body, FORM, key)
+        assert first.json() == {"size": len(body), "sha256": sha256(body)}
+        again = form(boundary="c")
+        second = send(client, f"/{how}/{way.__name__}/", again, FORM[:-1] + "c", key)
+        assert_replays(first, second)
+        assert effects() == 1
+
+    @pytest.mark.parametrize("way", UPLOADED, ids=lambda way: way.__name__)
+    @pytest.mark.parametrize("method", ["POST", "PUT"])
+    @pytest.mark.parametrize("how", WAYS_TO_PROTECT)
+    def test_upload(self, client: Client, how: str, way: Any, method: str) -> None:
+        """Files arrive whole, by Django's way or by upload handlers of the view's own."""
+        if method == "PUT" and (how == "method" or way is not by_parser):
+            return  # Django parses forms of a POST only
+        key = new_key()
+        url = f"/{how}/{way.__name__}/"
+        first = send(client, url, form(), FORM, key, method=method)
+        assert first.json() == {"size": 400, "sha256": sha256(CONTENT)}
+        second = send(client, url, form(boundary="c"), FORM[:-1] + "c", key, method=method)
+        assert_replays(first, second)
+        other = send(client, url, form(CONTENT[:-1] + b"x"), FORM, key, method=method)
+        assert_problem(other, 422, "mismatch")
+        assert effects() == 1
+
+    def test_form_that_csrf_has_parsed(self, client: Client) -> None:
+        """The CSRF middleware reads a form before every view; the fingerprint uses its parts."""
+        client.cookies["csrftoken"] = token = "a" * 32
+        url, key = "/checked/by_files/", new_key()
+        answers = []
+        for content in (CONTENT, CONTENT, b"x" * 400):
+            data = {"text": "t", "csrfmiddlewaretoken": token, "file": upload(content)}
+            answers.append(client.post(url, data, headers={"Idempotency-Key": key}))
+        assert answers[0].json() == {"size": 400, "sha256": sha256(CONTENT)}
+        assert_replays(answers[0], answers[1])
+        assert_problem(answers[2], 422, "mismatch")
+        assert effects() == 1
+
+    def test_too_many_fields(self, client: Client, settings: Any) -> None:
+        """What Django refuses to parse is refused where the view parses it, and not before."""
+        settings.DATA_UPLOAD_MAX_NUMBER_FIELDS = 1
+        settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10_000
+        body = encode_multipart("b", {"a": "1", "b": "2"})
+        for kind, sent in ((FORM, body), ("application/x-www-form-urlencoded", b"a=1&b=2")):
+            assert send(client, "/decorated/by_files/", sent, kind, new_key()).status_code == 400
+            key = new_key()
+            first = send(client, "/decorated/by_body/", sent, kind, key)
+            assert first.json()["size"] == len(sent)
+            assert_replays(first, send(client, "/decorated/by_body/", sent, kind, key))
+
+    @pytest.mark.parametrize("way", ["by_files", "by_nothing"])
+    @pytest.mark.parametrize(
+        "refused",
+        [many_files, many_fields, much_text, broken_part, other_charset],
+        ids=lambda make: make.__name__,
+    )
+    @pytest.mark.parametrize("how", [*WAYS_TO_PROTECT, "async"])
+    def test_refused_after_a_file(self, client: Client, how: str, refused: Any, way: str) -> None:
+        """With a key, a form that Django refuses gets the response it gets without."""
+        assert_answered_alike(client, f"/{how}/{way}/", refused)
+
+    def test_body_that_is_too_large_for_memory(self, client: Client) -> None:
+        """A view that wants a large body in memory gets Django's own refusal, as without a key."""
+        for key in (None, new_key()):
+            response = send(client, "/decorated/by_body/", CONTENT, "application/json", key)
+            assert response.status_code == 400
+        assert effects() == 0
+
+    def test_json_that_no_view_may_have_in_memory(self, settings: Any) -> None:
+        """It is refused as Django refuses it: before any of it is read."""
+        settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 300
+        source = Terminated(CONTENT)
+        environ: dict[str, Any] = {
+            "CONTENT_TYPE": "application/json",
+            "CONTENT_LENGTH": "400",
+            "wsgi.input": source,
+        }
+        headers = {"Idempotency-Key": new_key()}
+        url = "/decorated/by_body/"
+        assert Client().generic("POST", url, headers=headers, **environ).status_code == 400
+        assert source.tell() == 0
+
+    @pytest.mark.parametrize("url", ["/decorated/by_read/", "/drf/by_read/"])
+    @pytest.mark.parametrize("kind", ["application/octet-stream", FORM])
+    def test_longest(self, monkeypatch: pytest.MonkeyPatch, url: str, kind: str) -> None:
+        """What is longer than the longest body that is read is refused, and not read."""
+        monkeypatch.setattr(streams, "LONGEST", 399)
+        source = Terminated(CONTENT)
+        environ = {"CONTENT_TYPE": kind, "CONTENT_LENGTH": "400", "wsgi.input": source}
+        headers = {"Idempotency-Key": new_key()}
+        assert Client().generic("POST", url, headers=headers, **environ).status_code == 400
+        assert source.tell() == 0
+        assert effects() == 0
+
+    @pytest.mark.parametrize("url", ["/decorated/by_chunks/", "/drf/by_chunks/"])
+    def test_longest_in_chunks(self, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+        """It is refused where it turns out to be longer, too."""
+        monkeypatch.setattr(streams, "LONGEST", 399)
+        environ: dict[str, Any] = {
+            "CONTENT_TYPE": "application/octet-stream",
+            "HTTP_TRANSFER_ENCODING": "chunked",
+            "wsgi.input": Terminated(CONTENT),
+            "wsgi.input_terminated": True,
+        }
+        headers = {"Idempotency-Key": new_key()}
+        assert Client().generic("POST", url, headers=headers, **environ).status_code == 400
+        assert effects() == 0
+
+    @pytest.mark.parametrize("url", ["/decorated/by_read/", "/drf/by_read/"])
+    def test_length_that_is_no_number(self, url: str) -> None:
+        """Django takes it for 0; so does the fingerprint."""
+        key = new_key()
+        environ: dict[str, Any] = {
+            "CONTENT_TYPE": "application/octet-stream",
+            "CONTENT_LENGTH": "abc",
+        }
+        headers = {"Idempotency-Key": key}
+        first, second = (
+            Client().generic("POST", url, b"", headers=headers, **environ) for _ in "ab"
+        )
+        assert first.json()["size"] == 0
+        assert_replays(first, second)
+
+
+class TestAsync:
+    """Async views, under ASGI."""
+
+    @pytest.mark.parametrize("way", ["by_read", "by_lines"])
+    def test_streamed(self, way: str) -> None:
+        """A view that streams gets all of the body."""
+        kind = "application/octet-stream"
+        bodies = (CONTENT, CONTENT, CONTENT[:-1] + b"x")
+        answers = asend(f"/async/{way}/", bodies, kind)
+        assert answers[0].json() == {"size": 400, "sha256": sha256(CONTENT)}
+        assert_replays(answers[0], answers[1])
+        assert_problem(answers[2], 422, "mismatch")
+        assert effects() == 1
+
+    @pytest.mark.parametrize("way", UPLOADED, ids=lambda way: way.__name__)
+    def test_upload(self, way: Any) -> None:
+        """Files arrive whole."""
+        answers = asend(f"/async/{way.__name__}/", (form(), form()), FORM)
+        assert answers[0].json() == {"size": 400, "sha256": sha256(CONTENT)}
+        assert_replays(answers[0], answers[1])
+        assert effects() == 1
+
+
+class TestRestFramework:
+    """Views of REST framework."""
+
+    @pytest.mark.parametrize("way", [by_body, by_read], ids=lambda way: way.__name__)
+    def test_form_as_bytes(self, client: Client, way: Any, settings: Any) -> None:
+        """A view may take a form's bytes."""
+        settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10_000
+        key, body = new_key(), form()
+        first = send(client, f"/drf/{way.__name__}/", body, FORM, key)
+        assert first.json() == {"size": len(body), "sha256": sha256(body)}
+        assert_replays(first, send(client, f"/drf/{way.__name__}/", body, FORM, key))
+        assert effects() == 1
+
+    @pytest.mark.parametrize("way", [by_files, by_own_handler], ids=lambda way: way.__name__)
+    def test_upload(self, client: Client, way: Any) -> None:
+        """Files arrive whole, by upload handlers of the view's own too."""
+        key, url = new_key(), f"/drf/{way.__name__}/"
+        first = send(client, url, form(), FORM, key)
+        assert first.json() == {"size": 400, "sha256": sha256(CONTENT)}
+        again = send(client, url, form(boundary="c"), FORM[:-1] + "c", key)
+        assert_replays(first, again)
+        assert_problem(send(client, url, form(b"x" * 400), FORM, key), 422, "mismatch")
+        assert effects() == 1
+
+    @pytest.mark.parametrize("way", ["by_files", "by_nothing"])
+    @pytest.mark.parametrize(
+        "refused",
+        [many_files, many_fields, much_text, broken_part, other_charset, nonsense],
+        ids=lambda make: make.__name__,
+    )
+    @pytest.mark.parametrize("how", ["drf", "own-parser"])
+    def test_refused_after_a_file(self, client: Client, how: str, refused: Any, way: str) -> None:
+        """With a key, a form that a parser refuses gets the response it gets without."""
+        assert_answered_alike(client, f"/{how}/{way}/", refused)
+
+    @pytest.mark.parametrize("size", [10, 400])
+    @pytest.mark.parametrize("url", ["/streamed/", "/file/", "/no-parser/"])
+    def test_raw_upload(self, client: Client, url: str, size: int) -> None:
+        """A raw body arrives whole: by its parser, as a stream, or without a parser for it."""
+        key, body = new_key(), CONTENT[:size]
+        named = {"Content-Disposition": "attachment; filename=a.bin"}
+        kind = "application/octet-stream"
+        first = send(client, url, body, kind, key, headers=named)
+        assert first.json() == {"size": size, "sha256": sha256(body)}
+        assert_replays(first, send(client, url, body, kind, key, headers=named))
+        other = body[:-1] + b"x"
+        assert_problem(send(client, url, other, kind, key, headers=named), 422, "mismatch")
+        assert effects() == 1
+
+    @pytest.mark.parametrize("kind", ["application/json", "text/x-upper", FORM])
+    def test_signature_of_the_body(self, client: Client, kind: str, settings: Any) -> None:
+        """A view may verify the raw body's signature before it takes the data."""
+        settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10_000
+        body = form() if kind is FORM else json.dumps({"a": 1}).encode()
+        key = new_key()
+        first = send(client, "/signed/", body, kind, key)
+        assert first.json() == {"size": len(body), "sha256": sha256(body)}
+        assert_replays(first, send(client, "/signed/", body, kind, key))
+        assert effects() == 1
+
+
+def by_chunks(request: Any) -> bytes:
+    return bytes(request.META["wsgi.input"].read())
+
+
+BY_NAME["by_chunks"] = by_chunks
+
+
+class Terminated(BytesIO):
+    """The input of a server that ends it where the last chunk ends; it cannot be read twice."""
+
+    def seekable(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("url", ["/decorated/by_chunks/", "/drf/by_chunks/"])
+@pytest.mark.parametrize("size", [10, 400])
+def test_chunked_body(url: str, size: int) -> None:
+    """A body without a length, which Django ignores under WSGI, counts: a view may read it."""
+    key, body = new_key(), CONTENT[:size]
+
+    def chunked(content: bytes) -> Any:
+        environ: dict[str, Any] = {
+            "CONTENT_TYPE": "application/octet-stream",
+            "HTTP_TRANSFER_ENCODING": "chunked",
+            "wsgi.input": Terminated(content),
+            "wsgi.input_terminated": True,
+        }
+        return Client().generic("POST", url, headers={"Idempotency-Key": key}, **environ)
+
+    first = chunked(body)
+    assert first.json() == {"size": size, "sha256": sha256(body)}
+    assert_replays(first, chunked(body))
+    assert_problem(chunked(b"x" * size), 422, "mismatch")
+    assert effects() == 1
+
+
+class TestTwice:
+    """A body that is looked at again, or after somebody has taken its bytes."""
+
+    @pytest.mark.parametrize("kind", ["application/octet-stream", FORM])
+    @pytest.mark.parametrize("limit", [300, 10_000])
+    def test_same_body(self, settings: Any, *, kind: str, limit: int) -> None:
+        """The second look finds what the first one found, and the view still all of it."""
+        settings.DATA_UPLOAD_MAX_MEMORY_SIZE = limit
+        sent = form()
+        request = RequestFactory().generic("POST", "/", sent, kind)
+        assert body_of(request) == body_of(request)
+        assert request.read() == sent
+
+    def test_form_whose_bytes_were_taken(self, settings: Any) -> None:
+        """A form is known by its fields also where somebody has taken its bytes before."""
+        settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10_000
+        request, untouched = (RequestFactory().generic("POST", "/", form(), FORM) for _ in "ab")
+        assert request.body == form()
+        assert body_of(request) == body_of(untouched)
+
+    def test_chunked_body_that_can_be_read_again(self) -> None:
+        """A server's input that can be read again is used as it is."""
+        request = RequestFactory().generic(
+            "POST",
+            "/",
+            HTTP_TRANSFER_ENCODING="chunked",
+            **{"wsgi.input": BytesIO(CONTENT), "wsgi.input_terminated": True},
+        )
+        assert body_of(request) == Hashed(size=400, sha256=sha256(CONTENT))
+        assert request.META["wsgi.input"].read() == CONTENT
+
+
+@pytest.mark.parametrize("url", ["/decorated/by_read/", "/drf/by_read/"])
+@pytest.mark.parametrize("size", [20, 400])
+@pytest.mark.parametrize("kind", ["application/octet-stream", FORM])
+def test_client_that_breaks_off(url: str, size: int, kind: str) -> None:
+    """Half of a body is not executed: the retry, which sends all of it, is not refused."""
+    key, whole = new_key(), (form(CONTENT * 2) if kind is FORM else CONTENT[:size])
+
+    def upload_of(content: bytes) -> Any:
+        environ: dict[str, Any] = {
+            "CONTENT_TYPE": kind,
+            "CONTENT_LENGTH": str(len(whole)),
+            "wsgi.input": Terminated(content),
+        }
+        return Client().generic("POST", url, headers={"Idempotency-Key": key}, **environ)
+
+    for half in (b"", whole[: len(whole) // 2]):
+        with pytest.raises(UnreadablePostError, match="The client has closed the connection"):
+            upload_of(half)
+        assert effects() == 0
+    assert upload_of(whole).json() == {"size": len(whole), "sha256": sha256(whole)}
+    assert effects() == 1
+
+
+class TestRefused:
+    """What nobody can compare with a retry."""
+
+    @pytest.mark.parametrize("kind", ["application/octet-stream", FORM])
+    def test_stream_that_was_read_before(self, client: Client, kind: str) -> None:
+        """A body that was read before the look-up is an error that says so and what to do."""
+        with pytest.raises(ImproperlyConfigured, match="was read as a stream") as caught:
+            send(client, "/consumed/", form(), kind, new_key())
+        assert "fingerprints.without_body" in str(caught.value)
+        assert effects() == 0
+
+    @pytest.mark.parametrize("method", ["POST", "PUT"])
+    def test_form_that_was_parsed_before(self, method: str) -> None:
+        """A form that other code has parsed for itself is not taken for an empty one."""
+        request = RequestFactory().generic(method, "/", form(), FORM)
+        _, files = request.parse_file_upload(request.META, request)
+        for file in files.values():
+            file.close()
+        with pytest.raises(ImproperlyConfigured, match="was read as a stream"):
+            body_of(request)
+
+    def test_without_the_body(self, client: Client) -> None:
+        """The way out: the body is left alone, and its digest counts where the client sends one."""
+        key, kind = new_key(), "application/octet-stream"
+        answers = [
+            send(
+                client,
+                "/without-body/",
+                body,
+                kind,
+                key,
+                headers={"Content-Digest": f"sha-256=:{digest}:"},
+            )
+            for body, digest in ((CONTENT, "YQ=="), (CONTENT, "YQ=="), (b"x", "Yg=="))
+        ]
+        assert answers[0].json() == {"size": 400, "sha256": sha256(CONTENT)}
+        assert_replays(answers[0], answers[1])
+        assert_problem(answers[2], 422, "mismatch")
+        assert effects() == 1
+
+    @pytest.mark.parametrize("url", ["/unread/", "/named/"])
+    def test_body_is_not_read(self, client: Client, url: str) -> None:
+        """Under such a policy nothing of the body is read before the view, and not for a replay."""
+        key, kind = new_key(), "application/octet-stream"
+        first = send(client, url, CONTENT, kind, key)
+        assert first.json()["size"] == 400
+        second = send(client, url, CONTENT, kind, key)
+        assert_replays(first, second)
+        assert not second.wsgi_request._read_started
+
+    def test_file_that_cannot_be_read_again(self, client: Client, settings: Any) -> None:
+        """An upload handler for all views that keeps no readable file is named in the error."""
+        settings.FILE_UPLOAD_HANDLERS = [f"{__name__}.Gone"]
+        client.cookies["csrftoken"] = token = "a" * 32
+        data = {"csrfmiddlewaretoken": token, "file": upload(CONTENT)}
+        with pytest.raises(ImproperlyConfigured, match="'file' was taken by an upload handler"):
+            client.post("/checked/by_files/", data, headers={"Idempotency-Key": new_key()})
+        assert effects() == 0
+
+
+class Gone(Hashing):
+    """Sends its files elsewhere."""
+
+    def file_complete(self, file_size: int) -> Any:
+        return type(
+            "Elsewhere", (), {"name": "a.bin", "size": file_size, "close": lambda _: None}
+        )()

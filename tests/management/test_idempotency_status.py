@@ -1,0 +1,490 @@
+"""``manage.py idempotency_status``, and the check at deploy: nothing stands still in silence."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from io import StringIO
+from typing import Any, NoReturn
+
+import pytest
+from django.conf import settings
+from django.core.checks import run_checks
+from django.core.management import CommandError, call_command
+from django.db import OperationalError, connection, connections, transaction
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+
+from idempotency_django.contrib.messaging import (
+    Consumer,
+    Event,
+    Relay,
+    dead_letters,
+    process_due,
+    publish,
+)
+from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
+from idempotency_django.errors import DeadLettered
+from idempotency_django.models import DatabaseNow, IdempotencyKey
+from idempotency_django.stores import health
+from tests.contrib.messaging.webhooks import receivers
+from tests.contrib.messaging.webhooks.receivers import Stepping, deliver
+from tests.support.factories import ago, records
+from tests.support.plans import rows_read
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+BACKEND = "idempotency_django.stores.database.DatabaseStore"
+BROKER = "tests.contrib.messaging.outbox.conftest.Broker"
+SIX_HOURS = timedelta(hours=6)
+
+
+@pytest.fixture(params=list(settings.ALIASES.values()), ids=list(settings.ALIASES))
+def using(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The database of keys and messages, with a topic and the receivers of the tests."""
+    configured = {
+        "MESSAGING_DATABASE": request.param,
+        "STORES": {"default": {"BACKEND": BACKEND, "OPTIONS": {"using": request.param}}},
+        "OUTBOX": {"orders": {"BACKEND": BROKER}, "logged": {"RELAY": False}},
+    }
+    with override_settings(
+        IDEMPOTENCY=configured, ROOT_URLCONF="tests.contrib.messaging.webhooks.receivers"
+    ):
+        yield request.param
+
+
+def outbox(using: str, count: int = 1, **values: Any) -> None:
+    """Messages of the outbox; by default they are due, and six hours old."""
+    then = DatabaseNow() - SIX_HOURS
+    given = {"topic": "orders", "type": "t", "payload": "{}", "created_at": then, **values}
+    given = {"process_after": then if given.get("state", "pending") == "pending" else None, **given}
+    first = OutboxMessage.objects.using(using).count()
+    OutboxMessage.objects.using(using).bulk_create(
+        OutboxMessage(message_id=f"m-{first + at}", **given) for at in range(count)
+    )
+
+
+def inbox(using: str, count: int = 1, **values: Any) -> None:
+    """Messages of the inbox; by default they are due, and six hours old."""
+    then = DatabaseNow() - SIX_HOURS
+    given = {"source": "shop", "type": "t", "body": b"{}", "received_at": then, **values}
+    given = {"process_after": then if given.get("state", "pending") == "pending" else None, **given}
+    first = InboxMessage.objects.using(using).count()
+    InboxMessage.objects.using(using).bulk_create(
+        InboxMessage(message_id=f"m-{first + at}", **given) for at in range(count)
+    )
+
+
+def status(*arguments: str) -> tuple[int, dict[tuple[str, str], dict[str, Any]]]:
+    """The exit code, and what is wrong, by what and where."""
+    said, code = StringIO(), 0
+    try:
+        call_command("idempotency_status", "--format", "json", *arguments, stdout=said)
+    except CommandError as error:
+        code = error.returncode
+    document = json.loads(said.getvalue())
+    assert document["ok"] == (code == 0)
+    found = {(each["what"], each["where"]): each for each in document["findings"]}
+    return code, {name: each for name, each in found.items() if each["problem"]}
+
+
+def text(*arguments: str) -> str:
+    """What the command prints for people."""
+    said = StringIO()
+    try:
+        call_command("idempotency_status", *arguments, stdout=said)
+    except CommandError as error:
+        said.write(str(error))
+    return said.getvalue()
+
+
+def test_nothing(using: str) -> None:
+    """Where nothing waits, or nothing for too long, all is well."""
+    assert status() == (0, {})
+    now = DatabaseNow()
+    outbox(using, 3, process_after=now, created_at=now)
+    outbox(using, state="done", purge_at=now)
+    inbox(using, 3, process_after=now, received_at=now)
+    inbox(using, state="done", purge_at=now)
+    records(2, in_progress=True, alias=using)
+    records(2, purgeable=True, alias=using)
+    assert status() == (0, {})
+    assert text("-v", "0") == ""
+    assert re.search(r"^  outbox messages waiting +orders +3 +\d s$", text(), re.MULTILINE)
+
+
+def test_nobody_sends_or_handles(using: str) -> None:
+    """Messages that have been due for six hours are reported: no relay and no processor runs."""
+    outbox(using, 50)
+    inbox(using, 20)
+    code, wrong = status()
+    assert code == 1
+    assert {name: each["count"] for name, each in wrong.items()} == {
+        ("outbox messages waiting", "orders"): 50,
+        ("inbox messages waiting", "shop"): 20,
+    }
+    assert "Run relay_outbox" in wrong["outbox messages waiting", "orders"]["problem"]
+    assert "Run process_inbox" in wrong["inbox messages waiting", "shop"]["problem"]
+    assert all(21_600 <= each["oldest"] < 22_000 for each in wrong.values())
+    assert status("--max-age", "7h") == (0, {})
+
+
+def test_delayed_and_claimed(using: str) -> None:
+    """A message that is to come later, or that a process has claimed, is not late."""
+    outbox(using, process_after=DatabaseNow() + SIX_HOURS)
+    inbox(using, process_after=DatabaseNow() + SIX_HOURS, attempts=1)
+    assert status() == (0, {})
+
+
+def test_failing(using: str) -> None:
+    """A message that fails again and again is reported, though a later attempt is to come."""
+    again = {"process_after": DatabaseNow() + SIX_HOURS, "attempts": 3, "error": "Away"}
+    outbox(using, **again)
+    inbox(using, **again)
+    code, wrong = status()
+    assert code == 1
+    assert [each["problem"] for each in wrong.values()] == [
+        "Failed, to be retried: 1. See their errors for the reason."
+    ] * 2
+    assert status("--max-age", "7h") == (0, {})
+
+
+@pytest.mark.parametrize(
+    ("write", "columns", "what", "action"),
+    [
+        (outbox, {}, "outbox messages dead", "retry or discard them"),
+        (inbox, {}, "inbox messages dead", "retry or discard them"),
+        (inbox, {"is_suspect": True}, "inbox messages to accept", "Accept genuine messages"),
+    ],
+)
+def test_operator(
+    using: str, write: Callable[..., None], columns: dict[str, Any], what: str, action: str
+) -> None:
+    """What waits for an operator is reported at once, however old it is, until it is settled."""
+    write(using, 2, state="dead", **columns)
+    code, wrong = status("--max-age", "7d")
+    assert code == 1
+    [(name, each)] = wrong.items()
+    assert (name[0], each["count"]) == (what, 2)
+    assert action in each["problem"]
+
+
+billing = Consumer("billing", max_attempts=1)
+
+
+@billing.on("order.paid")
+def bill(event: Event) -> NoReturn:
+    """Fail, whatever the event."""
+    raise ValueError(event.id)
+
+
+@pytest.mark.parametrize("on_poison", ["dead_letter", "discard"])
+def test_dead_letter_of_a_local_topic(using: str, on_poison: str) -> None:
+    """A message that a consumer cannot handle is reported once, as one of the outbox.
+
+    The record of its attempts is not, nor after the message was discarded.
+    """
+    local = {"BACKEND": "local", "OPTIONS": {"consumers": [f"{__name__}.billing"]}}
+    local["ON_POISON"] = on_poison
+    settings.IDEMPOTENCY["OUTBOX"] = {"orders": local}
+    with transaction.atomic(using=using):
+        publish("orders", {}, type="order.paid")
+    Relay().drain()
+    assert IdempotencyKey.objects.using(using).held().count() == 1
+    _code, wrong = status()
+    discarded = on_poison == "discard"
+    assert [*wrong] == ([] if discarded else [("outbox messages dead", "orders")])
+    records(2, held=True, alias=using)
+    _code, wrong = status()
+    assert wrong["keys held", using]["count"] == 2
+    for elsewhere in ({"orders": BROKER}, {}):  # a broker may have delivered the message
+        with override_settings(IDEMPOTENCY={**settings.IDEMPOTENCY, "OUTBOX": elsewhere}):
+            _code, wrong = status()
+        assert wrong["keys held", using]["count"] == 3
+
+
+def test_dead_letters_of_the_inbox(using: str) -> None:
+    """What a consumer or a receiver cannot handle is reported once, as a message of the inbox."""
+    event = Event(id="e-1", source="/shop", type="order.paid", data={})
+    with pytest.raises(DeadLettered) as dead:
+        billing.handle(event)
+    _code, wrong = status()
+    assert [*wrong] == [("keys held", using)]  # its broker keeps the message
+    dead_letters.keep(billing, event, dead.value)
+    deliver(Stepping, "e-1")
+    receivers.behaviour[Stepping.source] = bill
+    for _ in range(Stepping.max_attempts or 0):
+        InboxMessage.objects.using(using).filter(state="pending").update(process_after=ago())
+        process_due()
+    receivers.behaviour.clear()
+    assert IdempotencyKey.objects.using(using).held().count() == 2
+    _code, wrong = status()
+    assert {*wrong} == {
+        ("inbox messages dead", "consumer:billing"),
+        ("inbox messages dead", Stepping.source),
+    }
+
+
+def test_nobody_there(using: str) -> None:
+    """Messages of a topic or a source that is gone are reported at once, with the name."""
+    now = DatabaseNow()
+    outbox(using, 2, topic="renamed", process_after=now, created_at=now)
+    outbox(using, 1, topic="logged", process_after=now, created_at=now)
+    inbox(using, 3, source="gone", process_after=now, received_at=now)
+    inbox(using, 4, source="consumer:gone", process_after=now, received_at=now)
+    code, wrong = status()
+    assert code == 1
+    assert {
+        name[1]: (each["count"], each["problem"].split(",")[0]) for name, each in wrong.items()
+    } == {
+        "renamed": (2, "The topic is not in IDEMPOTENCY['OUTBOX']"),
+        "logged": (1, "The topic has RELAY=False now"),
+        "gone": (
+            3,
+            "No WebhookReceiver in the URLconf has this source. If it was renamed",
+        ),
+        "consumer:gone": (
+            4,
+            "No consumer in IDEMPOTENCY['CONSUMERS'] has this name. Restore it.",
+        ),
+    }
+
+
+def test_keys(using: str) -> None:
+    """Held keys are reported at once, interrupted ones when no retry has come for long."""
+    records(2, held=True, alias=using)
+    records(3, interrupted=True, alias=using)
+    code, wrong = status("--max-age", "1h")
+    assert code == 1
+    assert {name: each["count"] for name, each in wrong.items()} == {("keys held", using): 2}
+    code, wrong = status("--max-age", "1m")
+    assert {name: each["count"] for name, each in wrong.items()} == {
+        ("keys held", using): 2,
+        ("keys interrupted", using): 3,
+    }
+
+
+def test_no_purge(using: str) -> None:
+    """Rows that were to be purged long ago are reported: no purge runs."""
+    old = ago(days=5)
+    records(2, purge_at=old, alias=using)
+    outbox(using, 3, state="done", purge_at=old)
+    inbox(using, 4, state="done", purge_at=old)
+    code, wrong = status()
+    assert code == 1
+    assert {name: each["count"] for name, each in wrong.items()} == {
+        ("keys to purge", using): 2,
+        ("outbox messages to purge", using): 3,
+        ("inbox messages to purge", using): 4,
+    }
+    assert status("--purge-age", "6d") == (0, {})
+
+
+def test_table(using: str) -> None:
+    """For people it prints a line for each, a mark at what is wrong, and what to do about it."""
+    outbox(using, 50)
+    said = text()
+    assert "! outbox messages waiting   orders" in said
+    assert "50     6 h" in said
+    assert "    Overdue: 50. Run relay_outbox" in said
+    assert said.endswith("1 of 6 lines need attention.")
+    only = text("-v", "0")
+    assert "keys held" not in only
+    assert "! outbox messages waiting" in only
+
+
+def test_bounded(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More messages than anybody wants to count are not counted."""
+    monkeypatch.setattr("idempotency_django.contrib.messaging.health.MAX_COUNTED", 10)
+    monkeypatch.setattr(health, "MAX_COUNTED", 10)
+    monkeypatch.setattr("idempotency_django.management.commands.idempotency_status.MAX_COUNTED", 10)
+    outbox(using, 25)
+    records(25, held=True, alias=using)
+    _code, wrong = status()
+    assert {each["count"] for each in wrong.values()} == {10}
+    assert all(each["at_least"] for each in wrong.values())
+    assert "10+" in text()
+
+
+@pytest.mark.parametrize("wrong", ["5", "1 d", "-5m", ""])
+def test_wrong_age(wrong: str) -> None:
+    """An age that is none is refused in words."""
+    with pytest.raises(CommandError, match="is not a duration"):
+        call_command("idempotency_status", f"--max-age={wrong}")
+
+
+def alone(*lines: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a project that has nothing but the core."""
+    begin = (
+        "import django, sys",
+        "from django.conf import settings",
+        "sqlite = {'ENGINE': 'django.db.backends.sqlite3', 'NAME': ':memory:'}",
+        "settings.configure(INSTALLED_APPS=['idempotency_django'], DATABASES={'default': sqlite})",
+        "django.setup()",
+        "from django.core.management import call_command, execute_from_command_line",
+    )
+    command = [sys.executable, "-c", "\n".join((*begin, *lines))]
+    return subprocess.run(command, capture_output=True, encoding="utf-8", check=False, timeout=60)
+
+
+def test_without_messaging() -> None:
+    """A project without the messaging app has a report of its keys."""
+    run = alone(
+        "call_command('migrate', verbosity=0)",
+        "call_command('idempotency_status')",
+        "assert not [name for name in sys.modules if name.startswith('idempotency_django.messag')]",
+    )
+    assert run.returncode == 0, run.stderr
+    assert [line.split()[:2] for line in run.stdout.splitlines()] == [
+        ["What", "Where"],
+        ["keys", "held"],
+        ["keys", "interrupted"],
+        ["keys", "to"],
+    ]
+
+
+def test_cannot_tell() -> None:
+    """Where a table cannot be asked, the command says so and ends with 2."""
+    run = alone("execute_from_command_line(['manage.py', 'idempotency_status'])")
+    assert run.returncode == 2
+    assert "The query failed: no such table" in run.stderr
+    assert run.stdout == ""
+
+
+def broken(*_: object) -> NoReturn:
+    """Stands for each statement that a server does not reply to."""
+    raise OperationalError("no such table")
+
+
+@pytest.mark.parametrize(
+    ("configured", "error"),
+    [
+        ({}, "The query failed: no such table. Check that the database is running and migrated."),
+        ({"STORES": {"default": {"BACKEND": "nowhere.Store"}}}, "nowhere"),
+    ],
+    ids=["unreachable", "wrong settings"],
+)
+def test_programs_are_told_why_nothing_is_known(
+    configured: dict[str, Any], error: str, settings: Any
+) -> None:
+    """The JSON says what is wrong, of the database or the settings; the command ends with 2."""
+    settings.IDEMPOTENCY, said = configured, StringIO()
+    with (
+        connection.execute_wrapper(broken),
+        pytest.raises(CommandError) as ended,
+    ):
+        call_command("idempotency_status", format="json", stdout=said)
+    document = json.loads(said.getvalue())
+    assert (document["ok"], ended.value.returncode) == (False, 2)
+    assert error in document["error"]
+    assert document["error"] == str(ended.value)
+
+
+def filled(alias: str) -> dict[str, Any]:
+    """Have many rows that are done, and a few that wait; the settings to look at them."""
+    later = ago(days=-1)
+    outbox(alias, 3000, state="done", purge_at=later)
+    inbox(alias, 3000, state="done", purge_at=later)
+    IdempotencyKey.objects.using(alias).bulk_create(
+        IdempotencyKey(key=str(at), status="completed", created_at=ago(), purge_at=later)
+        for at in range(3000)
+    )
+    for state in ("pending", "dead"):
+        outbox(alias, 5, state=state)
+    for state in ("pending", "dead"):
+        inbox(alias, 5, state=state)
+    records(5, held=True, alias=alias)
+    return {
+        "MESSAGING_DATABASE": alias,
+        "STORES": {"default": {"BACKEND": BACKEND, "OPTIONS": {"using": alias}}},
+        "OUTBOX": {"orders": BROKER},
+    }
+
+
+def asked(alias: str) -> list[str]:
+    """The statements of a report."""
+    with CaptureQueriesContext(connections[alias]) as queries:
+        list(health.findings(health.Limits(timedelta(minutes=15), timedelta(days=3))))
+    assert len(queries) == 10
+    return [query["sql"] for query in queries]
+
+
+@pytest.mark.skipif("postgres" not in settings.ALIASES, reason="the plans are PostgreSQL's")
+def test_plans(settings: Any) -> None:
+    """Among many rows that are done, it reads those only that wait."""
+    alias = settings.ALIASES["postgres"]
+    settings.IDEMPOTENCY = filled(alias)
+    settings.ROOT_URLCONF = "tests.contrib.messaging.webhooks.receivers"
+    with connections[alias].cursor() as cursor:
+        for model in (IdempotencyKey, InboxMessage, OutboxMessage):
+            cursor.execute(f"ANALYZE {model._meta.db_table}")
+    for statement in asked(alias):
+        assert rows_read(alias, statement) <= 20, statement
+
+
+@pytest.mark.skipif("mariadb" not in settings.ALIASES, reason="the plans are MariaDB's")
+def test_plans_of_mariadb(settings: Any) -> None:
+    """MariaDB finds messages by indexes, too; it has none for keys that are in progress."""
+    alias = settings.ALIASES["mariadb"]
+    settings.IDEMPOTENCY = filled(alias)
+    settings.ROOT_URLCONF = "tests.contrib.messaging.webhooks.receivers"
+    with connections[alias].cursor() as cursor:
+        for statement in asked(alias):
+            cursor.execute(f"EXPLAIN {statement}")
+            row = dict(
+                zip([column[0] for column in cursor.description], cursor.fetchone(), strict=True)
+            )
+            if "status" not in statement or "messaging" in statement:
+                assert row["type"] != "ALL", statement
+                assert int(str(row["rows"]).split()[0]) <= 20, statement
+
+
+@pytest.mark.skipif("sqlite" not in settings.ALIASES, reason="of SQLite")
+def test_plans_of_sqlite(settings: Any) -> None:
+    """SQLite finds what waits by an index, too."""
+    alias = settings.ALIASES["sqlite"]
+    settings.IDEMPOTENCY = filled(alias)
+    settings.ROOT_URLCONF = "tests.contrib.messaging.webhooks.receivers"
+    with connections[alias].cursor() as cursor:
+        for statement in asked(alias):
+            cursor.execute(f"EXPLAIN QUERY PLAN {statement}")
+            plan = " ".join(row[-1] for row in cursor.fetchall())
+            assert plan.startswith("SEARCH"), (plan, statement)
+
+
+def found_at_deploy(*databases: str, deploy: bool = True) -> list[str]:
+    """What the check says."""
+    messages = run_checks(databases=databases, include_deployment_checks=deploy)
+    return [each.msg for each in messages if each.id == "idempotency_django.W055"]
+
+
+def test_check(using: str) -> None:
+    """At deploy, messages that no process sends are a warning, if their database is named."""
+    outbox(using, 50)
+    [said] = found_at_deploy(using)
+    assert said.startswith("Outbox messages waiting for too long: 'orders'. Overdue: 50.")
+    others = {*settings.ALIASES.values()} - {using}
+    assert found_at_deploy(*others) == found_at_deploy() == []
+    assert found_at_deploy(using, deploy=False) == []  # as migrate checks
+
+
+def test_check_is_no_false_alarm(using: str) -> None:
+    """What waits for an operator, or for as long as a deployment takes, is not its business."""
+    outbox(using, state="dead")
+    inbox(using, state="dead")
+    records(1, held=True, alias=using)
+    half = DatabaseNow() - timedelta(minutes=30)
+    outbox(using, process_after=half, created_at=half)
+    assert found_at_deploy(using) == []
+
+
+def test_published(using: str) -> None:
+    """What publish() has written is reported by its topic."""
+    with transaction.atomic(using=using):
+        publish("orders", {}, type="order.paid")
+    _code, wrong = status("--max-age", "0s")
+    assert ("outbox messages waiting", "orders") in wrong

@@ -1,0 +1,206 @@
+"""``manage.py idempotency_report``: what is protected, for people and for CI."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.core.management.base import SystemCheckError
+from django.http import HttpRequest, HttpResponse
+from django.urls import include, path
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from idempotency_django.decorators import idempotency_exempt, idempotent
+from idempotency_django.policy import keys
+from tests.checks.test_inventory import router
+
+
+def plain(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(request.path)
+
+
+@idempotency_exempt
+def exempt(request: HttpRequest) -> HttpResponse:
+    return plain(request)
+
+
+@require_http_methods(["GET", "POST"])
+@idempotent(key=keys.instead_of_header(keys.natural("reference")))
+def derived(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(request.path)
+
+
+def broken(request: HttpRequest) -> HttpResponse:
+    return plain(request)
+
+
+broken.idempotency_policy = "strict"  # type: ignore[attr-defined]
+
+urlpatterns = [
+    path("api/", include(router.urls)),
+    path("plain/", plain),
+    path("safe/", require_safe(plain)),
+    path("plain/again/", require_POST(plain)),
+    path("exempt/", exempt),
+    path("derived/", derived),
+    path("optional/", require_http_methods(["PUT"])(idempotent(plain))),
+    path("broken/", broken),
+]
+pytestmark = pytest.mark.urls(__name__)
+
+FOUND = {
+    "POST /api/charges/": "required",
+    "POST /api/charges/preview/": "exempt",
+    "DELETE /api/charges/{pk}/": "optional",
+    "POST /api/charges/{pk}/pay/": "required",
+    "* /plain/": "unprotected",
+    "POST /plain/again/": "unprotected",
+    "* /exempt/": "exempt",
+    "POST /derived/": "derived",
+    "PUT /optional/": "optional",
+    "* /broken/": "broken",
+}
+
+
+def report(*arguments: str, stdout: StringIO | None = None, **options: Any) -> str:
+    written = stdout or StringIO()
+    call_command("idempotency_report", *arguments, stdout=written, **options)
+    return written.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def _middleware(settings: Any) -> None:
+    settings.MIDDLEWARE = ["idempotency_django.middleware.IdempotencyMiddleware"]
+    settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": "with-policy"}
+
+
+def test_statuses() -> None:
+    """Each unsafe method of each route has one status; a view that only reads is left out."""
+    document = json.loads(report("--format=json"))
+    listed = {f"{each['method']} {each['route']}": each for each in document["endpoints"]}
+    assert {name: each["status"] for name, each in listed.items()} == FOUND
+    charge = listed["POST /api/charges/"]
+    assert (charge["how"], charge["view"]) == ("mixin", "tests.checks.test_inventory.Charges")
+    assert charge["lifetime"] == 30 * 24 * 3600
+    assert "must be a Policy" in listed["* /broken/"]["problem"]
+    assert document["header"] == "Idempotency-Key"
+
+
+def test_table() -> None:
+    """The table has a line for each endpoint, the problem of a broken one, and a sum."""
+    lines = report().splitlines()
+    assert [line.split()[:3] for line in lines[1:3]] == [
+        ["POST", "/api/charges/", "required"],
+        ["POST", "/api/charges/preview/", "exempt"],
+    ]
+    assert any("must be a Policy" in line for line in lines)
+    assert lines[-1].startswith("10 endpoints: ")
+    assert "2 unprotected" in lines[-1]
+
+
+@pytest.mark.parametrize("chosen", [(), ("--all",)], ids=["own", "all"])
+def test_formats_agree(chosen: tuple[str, ...], settings: Any) -> None:
+    """Each format has the same endpoints, with the same status, and the same number of them."""
+    settings.ROOT_URLCONF = "tests.urls" if chosen else __name__
+    document = json.loads(report("--format=json", *chosen))
+    listed = [(each["method"], each["route"], each["status"]) for each in document["endpoints"]]
+    lines = report(*chosen).splitlines()
+    rows = [tuple(line.split()[:3]) for line in lines[1:-1] if line and not line.startswith(" ")]
+    assert rows == listed
+    assert lines[-1].startswith(f"{len(listed)} endpoints: ")
+
+
+def test_views_of_others(settings: Any) -> None:
+    """The views of Django and of this package are counted, and listed with --all."""
+    settings.ROOT_URLCONF = "tests.urls"
+    few, everything = report(), report("--all")
+    assert "of Django and this package are left out" in few
+    assert "django.contrib.admin" not in few
+    assert "/admin/" in everything
+
+
+def test_fail_on() -> None:
+    """The command fails for the statuses that are asked for, and names the endpoints."""
+    with pytest.raises(CommandError, match=r"2 of 10 .* POST /plain/again/ \(unprotected\)"):
+        report("--fail-on=unprotected")
+    with pytest.raises(CommandError, match="5 of 10"):
+        report("--fail-on=unprotected,optional,broken")
+    with pytest.raises(CommandError, match=r"^1 of 10 endpoints needs attention: \* /broken/ "):
+        report("--fail-on=broken")
+    with pytest.raises(CommandError, match="not one of broken, unprotected, optional"):
+        report("--fail-on=required")
+    for nothing in ("", " , "):
+        with pytest.raises(CommandError, match="needs at least one of broken, unprotected"):
+            report(f"--fail-on={nothing}")
+
+
+class Urls:
+    """A URLconf."""
+
+    def __init__(self, *urlpatterns: Any) -> None:
+        self.urlpatterns = [*urlpatterns]
+
+
+def test_nothing_to_check(settings: Any) -> None:
+    """A gate that checks nothing fails, after the report; without a gate, it is no error."""
+    settings.ROOT_URLCONF = Urls(path("safe/", require_safe(plain)))
+    assert report().endswith("\n0 endpoints: none.\n")
+    written = StringIO()
+    with pytest.raises(CommandError, match="no endpoint that can change something, so --fail-on"):
+        report("--fail-on=broken", stdout=written)
+    assert "0 endpoints: none." in written.getvalue()
+
+
+class TestURLconfs:
+    """``--urlconf``: for projects that choose a URLconf for each host or request."""
+
+    def test_others(self, settings: Any) -> None:
+        """The report is that of the URLconf, whatever ROOT_URLCONF is."""
+        usual = json.loads(report("--format=json"))["endpoints"]
+        settings.ROOT_URLCONF = Urls()
+        found = json.loads(report("--format=json", f"--urlconf={__name__}"))["endpoints"]
+        assert {each.pop("urlconf") for each in usual} == {""}
+        assert {each.pop("urlconf") for each in found} == {__name__}
+        assert found == usual
+
+    def test_several(self) -> None:
+        """The endpoints of several have one report, which says where each is."""
+        named = [
+            f"--urlconf={__name__}",
+            "--urlconf=tests.policy.test_hosts",
+            f"--urlconf={__name__}",
+        ]
+        document = json.loads(report("--format=json", *named))
+        counts = Counter(each["urlconf"] for each in document["endpoints"])
+        assert counts[__name__] == len(FOUND)
+        assert counts["tests.policy.test_hosts"] == 2
+        rows = [line.split() for line in report(*named).splitlines()]
+        assert rows[0][-1] == "URLconf"
+        assert Counter(row[-1] for row in rows if row) >= counts
+
+    def test_fail_on(self) -> None:
+        """The error names the URLconf of an endpoint."""
+        with pytest.raises(CommandError) as failed:
+            report("--fail-on=broken", f"--urlconf={__name__}")
+        assert f"needs attention: * /broken/ in {__name__} (broken)." in str(failed.value)
+
+    @pytest.mark.parametrize(
+        "name", ["", "nowhere", ".urls", "tests.nowhere", "json", "a b", "tests/urls.py"]
+    )
+    def test_bad_name(self, name: str) -> None:
+        """A URLconf that cannot be loaded is one clear error."""
+        with pytest.raises(CommandError, match=rf"The URLconf '{name}' cannot be loaded: \S"):
+            report(f"--urlconf={name}")
+
+
+def test_refused_by_a_check(settings: Any) -> None:
+    """A view that a system check refuses is in the report, which runs without the checks."""
+    settings.IDEMPOTENCY = {}
+    with pytest.raises(SystemCheckError):
+        call_command("check")
+    statuses = [each["status"] for each in json.loads(report("--format=json"))["endpoints"]]
+    assert "broken" in statuses

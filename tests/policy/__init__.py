@@ -1,0 +1,1 @@
+"""Policies, keys, scopes and fingerprints."""

@@ -1,0 +1,157 @@
+"""SQLite, whose one write lock somebody else holds: who is told what."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import pytest
+from django.db import connection, connections
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+from rest_framework.request import Request
+from rest_framework.views import APIView
+
+from idempotency_django.decorators import idempotent
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.engine.functions import idempotent_call
+from idempotency_django.errors import StoreUnavailable
+from idempotency_django.testing import in_threads
+from tests.models import Effect
+from tests.support.shared import assert_problem, assert_replays, effects, new_key, post
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.urls(__name__),
+    pytest.mark.skipif(connection.vendor != "sqlite", reason="the lock is SQLite's"),
+]
+
+
+def create(request: HttpRequest) -> HttpResponse:
+    """Has an effect, and may be sent a second time meanwhile, while others wait for the lock."""
+    Effect.objects.create(reference="a")
+    if "X-Fail" in request.headers:
+        raise LookupError
+    if "X-Again" in request.headers:
+        key = request.headers["Idempotency-Key"].strip('"')
+
+        def again() -> list[Any]:
+            with locked() if "X-Lock" in request.headers else nothing():
+                return [post(Client(), request.path, each) for each in (key, new_key())]
+
+        [(same, other)] = in_threads([again])
+        assert_problem(same, 409, "in-progress")
+        assert same["Retry-After"]
+        assert_busy(other)
+    return HttpResponse(status=201)
+
+
+class DRF(IdempotentViewMixin, APIView):
+    """The same, of REST framework."""
+
+    authentication_classes: ClassVar[list[Any]] = []
+
+    def post(self, request: Request) -> HttpResponse:
+        return create(request._request)
+
+
+urlpatterns = [
+    path("view/", idempotent(create)),
+    path("drf/", DRF.as_view()),
+    path("leased/", idempotent(mode="leased")(create)),
+    path("accepted/", idempotent(mode="leased", on_conflict="accepted")(create)),
+]
+
+
+@contextmanager
+def nothing() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """Somebody else writes, for the length of the block."""
+    holder = sqlite3.connect(str(connection.settings_dict["NAME"]), isolation_level=None, uri=True)
+    holder.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        holder.close()
+
+
+@pytest.fixture(autouse=True)
+def options(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """The options of new connections, which do not wait for the lock."""
+    given: dict[str, Any] = {**connection.settings_dict["OPTIONS"], "timeout": 0.01}
+    monkeypatch.setitem(connections.settings["default"], "OPTIONS", given)
+    connection.close()
+    yield given
+    connection.close()
+
+
+def assert_busy(response: Any) -> None:
+    """The database is to blame, and not the key."""
+    problem = assert_problem(response, 503, "store-unavailable")
+    assert problem["detail"].startswith("Another transaction has locked the database")
+    assert int(response["Retry-After"]) > 0
+
+
+@pytest.mark.parametrize("url", ["/view/", "/drf/", "/leased/", "/accepted/"])
+def test_new_key(client: Client, url: str) -> None:
+    """A request with a new key is told that the database is busy, and runs at the next try."""
+    key = new_key()
+    with locked():
+        for _ in "ab":
+            assert_busy(post(client, url, key))
+    assert effects() == 0
+    first = post(client, url, key)
+    assert first.status_code == 201
+    assert_replays(first, post(client, url, key))
+
+
+def test_new_key_under_atomic_requests(
+    client: Client, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """So it is told where the request's transaction has begun and meets the lock at the claim."""
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+    options["transaction_mode"] = None
+    with locked():
+        assert_busy(post(client, "/view/", new_key()))
+    assert effects() == 0
+
+
+@pytest.mark.parametrize("url", ["/view/", "/drf/"])
+def test_duplicate(client: Client, url: str) -> None:
+    """A duplicate is told that it is one, whose first request holds the lock; others are not."""
+    key = new_key()
+    for _ in "ab":
+        assert post(client, url, key, headers={"X-Again": "1"}).status_code == 201
+    assert effects() == 1
+
+
+def test_duplicate_of_a_leased_one(client: Client) -> None:
+    """So is the duplicate of what is in progress under a lease, whoever holds the lock."""
+    headers = {"X-Again": "1", "X-Lock": "1"}
+    assert post(client, "/leased/", new_key(), headers=headers).status_code == 201
+    assert effects() == 1
+
+
+def test_after_a_failure(client: Client) -> None:
+    """An operation that has ended is not in progress, however it ended."""
+    key = new_key()
+    with pytest.raises(LookupError):
+        post(client, "/view/", key, headers={"X-Fail": "1"})
+    with locked():
+        assert_busy(post(client, "/view/", key))
+
+
+def test_call(client: Client) -> None:
+    """A call of plain Python raises the same."""
+    with (
+        locked(),
+        pytest.raises(StoreUnavailable, match="Another transaction has locked the database"),
+    ):
+        idempotent_call(lambda _: None, key="k", scope="busy")

@@ -1,0 +1,678 @@
+"""What only the database store can show: budgets, the lock, faults, replicas."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
+from django.db import DatabaseError, OperationalError, connection, connections, transaction
+from django.db.utils import ConnectionHandler
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import path
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.engine import InProgress, Result, decide, run
+from idempotency_django.errors import OperationInProgress, StoreUnavailable
+from idempotency_django.models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet
+from idempotency_django.policy import Policy, SlidingTTL
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.database import store as database
+from idempotency_django.stores.database.dialects import DIALECTS
+from idempotency_django.stores.database.dialects.postgresql import lock_number
+from idempotency_django.stores.records import Claim, Record, Status, Step
+from idempotency_django.testing import RESPONSE, an_operation, in_threads
+from tests.models import Effect
+from tests.settings import ALIASES
+from tests.support.shared import assert_problem, assert_replays, effects, new_key, post, record
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.urls(__name__),
+    pytest.mark.driver,
+]
+
+postgres_only = pytest.mark.skipif(
+    connection.vendor != "postgresql", reason="the budgets are PostgreSQL's"
+)
+
+
+class Bare(APIView):
+    authentication_classes: ClassVar[list[Any]] = []
+
+    def post(self, request: Request) -> Response:
+        Effect.objects.create(reference=request.data["reference"])
+        return Response({"reference": request.data["reference"]}, status=201)
+
+
+class Protected(IdempotentViewMixin, Bare):
+    pass
+
+
+class Extended(IdempotentViewMixin, Bare):
+    idempotency_policy = Policy(ttl=SlidingTTL(hours=24))
+
+
+urlpatterns = [
+    path("bare/", Bare.as_view()),
+    path("protected/", Protected.as_view()),
+    path("extended/", Extended.as_view()),
+]
+
+
+@contextmanager
+def counted() -> Any:
+    """The statements and commits within the block, by kind."""
+    with CaptureQueriesContext(connection) as queries:
+        count: dict[str, int] = {}
+        yield count
+    for query in queries.captured_queries:
+        word = query["sql"].split()[0].upper()
+        own = ("BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT", "RELEASE")
+        kind = word if word in own else "statements"
+        count[kind] = count.get(kind, 0) + 1
+
+
+class TestBudget:
+    """The statements that protection costs; on PostgreSQL."""
+
+    pytestmark: ClassVar[Any] = postgres_only
+
+    def test_first_request(self, client: Client, atomic: bool) -> None:
+        """2 statements more than the bare view, and not one commit more. Within a transaction
+        of the request's, it is a savepoint.
+        """
+        with counted() as bare:
+            post(client, "/bare/")
+        with counted() as protected:
+            post(client, "/protected/", new_key())
+        assert protected["statements"] == bare["statements"] + 2
+        assert protected["COMMIT"] == 1  # the bare view's INSERT commits by itself, or its request
+        assert protected.get("SAVEPOINT", 0) == protected.get("RELEASE", 0) == atomic
+
+    def test_replay(self, client: Client, atomic: bool, settings: Any) -> None:
+        """2 statements, with the audit record and without."""
+        for record_replays in (True, False):
+            settings.IDEMPOTENCY = {"RECORD_REPLAYS": record_replays}
+            key = new_key()
+            post(client, "/protected/", key)
+            with counted() as replay:
+                post(client, "/protected/", key)
+            assert replay["statements"] == 2
+            assert replay.get("SAVEPOINT", 0) == replay.get("RELEASE", 0) == atomic
+
+    def test_mismatch(self, client: Client, settings: Any) -> None:
+        """2 statements, and 3 where replays are counted."""
+        for record_replays, budget in [(True, 3), (False, 2)]:
+            settings.IDEMPOTENCY = {"RECORD_REPLAYS": record_replays}
+            key = new_key()
+            post(client, "/protected/", key)
+            with counted() as mismatch:
+                post(client, "/protected/", key, "b")
+            assert mismatch["statements"] == budget
+
+    def test_refused_key(self, client: Client, django_assert_num_queries: Any) -> None:
+        """Refused for its format: none."""
+        with django_assert_num_queries(0):
+            post(client, "/protected/", headers={"Idempotency-Key": "a,b"})
+
+    def test_without_a_key(self, client: Client) -> None:
+        """A request that takes no part costs nothing."""
+        with counted() as bare:
+            post(client, "/bare/")
+        with counted() as protected:
+            post(client, "/protected/")
+        assert protected == bare
+
+    def test_completion_is_in_place(self) -> None:
+        """Completing a row touches no indexed column: PostgreSQL updates it in place (HOT)."""
+        store, operation = DatabaseStore("default"), an_operation()
+        indexed = {
+            name
+            for constraint in connection.introspection.get_constraints(
+                connection.cursor(), IdempotencyKey._meta.db_table
+            ).values()
+            if constraint["index"] or constraint["unique"]
+            for name in constraint["columns"]
+        }
+        with transaction.atomic():
+            claim = store.acquire(operation)
+            assert isinstance(claim, Claim)
+            before = IdempotencyKey.objects.values(*indexed).get()
+            store.complete(claim, RESPONSE)
+            after = IdempotencyKey.objects.values(*indexed).get()
+        assert before == after
+
+
+class TestReplayAudit:
+    """The count of replays never spoils a response."""
+
+    def test_not_counted(self, client: Client, settings: Any) -> None:
+        """It can be switched off."""
+        settings.IDEMPOTENCY = {"RECORD_REPLAYS": False}
+        key = new_key()
+        first = post(client, "/protected/", key)
+        assert_replays(first, post(client, "/protected/", key))
+        assert record(key).replay_count == 0
+
+    def test_counted(self, client: Client) -> None:
+        """Replays one after another are counted exactly, and dated."""
+        key = new_key()
+        post(client, "/protected/", key)
+        for _ in range(3):
+            post(client, "/protected/", key)
+        row = record(key)
+        assert row.replay_count == 3
+        assert row.completed_at is not None
+        assert row.last_replayed_at is not None
+        assert row.created_at <= row.completed_at <= row.last_replayed_at
+
+    def test_locked_row_is_skipped(self, client: Client) -> None:
+        """A replay does not wait for whoever holds the row; it goes uncounted."""
+        if connection.vendor == "sqlite":
+            pytest.skip("SQLite has no row locks")
+        key = new_key()
+        first = post(client, "/protected/", key)
+        with transaction.atomic():
+            IdempotencyKey.objects.select_for_update().get(key=key)
+            [again] = in_threads([lambda: post(Client(), "/protected/", key)])
+        assert_replays(first, again)
+        assert record(key).replay_count == 0
+
+    def test_error_is_logged(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """When counting fails, the client gets its response and the log says so."""
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise DatabaseError("disk full")
+
+        monkeypatch.setattr(IdempotencyKeyQuerySet, "select_for_update", fail)
+        key = new_key()
+        first = post(client, "/extended/", key)
+        assert_replays(first, post(client, "/extended/", key))
+        assert "was not counted" in caplog.text
+
+    def test_last_use_counts(self, client: Client) -> None:
+        """A replay that starts a new lifetime is counted as well."""
+        key = new_key()
+        first = post(client, "/extended/", key)
+        before = record(key).expires_at
+        assert_replays(first, post(client, "/extended/", key))
+        row = record(key)
+        assert row.replay_count == 1
+        assert row.expires_at is not None
+        assert before is not None
+        assert row.expires_at > before
+
+    @postgres_only
+    def test_durability_is_the_callers(self, client: Client) -> None:
+        """Inside somebody's transaction a counted replay leaves its commit as durable as it was."""
+        key = new_key()
+        post(client, "/protected/", key)
+
+        def durability() -> Any:
+            with connection.cursor() as cursor:
+                cursor.execute("SHOW synchronous_commit")
+                return cursor.fetchone()
+
+        before = durability()
+        with transaction.atomic():
+            post(client, "/protected/", key)
+            assert durability() == before
+        assert record(key).replay_count == 1
+        transaction.set_autocommit(False)
+        try:
+            post(client, "/protected/", key)
+            assert durability() == before
+            transaction.commit()
+        finally:
+            transaction.set_autocommit(True)
+        post(client, "/protected/", key)
+        assert (record(key).replay_count, durability()) == (3, before)
+
+
+class TestFaults:
+    """A store that cannot be reached, or is too busy."""
+
+    @pytest.fixture
+    def unreachable(self, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The store's own database, ``gone``, accepts no connection."""
+        handler = ConnectionHandler(
+            {
+                "default": {},
+                "gone": {
+                    "ENGINE": "django.db.backends.postgresql",
+                    "NAME": "none",
+                    "HOST": "127.0.0.1",
+                    "PORT": "1",
+                    "TEST": {},
+                },
+            }
+        )
+        real = connections.__class__.__getitem__
+        monkeypatch.setattr(
+            connections.__class__,
+            "__getitem__",
+            lambda self, alias: real(handler if alias == "gone" else self, alias),
+        )
+        settings.IDEMPOTENCY = {
+            "STORES": {
+                "default": {
+                    "BACKEND": "idempotency_django.stores.database.DatabaseStore",
+                    "OPTIONS": {"using": "gone"},
+                }
+            }
+        }
+
+    def test_unreachable(self, client: Client, unreachable: None) -> None:
+        """503 with ``Retry-After``, and nothing is executed."""
+        response = post(client, "/protected/", new_key())
+        assert_problem(response, 503, "store-unavailable")
+        assert response["Retry-After"] == "1"
+        assert effects() == 0
+
+    def test_no_key_needs_no_store(self, client: Client, unreachable: None) -> None:
+        """Without a key the store is not asked."""
+        assert post(client, "/protected/").status_code == 201
+
+    @pytest.mark.parametrize("method", ["acquire", "complete", "fail"])
+    def test_operational_error(self, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each step translates the loss of its connection."""
+        store, operation = DatabaseStore("default"), an_operation()
+
+        def lost(*_: Any, **__: Any) -> None:
+            raise OperationalError("server closed the connection unexpectedly")
+
+        with transaction.atomic():
+            claim = store.acquire(operation)
+            assert isinstance(claim, Claim)
+            monkeypatch.setattr(type(store._dialect), "claim", lost)
+            monkeypatch.setattr(type(store._dialect), "complete", lost)
+            monkeypatch.setattr(DatabaseStore, "_rows", property(lost))
+            steps = {
+                "acquire": lambda: store.acquire(operation),
+                "complete": lambda: store.complete(claim, RESPONSE),
+                "fail": lambda: store.fail(claim, "no"),
+            }
+            with pytest.raises(StoreUnavailable):
+                steps[method]()
+
+    def test_deadlock_is_busy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What a database says of contention is "in progress", not a fault."""
+        store = DatabaseStore("default")
+        codes = {"postgresql": ("sqlstate", "40P01"), "sqlite": ("sqlite_errorname", "SQLITE_BUSY")}
+
+        def contend(*_: Any) -> None:
+            cause = Exception(1213)
+            if connection.vendor in codes:
+                setattr(cause, *codes[connection.vendor])
+            raise OperationalError from cause
+
+        monkeypatch.setattr(type(store._dialect), "claim", contend)
+        with pytest.raises(OperationInProgress), store.transaction():
+            store.acquire(an_operation())
+
+    def test_shared_memory_is_busy(self) -> None:
+        """Contention for a SQLite database in memory, as test databases are, is no fault either."""
+        name = "file:shared?mode=memory&cache=shared"
+        holder, other = (sqlite3.connect(name, uri=True, isolation_level=None) for _ in range(2))
+        try:
+            holder.execute("CREATE TABLE t (x)")
+            holder.execute("BEGIN IMMEDIATE")
+            holder.execute("INSERT INTO t VALUES (1)")
+            for sql in ("SELECT * FROM t", "BEGIN IMMEDIATE", "INSERT INTO t VALUES (2)"):
+                with pytest.raises(sqlite3.OperationalError) as caught:
+                    other.execute(sql).fetchall()
+                error = OperationalError()
+                error.__cause__ = caught.value
+                assert DIALECTS["sqlite"]("default").is_busy(error)
+        finally:
+            holder.close()
+            other.close()
+
+    def test_no_transaction(self) -> None:
+        """A claim without a lease needs a transaction that holds it, or it would stay for ever."""
+        store, operation = DatabaseStore("default"), an_operation()
+        with pytest.raises(transaction.TransactionManagementError, match="no lease"):
+            store.acquire(operation)
+        assert store.get(operation.key, operation.scope) is None
+
+    def test_no_autocommit(self) -> None:
+        """Where nothing commits by itself a claim with a lease would be seen by nobody."""
+        store, operation = DatabaseStore("default"), an_operation(lease=timedelta(seconds=30))
+        transaction.set_autocommit(False)
+        try:
+            with pytest.raises(ImproperlyConfigured, match="AUTOCOMMIT=False"):
+                store.acquire(operation)
+            with pytest.raises(ImproperlyConfigured, match="AUTOCOMMIT=False"), store.durable("It"):
+                pytest.fail("It began.")
+        finally:
+            transaction.rollback()
+            transaction.set_autocommit(True)
+        assert store.get(operation.key, operation.scope) is None
+
+    def test_unknown_database(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A database that the store does not know is refused by name."""
+        monkeypatch.setattr("idempotency_django.stores.database.store.DIALECTS", {})
+        with pytest.raises(ImproperlyConfigured, match=repr(connection.vendor)):
+            DatabaseStore("default").acquire(an_operation(lease=timedelta(seconds=30)))
+
+    def test_every_dialect_composes(self) -> None:
+        """The SQL of every dialect names the model's own table."""
+        for dialect in DIALECTS.values():
+            assert IdempotencyKey._meta.db_table in dialect("default").sql["claim"]
+
+
+class TestLock:
+    """Who holds a key, and what others see."""
+
+    @postgres_only
+    def test_take_over_needs_the_lock(self) -> None:
+        """A FAILED row is not taken over by who does not have the key's lock."""
+        store, operation = DatabaseStore("default"), an_operation()
+        with store.transaction():
+            claim = store.acquire(operation)
+            assert isinstance(claim, Claim)
+            store.fail(claim, "no")
+
+        def contend() -> Status | None:
+            with store.transaction():
+                found = store.acquire(operation)
+                return found.status if isinstance(found, Record) else None
+
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [lock_number(operation)])
+            assert in_threads([contend]) == [Status.IN_PROGRESS]
+        assert in_threads([contend]) == [None]
+
+    @postgres_only
+    def test_lock_ends_with_the_transaction(self) -> None:
+        """No lock outlives its transaction, committed or rolled back."""
+        store, operation = DatabaseStore("default"), an_operation()
+        with store.transaction():
+            claim = store.acquire(operation)
+            assert isinstance(claim, Claim)
+            store.complete(claim, RESPONSE)
+        with pytest.raises(InterruptedError), store.transaction():
+            store.acquire(an_operation())
+            raise InterruptedError
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT count(*) FROM pg_locks "
+                "WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+            )
+            assert cursor.fetchone() == (0,)
+
+    def test_named_locks_are_released(self) -> None:
+        """On MariaDB the session's locks are released after commit and rollback alike."""
+        if connection.vendor != "mysql":
+            pytest.skip("MariaDB's locks are named")
+        store, operation = DatabaseStore("default"), an_operation()
+        with pytest.raises(InterruptedError), store.transaction():
+            store.acquire(operation)
+            raise InterruptedError
+        with store.transaction():
+            claim = store.acquire(operation)
+            assert isinstance(claim, Claim)
+            store.fail(claim, "no")
+        with store.transaction():
+            again = store.acquire(operation)
+            assert isinstance(again, Claim)
+            store.complete(again, RESPONSE)
+
+        def contend() -> bool:
+            with store.transaction():
+                return isinstance(store.acquire(operation), Record)
+
+        assert in_threads([contend]) == [True]
+        with connection.cursor() as cursor:
+            name = store._dialect._lock_name(operation)  # type: ignore[attr-defined]
+            cursor.execute("SELECT IS_FREE_LOCK(%s)", [name])
+            assert cursor.fetchone() == (1,)
+
+    @pytest.mark.skipif("mariadb" not in ALIASES, reason="MariaDB's locks are named")
+    @pytest.mark.django_db(transaction=True, databases="__all__")
+    @pytest.mark.parametrize("rolls_back", [False, True])
+    def test_named_locks_of_what_surrounds(self, rolls_back: bool) -> None:
+        """An operation within another frees no lock of it, so duplicates need not wait."""
+        using = ALIASES["mariadb"]
+        store, operation = DatabaseStore("default", using=using), an_operation()
+
+        def contend() -> str:
+            with store.transaction():
+                found = store.acquire(operation)
+                return found.status if isinstance(found, Record) else "claimed"
+
+        def is_free() -> bool:
+            name = store._dialect._lock_name(operation)  # type: ignore[attr-defined]
+            with connections[using].cursor() as cursor:
+                cursor.execute("SELECT IS_FREE_LOCK(%s)", [name])
+                return bool(cursor.fetchone() == (1,))
+
+        with store.transaction():
+            assert isinstance(store.acquire(operation), Claim)
+            try:
+                with store.transaction():
+                    assert isinstance(store.acquire(an_operation()), Claim)
+                    if rolls_back:
+                        raise InterruptedError
+            except InterruptedError:
+                pass
+            assert in_threads([is_free]) == [False]
+            assert in_threads([contend]) == ["in_progress"]
+        assert in_threads([is_free]) == [True]
+
+    @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite's lock is the database's")
+    @pytest.mark.parametrize("first", ["failed", "expired"])
+    def test_contender_between_look_and_lock(
+        self, first: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What another request made of the key before it was locked is not taken for a response."""
+        lease = timedelta(seconds=30)
+        store, operation = DatabaseStore("default"), an_operation(lease=lease)
+        other = an_operation(key=operation.key, lease=lease, fingerprint="0" * 64)
+        claim = store.acquire(operation)
+        assert isinstance(claim, Claim)
+        if first == "failed":
+            assert store.fail(claim, "no")
+        else:
+            assert store.complete(claim, RESPONSE)
+            IdempotencyKey.objects.update(expires_at=DatabaseNow() - timedelta(hours=1))
+        take_over, intruded = database.take_over, list[bool]()
+
+        def intrude() -> None:
+            claim = store.acquire(other)
+            assert isinstance(claim, Claim)
+            with store.durable("It"):
+                step = Step(name="a", attempt=claim.attempt, result="1")
+                assert store.save_step(claim, step)
+            assert store.fail(claim, "no")
+
+        def after_another(*args: Any) -> Claim | Record:
+            if not intruded:
+                intruded.append(True)
+                in_threads([intrude])
+            return take_over(*args)
+
+        monkeypatch.setattr(database, "take_over", after_another)
+        assert isinstance(decide(store.acquire(operation), operation), InProgress)
+        assert intruded == [True]
+
+
+@pytest.mark.skipif("sqlite" not in ALIASES, reason="SQLite's one write lock")
+@pytest.mark.django_db(transaction=True, databases="__all__")
+class TestBusySQLite:
+    """Somebody else holds the one write lock of SQLite for too long."""
+
+    using: ClassVar[str] = ALIASES.get("sqlite", "")
+
+    @pytest.fixture
+    def impatient(self) -> Iterator[DatabaseStore]:
+        """A store that waits for the lock for a moment only."""
+        connections[self.using].close()
+        options = connections[self.using].settings_dict["OPTIONS"]
+        timeout, options["timeout"] = options["timeout"], 0.05
+        yield DatabaseStore("default", using=self.using)
+        connections[self.using].close()
+        options["timeout"] = timeout
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        name = connections[self.using].settings_dict["NAME"]
+        holder = sqlite3.connect(name, isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        finally:
+            holder.close()
+
+    @pytest.mark.parametrize("leased", [False, True])
+    def test_claim(self, impatient: DatabaseStore, leased: bool) -> None:
+        """A claim is told "in progress"."""
+        operation = an_operation(lease=timedelta(seconds=30) if leased else None)
+        with self.locked(), pytest.raises(OperationInProgress):
+            if leased:
+                impatient.acquire(operation)
+            with impatient.transaction():
+                impatient.acquire(operation)
+
+    @pytest.mark.parametrize("kind", ["step", "fence", "handler"])
+    def test_transaction_that_cannot_begin(self, impatient: DatabaseStore, kind: str) -> None:
+        """So is whatever a claim's owner begins: a step, a fenced or its handler's transaction."""
+        claim = impatient.acquire(an_operation(lease=timedelta(seconds=30)))
+        assert isinstance(claim, Claim)
+        begins = {
+            "step": impatient.durable("It"),
+            "fence": impatient.fenced(claim),
+            "handler": impatient.transaction(),
+        }[kind]
+        with self.locked(), pytest.raises(OperationInProgress), begins:
+            pytest.fail("It began.")
+        with impatient.durable("It"):
+            pass
+
+    @pytest.mark.parametrize("kind", ["request", "step", "fence"])
+    def test_transaction_that_cannot_end(self, impatient: DatabaseStore, kind: str) -> None:
+        """At COMMIT, where a reader is in the way, nobody says that nothing was executed; but what
+        is one transaction as a whole is said to have rolled back.
+        """
+        refused, told = {
+            "request": (OperationInProgress, "could not commit.* has rolled back"),
+            "step": (StoreUnavailable, "so the result is unknown"),
+            "fence": (StoreUnavailable, "so the result is unknown"),
+        }[kind]
+        operation = an_operation(lease=None if kind == "request" else timedelta(seconds=30))
+        reader = sqlite3.connect(connections[self.using].settings_dict["NAME"])
+        with closing(reader), pytest.raises(refused, match=told), ExitStack() as stack:
+            if kind == "request":
+                stack.enter_context(impatient.transaction())
+                found = impatient.acquire(operation)
+            else:
+                found = impatient.acquire(operation)
+                assert isinstance(found, Claim)
+                begun = impatient.durable("It") if kind == "step" else impatient.fenced(found)
+                stack.enter_context(begun)
+            assert isinstance(found, Claim)
+            Effect.objects.using(self.using).create(reference="a")
+            reader.execute("BEGIN")
+            reader.execute("SELECT 1 FROM django_migrations").fetchone()
+        assert not Effect.objects.using(self.using).exists()
+
+    def test_attempt_that_cannot_commit(self, impatient: DatabaseStore) -> None:
+        """An attempt that is refused at COMMIT has failed as any other: the record says so."""
+        operation = an_operation()
+        reader = sqlite3.connect(connections[self.using].settings_dict["NAME"])
+
+        def execute(execution: Any) -> Result:
+            Effect.objects.using(self.using).create(reference="a")
+            reader.execute("BEGIN")
+            reader.execute("SELECT 1 FROM django_migrations").fetchone()
+            return Result("response", RESPONSE)
+
+        def recover(error: Exception) -> Result:
+            reader.close()  # it is away when the failure is written down
+            raise error
+
+        with closing(reader), pytest.raises(OperationInProgress, match="has rolled back"):
+            run(impatient, operation, execute, recover)
+        row = IdempotencyKey.objects.using(self.using).get()
+        assert (row.status, row.attempt) == (Status.FAILED, 1)
+        assert not Effect.objects.using(self.using).exists()
+
+
+class ReadsElsewhere:
+    """A router that sends reads to a replica, which lags behind for ever."""
+
+    def db_for_read(self, model: Any, **_: Any) -> str:
+        return "replica"
+
+    def db_for_write(self, model: Any, **_: Any) -> str:
+        return "default"
+
+
+def test_reads_do_not_go_to_a_replica(client: Client, settings: Any) -> None:
+    """Every statement of the store, and a purge, goes to the database that is written to."""
+    key = new_key()
+    first = post(client, "/protected/", key)
+    settings.DATABASE_ROUTERS = [f"{__name__}.ReadsElsewhere"]
+    store = DatabaseStore("default")
+    operation = an_operation()
+    with store.transaction():
+        claim = store.acquire(operation)
+        assert isinstance(claim, Claim)
+        store.fail(claim, "no")
+    with store.transaction():
+        assert isinstance(store.acquire(operation), Claim)
+    assert store.purge(timedelta(0), 10) == 0
+    assert_replays(first, post(client, "/protected/", key))
+
+
+@postgres_only
+def test_tenants() -> None:
+    """Each schema has tables of its own, also when a live connection changes its search path."""
+    store, operation, schemas = DatabaseStore("default"), an_operation(), ("tenant_1", "tenant_2")
+    with connection.cursor() as cursor:
+        try:
+            for schema in schemas:
+                cursor.execute(f"CREATE SCHEMA {schema}; SET search_path TO {schema}")
+                call_command("migrate", "idempotency_django", verbosity=0)
+            for schema in [*schemas * 8]:  # often enough for the server to keep a plan
+                cursor.execute(f"SET search_path TO {schema}")
+                with store.transaction():
+                    claim = store.acquire(an_operation())
+                    assert isinstance(claim, Claim)
+                    assert store.complete(claim, RESPONSE)
+            for schema in schemas:
+                cursor.execute(f"SET search_path TO {schema}")
+                with store.transaction():
+                    assert isinstance(store.acquire(operation), Claim)
+                assert IdempotencyKey.objects.count() == 9
+        finally:
+            cursor.execute("SET search_path TO DEFAULT")
+            for schema in schemas:
+                cursor.execute(f"DROP SCHEMA {schema} CASCADE")
+    assert IdempotencyKey.objects.count() == 0
+
+
+def test_odd_texts_are_storable(client: Client) -> None:
+    """A path with NUL, broken UTF-8 and any length is protected as any other."""
+    operation = an_operation(
+        name="POST /\0" + "é" * 300, principal="user:\0", path="/\udcff\0" + "x" * 5000
+    )
+    store = DatabaseStore("default")
+    with store.transaction():
+        claim = store.acquire(operation)
+        assert isinstance(claim, Claim)
+        assert store.complete(claim, RESPONSE)
+    row = record(operation.key)
+    assert "\0" not in row.path + row.operation + row.principal

@@ -1,0 +1,349 @@
+"""The purge of a database store, on every database, alone and under traffic."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.db import connections, router, transaction
+from django.db.models.signals import post_delete
+from django.test.utils import CaptureQueriesContext, override_settings
+
+from idempotency_django import engine
+from idempotency_django.models import IdempotencyKey, IdempotencyKeyQuerySet, IdempotencyStep
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.memory import MemoryStore
+from idempotency_django.stores.purging import purge
+from idempotency_django.stores.records import Claim, Operation, Status
+from idempotency_django.testing import PATIENCE, RESPONSE, an_operation, in_threads
+from tests.models import Effect
+from tests.support.factories import ago, copies, record, records
+from tests.support.plans import nodes
+
+ALIASES = list(settings.ALIASES.values())
+pytestmark = [pytest.mark.django_db(transaction=True, databases="__all__"), pytest.mark.driver]
+each_database = pytest.mark.parametrize("alias", ALIASES, ids=list(settings.ALIASES))
+
+
+def rows(alias: str) -> IdempotencyKeyQuerySet:
+    """The records of a database."""
+    return IdempotencyKeyQuerySet(IdempotencyKey, using=alias)
+
+
+def purged(alias: str, *, older_than: timedelta = timedelta(0), batch_size: int = 5000) -> int:
+    """How many records one batch takes."""
+    return DatabaseStore("default", using=alias).purge(older_than, batch_size)
+
+
+def left(alias: str) -> set[str]:
+    """The keys that have a record."""
+    return set(rows(alias).values_list("key", flat=True))
+
+
+@each_database
+class TestWhatGoes:
+    """What one purge deletes, and what it spares."""
+
+    def test_oldest_first(self, alias: str) -> None:
+        """A batch takes the records that became purgeable first."""
+        for days in (3, 1, 2):
+            record(alias, purgeable=True, key=f"{days} days", expires_at=ago(days=days))
+        assert purged(alias, batch_size=2) == 2
+        assert left(alias) == {"1 days"}
+        assert purged(alias, batch_size=2) == 1
+        assert purged(alias, batch_size=2) == 0
+
+    @pytest.mark.parametrize("trait", ["in_progress", "failed", "tombstone"])
+    def test_every_state(self, alias: str, trait: str) -> None:
+        """Failed records and tombstones are purged; what is in progress never is."""
+        record(alias, purgeable=True, **{trait: True})
+        spared = trait == "in_progress"
+        assert rows(alias).purgeable().count() == (not spared)
+        assert purged(alias) == (not spared)
+        assert rows(alias).count() == spared
+
+    @pytest.mark.parametrize("traits", [{}, {"expired": True}, {"permanent": True}])
+    def test_what_is_kept(self, alias: str, traits: dict[str, bool]) -> None:
+        """What is replayed, kept for the audit, or permanent, stays."""
+        record(alias, **traits)
+        assert purged(alias) == 0
+        assert rows(alias).count() == 1
+
+    def test_older_than(self, alias: str) -> None:
+        """A record is spared until it has been purgeable for as long as asked for."""
+        record(alias, purgeable=True, expires_at=ago(hours=2))
+        assert purged(alias, older_than=timedelta(hours=3)) == 0
+        assert purged(alias, older_than=timedelta(hours=1)) == 1
+
+    def test_one_statement(self, alias: str) -> None:
+        """A batch is few statements, whoever listens to deletions: no record is loaded."""
+        records(3, alias, purgeable=True)
+        heard: list[object] = []
+
+        def hear(instance: object, **_: object) -> None:
+            heard.append(instance)
+
+        post_delete.connect(hear)
+        try:
+            with CaptureQueriesContext(connections[alias]) as queries:
+                assert purged(alias) == 3
+        finally:
+            post_delete.disconnect(hear)
+        assert heard == []
+        statements = [query["sql"].split()[0] for query in queries]
+        expected = ["SELECT", "DELETE", "DELETE"]
+        if connections[alias].vendor == "postgresql":
+            expected = ["DELETE", "DELETE"]
+        assert [word for word in statements if word not in ("BEGIN", "COMMIT")] == expected
+
+
+def with_steps(made: list[IdempotencyKey], alias: str) -> None:
+    """Give each record two steps."""
+    steps = [
+        IdempotencyStep(
+            record=one,
+            name=f"step {number}",
+            attempt=1,
+            result="null",
+            completed_at=one.created_at,
+        )
+        for one in made
+        for number in range(2)
+    ]
+    IdempotencyStep.objects.using(alias).bulk_create(steps)
+
+
+@each_database
+def test_steps_go_with_their_record(alias: str) -> None:
+    """The recovery points of a record are purged with it, and nobody else's."""
+    with_steps(records(3, alias, purgeable=True), alias)
+    alive = records(2, alias)
+    with_steps(alive, alias)
+    assert purged(alias) == 3
+    left_over = IdempotencyStep.objects.using(alias).values_list("record_id", flat=True)
+    assert sorted(left_over) == sorted(one.pk for one in alive for _ in range(2))
+
+
+@each_database
+def test_interrupted_attempts_go(alias: str) -> None:
+    """An attempt that was interrupted and never resumed goes, unless it is held or still runs."""
+    gone = {"status": "in_progress", "purgeable": True}
+    record(alias, key="abandoned", lease_expires_at=ago(days=1), **gone)
+    record(alias, key="held", lease_expires_at=ago(days=1), hold=True, **gone)
+    record(alias, key="running", lease_expires_at=ago(days=-1), **gone)
+    assert purged(alias) == 1
+    assert left(alias) == {"held", "running"}
+
+
+class Replica:
+    """A router that sends what is read to another database than what is written."""
+
+    def db_for_read(self, model: object, **hints: object) -> str:
+        return ALIASES[-1]
+
+    def db_for_write(self, model: object, **hints: object) -> str:
+        return ALIASES[0]
+
+
+@pytest.mark.skipif(len(ALIASES) < 2, reason="a replica takes two databases")
+def test_goes_where_is_written() -> None:
+    """The store's own database is purged, whatever a router says of reads."""
+    record(ALIASES[0], purgeable=True)
+    record(ALIASES[-1], purgeable=True)
+    with override_settings(DATABASE_ROUTERS=[Replica()]):
+        assert router.db_for_read(IdempotencyKey) == ALIASES[-1]
+        assert purged(ALIASES[0]) == 1
+    assert rows(ALIASES[0]).count() == 0
+    assert rows(ALIASES[-1]).count() == 1
+
+
+@contextmanager
+def held(alias: str, key: str, within: Any = None) -> Iterator[None]:
+    """Another transaction holds the record, or the rows that are given instead."""
+    taken, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        try:
+            with transaction.atomic(using=alias):
+                found = rows(alias).filter(key=key) if within is None else within
+                assert list(found.select_for_update())
+                taken.set()
+                assert done.wait(PATIENCE)
+        finally:
+            connections[alias].close()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    try:
+        assert taken.wait(PATIENCE)
+        yield
+    finally:
+        done.set()
+        holder.join()
+
+
+@each_database
+def test_held_record_is_left(alias: str) -> None:
+    """A record that another transaction holds is skipped, and not waited for."""
+    if not connections[alias].features.has_select_for_update_skip_locked:
+        pytest.skip("SQLite has no locks on rows")
+    record(alias, purgeable=True, key="held", expires_at=ago(days=2))
+    record(alias, purgeable=True, key="free", expires_at=ago(days=1))
+    with held(alias, "held"):
+        # Were it waited for, the transaction that holds it could never end.
+        assert purged(alias) == 1
+        assert left(alias) == {"held"}
+    assert purged(alias) == 1
+
+
+def drain(alias: str, batch_size: int) -> int:
+    """Purge to the end, and return how many records went."""
+    return sum(purge([DatabaseStore("default", using=alias)], batch_size=batch_size))
+
+
+@each_database
+def test_purges_at_once(alias: str) -> None:
+    """Each record is purged, and counted, by one of two purges."""
+    records(600, alias, purgeable=True)
+    records(20, alias)
+    counts = in_threads([lambda: drain(alias, 20)] * 2)
+    # Each stops when what is left is held by the other; the rest goes with the next purge.
+    assert sum(counts) + drain(alias, 20) == 600
+    assert rows(alias).count() == 20
+
+
+class Traffic:
+    """Requests that come in one after the other, each until it has got its response."""
+
+    def __init__(self, alias: str) -> None:
+        self.store = DatabaseStore("default", using=alias)
+
+    def request(self, operation: Operation) -> engine.Outcome:
+        """Execute the operation, or get its response."""
+
+        def execute(claim: Claim) -> engine.Result:
+            Effect.objects.using(self.store.using).create(reference=operation.key)
+            return engine.Result(None, RESPONSE)
+
+        def recover(error: Exception) -> engine.Result:
+            raise error
+
+        patient = replace(operation, wait=timedelta(seconds=PATIENCE))
+        return engine.run(self.store, patient, execute, recover)
+
+
+@each_database
+def test_purge_under_traffic(alias: str) -> None:
+    """What is claimed, taken over or replayed while a purge runs has one effect and one record.
+
+    Each key has an expired record, which the purge and two clients compete for: whoever is first,
+    the operation is executed once, and its new record stays.
+    """
+    keys = [f"key-{number}" for number in range(60)]
+    operations = [an_operation(key=key) for key in keys]
+    for operation in operations:
+        traits = {"key": operation.key, "scope": operation.scope}
+        record(alias, purgeable=True, fingerprint=operation.fingerprint, **traits)
+    records(300, alias, purgeable=True)
+    traffic, stop = Traffic(alias), threading.Event()
+
+    def client() -> list[engine.Outcome]:
+        try:
+            return [traffic.request(operation) for operation in operations]
+        finally:
+            stop.set()
+
+    def purger() -> int:
+        count = 0
+        while not stop.is_set():
+            count += purged(alias, batch_size=7)
+        return count + drain(alias, 7)
+
+    first, second, _ = in_threads([client, client, purger])
+    executed = [isinstance(outcome, engine.Executed) for outcome in (*first, *second)]
+    assert sum(executed) == len(keys)
+    assert Effect.objects.using(alias).count() == len(keys)
+    assert left(alias) == set(keys)
+    assert set(rows(alias).values_list("status", flat=True)) == {Status.COMPLETED}
+
+
+@pytest.mark.skipif("postgres" not in settings.ALIASES, reason="the plan is PostgreSQL's")
+@pytest.mark.parametrize("analyzed", [True, False])
+def test_plan(analyzed: bool) -> None:
+    """PostgreSQL finds a batch by the index, chooses it once and reads no other rows.
+
+    That holds for a table whose statistics are out of date, too: they say that it is empty.
+    """
+    alias = settings.ALIASES["postgres"]
+    connection, batch = connections[alias], 50
+    with connection.cursor() as cursor:
+        table = IdempotencyKey._meta.db_table
+        cursor.execute(f"VACUUM ANALYZE {table}")
+        cursor.execute(f"VACUUM ANALYZE {IdempotencyStep._meta.db_table}")
+        with_steps(copies(4000, record(alias, purgeable=True)), alias)
+        with_steps(copies(1000, record(alias)), alias)
+        if analyzed:
+            cursor.execute(f"VACUUM ANALYZE {table}")
+            cursor.execute(f"VACUUM ANALYZE {IdempotencyStep._meta.db_table}")
+        with transaction.atomic(using=alias), CaptureQueriesContext(connection) as queries:
+            purged(alias, batch_size=batch)
+            transaction.set_rollback(True, using=alias)
+    statements = [q["sql"] for q in queries if q["sql"].startswith("DELETE")]
+    steps = [node for statement in statements for node in nodes(alias, statement)]
+    assert all(step["Actual Loops"] == 1 for step in steps)
+    assert {step["Index Name"] for step in steps if "Index Name" in step} == {
+        "idempotency_purge_at_idx",
+        "idempotency_django_idempotencykey_pkey",
+        "idempotency_step_record_idx",
+    }
+    assert all(step["Actual Rows"] <= 2 * batch for step in steps)  # a record's two steps
+
+
+class Endless(MemoryStore):
+    """A store in which something becomes purgeable all the time."""
+
+    def __init__(self) -> None:
+        super().__init__("endless")
+        self.asked: list[timedelta] = []
+
+    def purge(self, older_than: timedelta, limit: int) -> int:
+        self.asked.append(older_than)
+        assert len(self.asked) < 100, "The purge went on and on."
+        return limit
+
+
+class TestLoop:
+    """``purge()`` of stores, batch by batch."""
+
+    def test_all_stores(self) -> None:
+        """Each store is purged to its end, and each batch is told."""
+        stores = [DatabaseStore("default", using=alias) for alias in ALIASES]
+        for alias in ALIASES:
+            records(5, alias, purgeable=True)
+        assert list(purge(stores, batch_size=2)) == [2, 2, 1] * len(ALIASES)
+
+    def test_time_limit(self) -> None:
+        """When the time is up no batch is begun, in whatever store."""
+        store = Endless()
+        assert sum(purge([store, store], batch_size=1, max_seconds=0)) == 0
+        assert store.asked == []
+
+    def test_what_becomes_purgeable_meanwhile_is_left(self) -> None:
+        """The limit stays at the moment when the purge began, so that it comes to an end."""
+        store = Endless()
+        batches = purge([store], older_than=timedelta(days=1))
+        for _ in range(3):
+            next(batches)
+        assert store.asked == sorted(set(store.asked))
+        assert store.asked[0] >= timedelta(days=1)
+
+    def test_batch_size(self) -> None:
+        """A batch of nothing is refused: it would look like a store without anything to purge."""
+        with pytest.raises(ValueError, match="at least 1, not 0"):
+            next(purge([Endless()], batch_size=0))

@@ -1,0 +1,266 @@
+"""Stores as a project configures them: which one is meant, and what is wrong with how it is."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+from django.core.checks import CheckMessage, run_checks
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import CommandError, call_command
+from django.http import HttpRequest, HttpResponse
+from django.test import Client, override_settings
+from django.urls import include, path
+from django.views.decorators.csrf import csrf_exempt
+
+from idempotency_django.checks import check_stores
+from idempotency_django.decorators import idempotent
+from idempotency_django.engine.functions import idempotent_call
+from idempotency_django.policy import Policy
+from idempotency_django.stores import purging, stores
+from idempotency_django.stores.memory import MemoryStore
+from tests.models import Effect
+from tests.support import factories
+from tests.support.shared import assert_replays, effects, new_key, post
+
+DATABASE = "idempotency_django.stores.database.DatabaseStore"
+CACHED = "idempotency_django.contrib.cached.CachedStore"
+REDIS = "idempotency_django.contrib.redis.RedisStore"
+MEMORY = "idempotency_django.stores.memory.MemoryStore"
+
+
+@csrf_exempt
+@idempotent
+def order(request: HttpRequest) -> HttpResponse:
+    """Names no store."""
+    Effect.objects.create(reference="a")
+    return HttpResponse(status=201)
+
+
+urlpatterns = [path("order/", order), path("", include("tests.urls"))]
+
+
+def configured(policy: dict[str, Any] | None = None, **backends: Any) -> override_settings:
+    """A project with these stores: the path of a class each, or a whole declaration."""
+    declared = {
+        alias: {"BACKEND": given} if isinstance(given, str) else given
+        for alias, given in backends.items()
+    }
+    return override_settings(
+        ROOT_URLCONF=__name__, IDEMPOTENCY={"STORES": declared, "POLICY": policy or {}}
+    )
+
+
+def found() -> list[CheckMessage]:
+    """What the checks say of the stores."""
+    return [message for message in check_stores() if "SQLite" not in message.msg]
+
+
+class TestWithoutDefault:
+    """``STORES`` may name its stores as it likes."""
+
+    @pytest.mark.django_db(transaction=True)
+    def test_the_only_store_is_meant(self, client: Client) -> None:
+        """Where there is one store, a policy that names none means it, in views and in calls."""
+        with configured(main=DATABASE):
+            assert found() == []
+            assert Policy().resolved().store == "main"
+            key = new_key()
+            assert_replays(post(client, "/order/", key), post(client, "/order/", key))
+            assert effects() == 1
+            for _ in range(2):
+                assert idempotent_call(lambda _: 17, key=key, scope="calls") == 17
+
+    @pytest.mark.django_db
+    @pytest.mark.parametrize(
+        "stores_and_policy",
+        [
+            {"main": DATABASE},
+            {"one": DATABASE, "two": DATABASE, "policy": {"store": "two"}},
+            {"one": DATABASE, "two": DATABASE},
+            {"redis": REDIS},
+        ],
+    )
+    def test_the_admin_opens(self, admin_client: Client, stores_and_policy: Any) -> None:
+        """The admin lists and shows records, whatever the stores are called."""
+        with configured(**stores_and_policy):
+            row = factories.record()
+            url = "/admin/idempotency_django/idempotencykey/"
+            for page in (url, f"{url}{row.pk}/change/"):
+                assert admin_client.get(page).status_code == 200
+
+    def test_the_projects_policy_may_name_it(self) -> None:
+        """Where there are several, the project's policy says which one is meant."""
+        with configured({"store": "two"}, one=DATABASE, two=DATABASE):
+            assert found() == []
+            assert Policy().resolved().store == "two"
+
+    def test_nobody_says_which(self) -> None:
+        """Several stores, and no word of which is meant, is an error that says what to write."""
+        with configured(one=DATABASE, two=DATABASE):
+            [message] = found()
+            assert message.id == "idempotency_django.E003"
+            assert "no 'default'" in message.msg
+            assert "'POLICY': {'store': 'one'}" in str(message.hint)
+            with pytest.raises(ImproperlyConfigured, match="no store 'default'"):
+                stores[Policy().resolved().store]
+
+
+class TestOptions:
+    """Typos in a declaration."""
+
+    @pytest.mark.parametrize(
+        ("backend", "typo", "meant"),
+        [(DATABASE, "usign", "using"), (CACHED, "maxage", "max_age"), (REDIS, "cashe", "cache")],
+    )
+    def test_typos(self, backend: str, typo: str, meant: str) -> None:
+        """An option that a store does not take is refused, with the one that was probably meant."""
+        with configured(default={"BACKEND": backend, "OPTIONS": {typo: 1}}):
+            [message] = found()
+            assert message.id == "idempotency_django.E003"
+            assert f"{typo!r}" in message.msg
+            assert f"Did you mean {meant!r}?" in message.msg
+
+    def test_nothing_close(self) -> None:
+        """Where nothing is similar, the options that there are are listed."""
+        with configured(default={"BACKEND": CACHED, "OPTIONS": {"colour": "red"}}):
+            [message] = found()
+            assert (
+                "It takes 'using', 'combine_statements', 'cache', 'max_age', 'prefix'."
+                in message.msg
+            )
+
+    def test_a_store_without_options(self) -> None:
+        """A store that takes none says so."""
+        with configured(default={"BACKEND": MEMORY, "OPTIONS": {"size": 3}}):
+            assert "It takes none." in found()[0].msg
+
+    def test_typos_beside_the_options(self) -> None:
+        """So it is with the names in the declaration itself."""
+        with configured(default={"BACKEND": DATABASE, "OPTION": {}}):
+            assert "Did you mean 'OPTIONS'?" in found()[0].msg
+
+    def test_a_store_that_takes_anything(self) -> None:
+        """A store of somebody else's may take any option."""
+        with configured(default={"BACKEND": f"{__name__}.TakesAnything", "OPTIONS": {"x": 1}}):
+            assert [message.id for message in found()] == ["idempotency_django.W026"]
+
+    def test_a_value_that_the_store_refuses(self) -> None:
+        """What a store raises of its own is told with the place."""
+        with (
+            configured(default={"BACKEND": f"{__name__}.Sized", "OPTIONS": {"size": "one"}}),
+            pytest.raises(ImproperlyConfigured, match=r"STORES'\]\['default'\] cannot be created"),
+        ):
+            stores["default"]
+
+
+class TakesAnything(MemoryStore):
+    """Of somebody else's."""
+
+    def __init__(self, alias: str, **options: Any) -> None:
+        super().__init__(alias)
+
+
+class Sized(MemoryStore):
+    """Compares what it is given."""
+
+    def __init__(self, alias: str, *, size: int) -> None:
+        super().__init__(alias)
+        assert size > 0
+
+
+class Forgetful(MemoryStore):
+    """Cannot keep a record for good."""
+
+    validated: ClassVar[list[Any]] = []
+
+    def validate(self, policy: Policy) -> None:
+        super().validate(policy)
+        self.validated.append(policy.ttl)
+        if policy.ttl is None:
+            raise ImproperlyConfigured("This store forgets. Give the policy a ttl.")
+
+
+class TestValidate:
+    """A store refuses what it cannot do."""
+
+    @pytest.mark.django_db
+    def test_refused(self, client: Client) -> None:
+        """A policy that its store refuses fails the system checks and each request."""
+        with configured({"ttl": None}, default=f"{__name__}.Forgetful"):
+            errors = [str(error) for error in run_checks() if "This store forgets" in str(error)]
+            assert len(errors) == 1
+            assert "idempotency_django.E019" in errors[0]
+            for _ in range(2):
+                with pytest.raises(ImproperlyConfigured, match="This store forgets"):
+                    post(client, "/order/", new_key())
+        assert effects() == 0
+
+    @pytest.mark.django_db(transaction=True)
+    def test_once(self, client: Client) -> None:
+        """What it takes, it is asked about once, not with each request."""
+        with configured(default=f"{__name__}.Forgetful"):
+            Forgetful.validated.clear()
+            for _ in range(3):
+                assert post(client, "/order/", new_key()).status_code == 201
+            assert len(Forgetful.validated) == 1
+
+
+class TestMemoryStoreInProduction:
+    """Records in the memory of one process."""
+
+    @pytest.mark.parametrize("debug", [True, False])
+    def test_warning(self, debug: bool) -> None:
+        """A store in memory is warned of unless DEBUG is on."""
+        with configured(default=DATABASE, quick=MEMORY), override_settings(DEBUG=debug):
+            messages = found()
+        assert [message.id for message in messages] == (
+            [] if debug else ["idempotency_django.W026"]
+        )
+        assert debug or "'quick'" in messages[0].msg
+
+
+@pytest.fixture
+def output() -> Iterator[io.StringIO]:
+    """What the command says."""
+    with configured(default=DATABASE, redis=REDIS):
+        yield io.StringIO()
+
+
+@pytest.mark.django_db
+class TestPurgeOfRedis:
+    """A store that expires by itself has nothing to purge."""
+
+    @pytest.mark.parametrize("arguments", [[], ["--dry-run"]])
+    def test_says_so(self, output: io.StringIO, arguments: list[str]) -> None:
+        """The command says so, instead of counting to zero; the server is not even asked."""
+        call_command("purge_idempotency_keys", "--store", "redis", *arguments, stdout=output)
+        assert output.getvalue() == (
+            "Nothing to purge: the store 'redis' deletes its keys when they expire.\n"
+        )
+
+    def test_when_all_stores_do(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """So it is where no store needs a purge, and no messages are kept."""
+        monkeypatch.setattr(purging, "_registered", {})
+        output = io.StringIO()
+        with configured(one=REDIS, two=REDIS):
+            call_command("purge_idempotency_keys", stdout=output)
+        assert "the stores 'one', 'two' delete their keys by themselves" in output.getvalue()
+
+    def test_among_others(self, output: io.StringIO) -> None:
+        """A purge of all stores speaks of those that it purges."""
+        call_command("purge_idempotency_keys", stdout=output)
+        assert "Purged 0 idempotency keys" in output.getvalue()
+        assert "Nothing to purge" not in output.getvalue()
+
+    def test_quiet(self, output: io.StringIO) -> None:
+        """With verbosity 0 nothing is said."""
+        call_command("purge_idempotency_keys", "--store", "redis", verbosity=0, stdout=output)
+        assert output.getvalue() == ""
+
+    def test_no_such_store(self, output: io.StringIO) -> None:
+        """A typo in the alias is told."""
+        with pytest.raises(CommandError, match="Did you mean 'redis'"):
+            call_command("purge_idempotency_keys", "--store", "reddis", stdout=output)

@@ -1,0 +1,1 @@
+"""What projects test with."""

@@ -1,0 +1,741 @@
+"""The effect sanitizer: what no rollback undoes is noticed in a claim, and nothing else is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import multiprocessing
+import os
+import shutil
+import smtplib
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import requests
+from asgiref.sync import async_to_sync, sync_to_async
+from django.conf import settings as django_settings
+from django.core.cache import caches
+from django.db import connection, transaction
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+
+from idempotency_django import Policy, idempotent, idempotent_call, part_of_view
+from idempotency_django.testing import effects as module
+from idempotency_django.testing.effects import Effect, effects_outside
+from tests.models import Effect as Row
+from tests.support.shared import new_key
+
+HERE = "tests/testing/test_effects_outside.py:"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *args: Any) -> None:
+        """Nothing is printed."""
+
+
+@pytest.fixture
+def server() -> Iterator[int]:
+    """The port of an HTTP server that is no part of the project."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def smtp() -> Iterator[int]:
+    """The port of a mail server that refuses everybody."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def refuse() -> None:
+            for _ in range(1):
+                connection, _ = listening.accept()
+                with connection:
+                    connection.sendall(b"554 not today\r\n")
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        yield listening.getsockname()[1]
+        thread.join()
+
+
+def noticed(do: Callable[[], object], **policy: Any) -> list[Effect]:
+    """The effects of a protected view that does this."""
+
+    @idempotent(**policy)
+    @part_of_view
+    def view(request: HttpRequest) -> HttpResponse:
+        do()
+        return HttpResponse("done", "text/plain")
+
+    with effects_outside() as effects:
+        assert send(view).content == b"done"
+    return effects
+
+
+def send(view: Callable[..., Any]) -> HttpResponse:
+    """The response of a view to a POST with a new key."""
+    response: HttpResponse = view(
+        RequestFactory().post("/charges/", headers={"Idempotency-Key": new_key()})
+    )
+    return response
+
+
+def connected(address: Any, settings: Any, named: dict[str, Any]) -> list[tuple[str, str]]:
+    """The effects of a view that connects to a Unix socket, with these settings."""
+    project = {"CACHES": {}, "CELERY_BROKER_URL": "", "IDEMPOTENCY": {}}
+
+    def connect() -> None:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(address)
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(address)
+        listening.listen()
+        for name, value in {**project, **named}.items():
+            setattr(settings, name, value)
+        effects = noticed(connect)
+    if isinstance(address, str) and address.startswith("/"):
+        Path(address).unlink()
+    return [(effect.kind, effect.peer) for effect in effects]
+
+
+@pytest.fixture
+def database(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Gives the project one more database, which nothing connects to."""
+
+    def give(engine: str, **given: Any) -> None:
+        own = {"ENGINE": f"django.db.backends.{engine}", **given}
+        monkeypatch.setitem(django_settings.DATABASES, "another", own)
+        module._own_peers.cache_clear()
+
+    yield give
+    monkeypatch.undo()
+    module._own_peers.cache_clear()
+
+
+@pytest.mark.django_db(transaction=True)
+class TestNetwork:
+    @pytest.mark.parametrize(
+        "call",
+        [
+            pytest.param(lambda url: httpx.post(url, content=b"{}"), id="httpx"),
+            pytest.param(lambda url: requests.post(url, data=b"{}", timeout=5), id="requests"),
+            pytest.param(
+                lambda url: urllib.request.urlopen(url, data=b"{}", timeout=5).close(), id="urllib"
+            ),
+        ],
+    )
+    def test_http(self, server: int, call: Callable[[str], object]) -> None:
+        """A call of another service within the transaction is noticed, by name, with its line."""
+        [effect] = noticed(lambda: call(f"http://localhost:{server}/"))
+        assert effect.kind == "network"
+        assert effect.peer == f"localhost:{server}"
+        assert effect.where.startswith(HERE)
+        assert effect.situation == "transactional"
+        text = str(effect)
+        assert f"POST /charges/ talked to localhost:{server} within its transaction" in text
+        assert "after_commit()" in text
+
+    def test_open_connection(self, server: int) -> None:
+        """A call by http.client over a connection from before the request is noticed, too."""
+        connection = HTTPConnection("localhost", server)
+        connection.connect()
+        [effect] = noticed(lambda: connection.request("POST", "/"))
+        connection.close()
+        assert effect.peer == f"localhost:{server}"
+
+    def test_mail(self, smtp: int) -> None:
+        """A mail server is a peer like others."""
+
+        def mail() -> None:
+            with pytest.raises(smtplib.SMTPConnectError):
+                smtplib.SMTP("localhost", smtp)
+
+        [effect] = noticed(mail)
+        assert (effect.kind, effect.peer) == ("network", f"localhost:{smtp}")
+
+    def test_datagram(self) -> None:
+        """A datagram needs no connection and is noticed."""
+
+        def datagram() -> None:
+            with socket.socket(type=socket.SOCK_DGRAM) as sender:
+                sender.sendto(b"count:1|c", ("127.0.0.1", 9))
+
+        [effect] = noticed(datagram)
+        assert effect.peer == "127.0.0.1:9"
+
+    def test_address(self) -> None:
+        """A peer that nobody has looked up is named by its address, not by another peer's name."""
+
+        def datagram() -> None:
+            socket.getaddrinfo("localhost", 8)
+            with socket.socket(type=socket.SOCK_DGRAM) as sender:
+                sender.sendto(b"count:1|c", ("127.0.0.1", 9))
+
+        [effect] = noticed(datagram)
+        assert effect.peer == "127.0.0.1:9"
+
+    def test_repeated(self, server: int) -> None:
+        """A loop is one effect."""
+
+        def many() -> None:
+            for _ in range(3):
+                httpx.post(f"http://localhost:{server}/")
+
+        assert len(noticed(many)) == 1
+
+    def test_unix_socket(self, tmp_path: Path) -> None:
+        """A Unix socket is a peer, by its path."""
+        path = os.path.relpath(tmp_path / "s")  # an absolute one may be too long
+
+        def connect() -> None:
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(path.encode())
+
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(path)
+            listening.listen()
+            [effect] = noticed(connect)
+        assert effect.peer == path
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has abstract sockets")
+    @pytest.mark.parametrize("as_bytes", [False, True])
+    def test_abstract_socket(self, settings: Any, as_bytes: bool) -> None:
+        """A socket without a file is named as the system's tools do."""
+        name = f"\0idempotency-{new_key()}"
+        address: Any = name.encode() if as_bytes else name
+        assert connected(address, settings, {}) == [("network", f"@{name[1:]}")]
+
+    def test_http_over_a_unix_socket(self) -> None:
+        """A service that speaks HTTP over a Unix socket, such as Docker, is one peer."""
+        with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(path := f"{folder}/s")
+            listening.listen()
+
+            def call() -> None:
+                connection = HTTPConnection("localhost")
+                connection.sock = socket.socket(socket.AF_UNIX)
+                connection.sock.connect(path)
+                connection.request("POST", "/containers/create")
+                connection.close()
+
+            assert [effect.peer for effect in noticed(call)] == [path] * 2
+
+    def test_async_view(self, server: int) -> None:
+        """An async view is leased: outside of a step, a call is noticed, without its host name."""
+
+        @idempotent
+        async def view(request: HttpRequest) -> HttpResponse:
+            async with httpx.AsyncClient() as client:
+                await client.post(f"http://localhost:{server}/")
+            return HttpResponse("done", "text/plain")
+
+        async def both() -> list[Effect]:
+            with effects_outside() as effects:
+                request = RequestFactory().post("/charges/", headers={"Idempotency-Key": new_key()})
+                await view(request)
+            return effects
+
+        [effect, *_] = asyncio.run(both())
+        assert effect.peer.endswith(f":{server}")
+        assert effect.situation == "leased"
+        assert "outside of a step" in str(effect)
+
+    def test_unknown_line(self) -> None:
+        """Where only a library's code runs, no line is named: not one of who called the handler."""
+        library: dict[str, Any] = {"__name__": "library"}
+        exec("def charge(_): __import__('subprocess').run(['true'])", library)
+        with effects_outside() as effects:
+            idempotent_call(library["charge"], key=new_key(), scope="charges")
+        [effect] = effects
+        assert effect.where == ""
+        assert " at " not in str(effect)
+
+    def test_call(self, server: int) -> None:
+        """A protected function is watched like a view."""
+
+        def charge(_: Any) -> str:
+            httpx.post(f"http://localhost:{server}/")
+            return "done"
+
+        with effects_outside() as effects:
+            idempotent_call(charge, key=new_key(), scope="charges")
+        assert [effect.kind for effect in effects] == ["network"]
+
+
+@pytest.mark.django_db(transaction=True)
+class TestProcessesAndFiles:
+    @pytest.mark.parametrize(
+        "run",
+        [
+            pytest.param(lambda: subprocess.run([sys.executable, "-V"], check=True), id="run"),
+            pytest.param(lambda: os.system(f"{sys.executable} -V"), id="system"),
+            pytest.param(
+                lambda: os.waitpid(
+                    os.posix_spawn(sys.executable, [sys.executable, "-V"], os.environ), 0
+                ),
+                id="spawn",
+            ),
+        ],
+    )
+    def test_process(self, run: Callable[[], object]) -> None:
+        """A program that is started within the transaction is noticed."""
+        [effect] = noticed(run)
+        assert (effect.kind, effect.peer) == ("process", sys.executable)
+        assert f"POST /charges/ started {sys.executable} within" in str(effect)
+
+    def test_forked(self) -> None:
+        """So is a new process of whose program only the process itself knows."""
+
+        def multiprocess() -> None:
+            process = multiprocessing.get_context("fork").Process(target=int)
+            process.start()
+            process.join()
+
+        for run in (lambda: os.spawnlp(os.P_WAIT, "true", "true"), multiprocess):
+            [effect] = noticed(run)
+            assert (effect.kind, effect.peer) == ("process", "a process")
+            assert effect.where.startswith(HERE)
+
+    def test_written(self, tmp_path: Path) -> None:
+        """A file that is opened for writing is noticed, and one for reading is not."""
+        (tmp_path / "old").write_text("")
+
+        def write() -> None:
+            (tmp_path / "old").read_text()
+            with (tmp_path / "new").open("a"):
+                pass
+            os.close(os.open(tmp_path / "low", os.O_WRONLY | os.O_CREAT))
+
+        assert [(effect.kind, effect.peer) for effect in noticed(write)] == [
+            ("file", str(tmp_path / "new")),
+            ("file", str(tmp_path / "low")),
+        ]
+
+    def test_removed(self, tmp_path: Path) -> None:
+        """A file that is removed or replaced is noticed."""
+        for name in "abc":
+            (tmp_path / name).write_text("")
+
+        def change() -> None:
+            (tmp_path / "a").unlink()
+            (tmp_path / "b").replace(tmp_path / "c")
+
+        peers = [effect.peer for effect in noticed(change)]
+        assert peers == [str(tmp_path / "a"), str(tmp_path / "c")]
+
+    def test_removed_folder(self, tmp_path: Path) -> None:
+        """A folder that is removed is noticed once, whatever is in it."""
+        folder = tmp_path / "folder"
+        folder.mkdir()
+        (folder / "file").touch()
+        [effect] = noticed(lambda: shutil.rmtree(folder))
+        assert (effect.kind, effect.peer) == ("file", str(folder))
+
+    def test_not_temporary(self, tmp_path: Path) -> None:
+        """A file is not temporary because its folder or its former name is."""
+
+        def write() -> None:
+            with tempfile.NamedTemporaryFile(dir=tmp_path, delete=False) as file:
+                Path(file.name).replace(tmp_path / "file")
+            Path(f"{file.name}-2").touch()
+
+        assert [Path(effect.peer).name[-2:] for effect in noticed(write)] == ["le", "-2"]
+
+
+@pytest.mark.django_db(transaction=True)
+class TestSteps:
+    def test_step(self, server: int) -> None:
+        """A leased view may do anything in a step; outside of one, a call is noticed."""
+
+        @idempotent(mode="leased")
+        @part_of_view
+        def view(request: Any) -> HttpResponse:
+            request.idempotency.step("charge", charge)
+            httpx.post(f"http://localhost:{server}/second")
+            return HttpResponse("done", "text/plain")
+
+        def charge() -> str:
+            Row.objects.create(reference="a")
+            httpx.post(f"http://localhost:{server}/first")
+            return "done"
+
+        with effects_outside() as effects:
+            send(view)
+        [effect] = effects
+        assert effect.situation == "leased"
+        assert "request.idempotency.step()" in str(effect)
+
+    def test_written(self) -> None:
+        """A leased view's write outside of a step is noticed; one in a transaction is fenced."""
+
+        def write() -> None:
+            Row.objects.create(reference="a")
+            with transaction.atomic():
+                Row.objects.filter(reference="b").update(reference="c")
+
+        [effect] = noticed(write, mode="leased")
+        assert (effect.kind, effect.peer) == ("database", Row._meta.db_table)
+        assert effect.where.startswith(HERE)
+        assert noticed(write) == []  # in the transactional mode, each is undone by a rollback
+
+    def test_written_behind_a_comment(self) -> None:
+        """A comment before the statement hides nothing."""
+
+        def tagged(execute: Any, sql: str, *arguments: Any) -> Any:
+            return execute(f"/* a */ -- b\n{sql}", *arguments)
+
+        with connection.execute_wrapper(tagged):
+            [effect] = noticed(lambda: Row.objects.create(reference="a"), mode="leased")
+        assert (effect.kind, effect.peer) == ("database", Row._meta.db_table)
+
+    def test_async_line(self) -> None:
+        """What async code awaits in another thread has no line, rather than that of its caller."""
+
+        @idempotent
+        async def view(request: HttpRequest) -> HttpResponse:
+            await sync_to_async(Row.objects.create)(reference="a")
+            return HttpResponse("done", "text/plain")
+
+        with effects_outside() as effects:
+            send(async_to_sync(view))
+        [effect] = effects
+        assert (effect.kind, effect.where) == ("database", "")
+
+    def test_own_records(self) -> None:
+        """What this package records in the database is no effect of the view."""
+
+        def call() -> None:
+            idempotent_call(
+                lambda execution: execution.derive_key("charge"),
+                key=new_key(),
+                scope="charges",
+                policy=Policy(mode="leased"),
+            )
+
+        assert noticed(call, mode="leased") == []
+
+    def test_commit_hook(self, server: int) -> None:
+        """What a leased view leaves to a commit is noticed, even if only a library does it."""
+
+        def later() -> None:
+            with transaction.atomic():
+                transaction.on_commit(partial(httpx.post, f"http://localhost:{server}/"))
+
+        [effect] = noticed(later, mode="leased")
+        assert effect.peer == f"localhost:{server}"
+        assert effect.where.startswith(HERE)
+
+
+@pytest.mark.django_db(transaction=True)
+class TestNoFalseAlarm:
+    def test_outside(self, server: int) -> None:
+        """What is done outside of a handler is not noticed, nor is what follows the commit."""
+
+        def later() -> None:
+            transaction.on_commit(lambda: httpx.post(f"http://localhost:{server}/") and None)
+
+        with effects_outside() as effects:
+            httpx.post(f"http://localhost:{server}/")
+        assert effects == []
+        assert noticed(later) == []
+
+    def test_own_peers(self, server: int, settings: Any) -> None:
+        """The project's own databases, caches and brokers are left out, however they are named."""
+        url = f"redis://localhost:{server}/0"
+
+        def connect() -> None:
+            for host in ("127.0.0.1", "localhost"):
+                socket.create_connection((host, server)).close()
+            with closing(HTTPConnection("127.0.0.1", server)) as connection:
+                connection.request("POST", "/")
+
+        assert noticed(connect)
+        for named in (
+            {"CELERY_BROKER_URL": f"amqp://elsewhere; {url}"},
+            {"CACHES": {"default": {"BACKEND": "redis", "LOCATION": [url]}}},
+            {"CACHES": {"default": {"BACKEND": "memcached", "LOCATION": f"localhost:{server}"}}},
+            {"CACHES": {"default": {"OPTIONS": {"sentinels": [("localhost", server)]}}}},
+            {"IDEMPOTENCY": {"OUTBOX": {"topic": {"OPTIONS": {"url": url}}}}},
+        ):
+            changed = {"CACHES": settings.CACHES, "CELERY_BROKER_URL": "", "IDEMPOTENCY": {}}
+            for name, value in {**changed, **named}.items():
+                setattr(settings, name, value)
+            assert noticed(connect) == [], named
+
+    def test_own_unix_sockets(self, settings: Any) -> None:
+        """So are the Unix sockets of their servers, however they are named, and no others."""
+        with tempfile.TemporaryDirectory() as folder:  # its name is short enough for a socket
+            path, other = f"{folder}/s", f"{folder}/other"
+            Path(folder, "run").symlink_to(folder)  # as /var/run is one of /run
+            for named in (
+                {"CELERY_BROKER_URL": f"unix://{path}"},
+                {"CELERY_BROKER_URL": f"unix://user:secret@{path}?db=1"},
+                {"CELERY_BROKER_URL": f"redis+socket://{path}?virtual_host=1"},
+                {"CACHES": {"default": {"LOCATION": f"unix:{path}"}}},
+                {"CACHES": {"default": {"LOCATION": f"unix://{folder}/run/s?db=1"}}},
+            ):
+                assert connected(path, settings, {}) == [("network", path)]
+                assert connected(path, settings, named) == [], named
+                assert connected(other, settings, named) == [("network", other)], named
+
+    def test_own_unix_sockets_of_databases(self, database: Any, tmp_path: Path) -> None:
+        """PostgreSQL is known by the folder of its socket, and MariaDB by the socket."""
+        (tmp_path / "run").symlink_to(tmp_path)
+        path, other = f"{tmp_path}/.s.PGSQL.5432", f"{tmp_path}/other"
+        database("postgresql", HOST=f"{tmp_path}/run")
+        assert module._network(None, path) is None
+        assert module._network(None, other) == ("network", other)
+        database("mysql", HOST="localhost", OPTIONS={"unix_socket": f"{tmp_path}/run/other"})
+        assert module._network(None, path) == ("network", path)
+        assert module._network(None, other) is None
+
+    @pytest.mark.parametrize(
+        ("engine", "path", "port"),
+        [
+            ("postgresql", "/var/run/postgresql/.s.PGSQL.5432", 5432),
+            ("postgis", "/tmp/.s.PGSQL.5432", 5432),
+            ("mysql", "/run/mysqld/mysqld.sock", 3306),
+        ],
+    )
+    def test_database_without_a_host(
+        self, database: Any, engine: str, path: str, port: int
+    ) -> None:
+        """A database without a host has its server's usual socket, or is on this machine."""
+        database(engine, HOST="", PORT="")
+        assert module._network(None, path) is None
+        assert module._network(None, ("127.0.0.1", port)) is None
+        assert module._network(None, "/run/docker.sock") == ("network", "/run/docker.sock")
+        assert module._network(None, "/tmp/other") == ("network", "/tmp/other")
+
+    def test_unix_datagrams(self) -> None:
+        """Datagrams to a Unix socket are logs and metrics, such as those for syslog and statsd."""
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening,
+        ):
+            listening.bind(path := f"{folder}/s")
+
+            def count() -> None:
+                with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                    sender.sendto(b"count:1|c", path)
+                    sender.connect(path)
+                    sender.sendmsg([b"count:1|c"])
+
+            assert noticed(count) == []
+
+    @pytest.mark.parametrize(
+        ("named", "host"),
+        [
+            ("redis://[::1]:{}/0", "::1"),
+            ("redis://[0:0:0:0:0:0:0:1]:{}/0", "::1"),
+            ("[::1]:{}", "::1"),
+            ("redis://[::1]:{}/0", "0:0:0:0:0:0:0:1"),
+            ("redis://[::1]:{}/0", "::1%lo"),
+            ("redis://127.0.0.1:{}/0", "::ffff:127.0.0.1"),
+            ("redis://127.0.0.1:{}/0", "localhost"),
+            ("redis://localhost.:{}/0", "127.0.0.1"),
+        ],
+    )
+    def test_own_addresses(self, settings: Any, named: str, host: str) -> None:
+        """A peer is the project's own under each name and notation of its address."""
+        settings.CELERY_BROKER_URL = named.format(6380)
+        assert module._network(None, (host, 6380, 0, 0)) is None
+        assert module._network(None, ("2001:db8::1", 6380)) == ("network", "[2001:db8::1]:6380")
+        assert module._network(None, ("192.0.2.1", 6380)) == ("network", "192.0.2.1:6380")
+
+    def test_several_hosts(self, database: Any) -> None:
+        """PostgreSQL takes several hosts, with one port or as many."""
+        hosts = "192.0.2.1,192.0.2.2"
+        for ports, own in (("", (5432, 5432)), ("5433", (5433, 5433)), ("5433,5434", (5433, 5434))):
+            database("postgresql", HOST=hosts, PORT=ports)
+            for host, port in zip(hosts.split(","), own, strict=True):
+                assert module._network(None, (host, port)) is None
+        assert module._network(None, ("192.0.2.1", 5434)) == ("network", "192.0.2.1:5434")
+
+    @pytest.mark.parametrize(
+        "odd", ["https://{host}:{port}/", "http://[::1", "/", f"a{'b' * 70}:1"]
+    )
+    def test_odd_settings(self, settings: Any, odd: str) -> None:
+        """A setting that is no address, or a path of something else, hides no other peer."""
+        settings.IDEMPOTENCY = {"OUTBOX": {"topic": {"OPTIONS": {"template": odd}}}}
+        assert module._network(None, ("192.0.2.1", 1)) == ("network", "192.0.2.1:1")
+        assert module._network(None, "/run/docker.sock") == ("network", "/run/docker.sock")
+
+    def test_other_port(self, server: int, settings: Any) -> None:
+        """Another port of the broker's host is no broker."""
+        settings.CELERY_BROKER_URL = "redis://localhost/0"
+        assert noticed(lambda: socket.create_connection(("localhost", server)).close())
+
+    def test_databases(self) -> None:
+        """Databases are known by host and port, or by the folder of their socket."""
+        own = {
+            "a": {"ENGINE": "django.db.backends.postgresql", "HOST": "DB.internal", "PORT": ""},
+            "b": {"ENGINE": "django.db.backends.mysql", "HOST": "/run/mysqld.sock"},
+            "c": {"ENGINE": "django.db.backends.mysql", "HOST": "10.0.0.1", "PORT": "3307"},
+        }
+        assert set(module._peers_in(own)) >= {
+            ("DB.internal", 5432),
+            ("/run/mysqld.sock", 3306),
+            ("10.0.0.1", 3307),
+        }
+        assert set(module._peers_in("unix:///run/redis.sock")) == {("/run/redis.sock", 0)}
+
+    def test_upper_case(self, settings: Any) -> None:
+        """A host's name is the same in upper case."""
+        settings.CACHES = {"default": {"BACKEND": "memcached", "LOCATION": "Cache.Internal:11211"}}
+        assert module._is_own("192.0.2.1", "CACHE.internal", 11211)
+        assert not module._is_own("192.0.2.1", "other.internal", 11211)
+
+    def test_caches_logs_and_temporary_files(
+        self, tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A cache's and a log's files, temporary files, imports and devices are no effects."""
+        settings.CACHES = {
+            "default": {
+                "BACKEND": "django.core.cache.backends.filebased.FileBasedCache",
+                "LOCATION": str(tmp_path / "cache"),
+            }
+        }
+        (tmp_path / "imported_by_a_view.py").write_text("VALUE = 1\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(sys, "dont_write_bytecode", False)
+        handler = logging.FileHandler(tmp_path / "log", delay=True)
+        logger = logging.getLogger("tests.effects")
+        logger.addHandler(handler)
+
+        def work() -> None:
+            caches["default"].set("a", 1)
+            logger.error("It is written to a file that is opened now.")
+            with tempfile.NamedTemporaryFile() as file:
+                file.write(b"a")
+            __import__("imported_by_a_view")
+            Path(os.devnull).write_text("a")
+
+        try:
+            assert noticed(work) == []
+        finally:
+            logger.removeHandler(handler)
+            handler.close()
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "_pytest.capture",
+            "ctypes.util",
+            "django.contrib.sessions.backends.file",
+            "django.core.files.uploadhandler",
+            "django.db.backends.sqlite3.base",
+            "idempotency_django.contrib.redis",
+            "importlib.metadata",
+            "platform",
+            "uuid",
+        ],
+    )
+    def test_modules(self, name: str, tmp_path: Path) -> None:
+        """What the database, sessions, uploads and Python itself open is no effect of a view."""
+        module: dict[str, Any] = {"__name__": name}
+        exec("def write(path): open(path, 'w').close()", module)
+        assert noticed(lambda: module["write"](tmp_path / "a")) == []
+
+    def test_temporary_files_by_name(self) -> None:
+        """Nor are temporary files and folders that the view uses and removes by their names."""
+
+        def use() -> None:
+            with tempfile.NamedTemporaryFile(delete=False) as file:
+                file.write(b"a")
+            Path(file.name).write_text("b")
+            Path(file.name).unlink()
+            folder = tempfile.mkdtemp()
+            Path(folder, "a").touch()
+            shutil.rmtree(folder)
+
+        assert noticed(use) == []
+
+    def test_temporary_folder_of_a_test(self) -> None:
+        """What a view writes into a folder that its test has made is an effect."""
+        with effects_outside() as effects, tempfile.TemporaryDirectory() as folder:
+            assert [each.kind for each in noticed(lambda: Path(folder, "a").touch())] == ["file"]
+        assert len(effects) == 1
+
+    def test_upload(self) -> None:
+        """An upload that Django keeps in a temporary file is no effect."""
+
+        @idempotent
+        def view(request: HttpRequest) -> HttpResponse:
+            return HttpResponse(request.FILES["file"].read()[:1], "text/plain")
+
+        with effects_outside() as effects, tempfile.TemporaryFile() as file:
+            file.write(b"a" * 3_000_000)
+            file.seek(0)
+            request = RequestFactory().post(
+                "/uploads/", {"file": file}, headers={"Idempotency-Key": new_key()}
+            )
+            assert view(request).content == b"a"
+            request.close()
+        assert effects == []
+
+    def test_hook_fails(self, caplog: pytest.LogCaptureFixture) -> None:
+        """An error of the sanitizer is logged, and the view goes on."""
+
+        def odd() -> None:
+            sys.audit("open", object(), "w", 0)
+
+        assert noticed(odd) == []
+        assert "An effect (open) could not be noted." in caplog.text
+
+
+def test_not_installed() -> None:
+    """Whoever watches nothing pays nothing: there is no hook for audit events."""
+    program = """
+import sys
+added = []
+sys.addaudithook = added.append
+import django
+from django.conf import settings
+settings.configure(
+    SECRET_KEY="a",
+    INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "idempotency_django"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+)
+django.setup()
+from django.core.management import call_command
+call_command("migrate", verbosity=0)
+from idempotency_django import idempotent_call
+from idempotency_django.testing import effects_outside
+idempotent_call(lambda execution: 1, key="a", scope="b")
+without = len(added)
+with effects_outside():
+    with effects_outside():
+        pass
+print(without, len(added))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert json.loads(f"[{done.stdout.strip().replace(' ', ',')}]") == [0, 1], done.stderr

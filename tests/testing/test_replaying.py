@@ -1,0 +1,946 @@
+"""``--idempotency-replay``, request by request: what is a finding, and what is not."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from celery import Celery
+from django.contrib.auth import logout
+from django.contrib.auth.models import Group, User
+from django.core import mail
+from django.core.cache import cache
+from django.db import connection, connections, models, transaction
+from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.test import AsyncClient, AsyncRequestFactory, Client, RequestFactory, TestCase
+from django.urls import path
+from django.views.decorators.csrf import csrf_exempt
+from ninja import NinjaAPI
+from ninja.testing import TestClient
+from rest_framework.authentication import TokenAuthentication
+from rest_framework.authtoken.models import Token
+from rest_framework.decorators import api_view, authentication_classes
+from rest_framework.response import Response
+from rest_framework.test import APIClient, APIRequestFactory
+from rest_framework.views import APIView
+
+from idempotency_django import idempotency_exempt, idempotent
+from idempotency_django.contrib.celery import IdempotentTask
+from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.testing import replaying
+from idempotency_django.testing.plugin import IGNORE
+from idempotency_django.testing.replaying import Replays
+from idempotency_django.testing.writes import _named
+from tests.models import Effect
+from tests.settings import ALIASES
+from tests.support import ways
+
+pytest_plugins = ["pytester"]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
+
+tasks = Celery("replaying")
+tasks.conf.task_always_eager = True
+
+
+@tasks.task(name="tests.shipped")
+def shipped() -> None:
+    """Stands for a task."""
+
+
+@tasks.task(base=IdempotentTask, name="tests.paid", key="paid-{order}")
+def paid(order: str) -> None:
+    """Stands for a task that is idempotent itself."""
+
+
+def done(reference: str = "a", using: str = "default") -> HttpResponse:
+    Effect.objects.using(using).create(reference=reference)
+    return HttpResponse("done", "text/plain", status=201)
+
+
+@csrf_exempt
+def unprotected(request: HttpRequest) -> HttpResponse:
+    return done()
+
+
+@idempotency_exempt
+@csrf_exempt
+def exempt(request: HttpRequest) -> HttpResponse:
+    return done()
+
+
+@csrf_exempt
+@idempotent
+def protected(request: HttpRequest) -> HttpResponse:
+    return done()
+
+
+class Calls:
+    """What the views below have done in a test, outside of the database."""
+
+    count = 0
+    file = Path(os.devnull)
+
+
+@csrf_exempt
+def odd(request: HttpRequest) -> HttpResponse:
+    """Does what its name says."""
+    Calls.count += 1
+    match request.GET["what"]:
+        case "mail":
+            mail.send_mail("Hello", "", None, ["carol@example.com"])
+        case "hook":
+            transaction.on_commit(odd_hook)
+        case "task":
+            shipped.delay()
+        case "idempotent task":
+            paid.delay("a")
+        case "process":
+            subprocess.run(["true"], check=True)
+        case "file":
+            Calls.file.write_text("paid")
+        case "cache":
+            cache.set("visits", cache.get("visits", 0) + 1)
+        case "log":
+            logging.getLogger("shop").warning("visited")
+        case "raise":
+            raise ValueError("no")
+        case "fail":
+            done()
+            return HttpResponse(status=503)
+        case "refuse":
+            done()
+            return HttpResponse(status=400)
+        case "savepoint":
+            with suppress(ZeroDivisionError), transaction.atomic():
+                done()
+                raise ZeroDivisionError
+        case "unchanged":
+            Effect.objects.filter(reference="missing").update(reference="b")
+        case "update":
+            Effect.objects.update(reference="b")
+        case "session":
+            request.session["visits"] = Calls.count
+        case "unique":
+            User.objects.create(username="erin")
+    return HttpResponse("done", "text/plain")
+
+
+def odd_hook() -> None:
+    """Runs after the commit."""
+
+
+protected_odd = csrf_exempt(idempotent(odd))
+
+
+def outside(view: Any) -> Any:
+    """Something around a protected view."""
+
+    @csrf_exempt
+    def around(request: HttpRequest) -> HttpResponse:
+        Calls.count += 1
+        if request.GET.get("around") == "write":
+            done("outside")
+        if request.GET.get("around") == "raise" and Calls.count > 1:
+            raise ValueError("the second time")
+        if request.GET.get("around") == "status" and Calls.count > 1:
+            return HttpResponse("changed", "text/plain", status=200)
+        if request.GET.get("around") == "throttle" and Calls.count > 1:
+            return HttpResponse("later", "text/plain", status=429)
+        return view(request)
+
+    return around
+
+
+@csrf_exempt
+@idempotent
+def streamed(request: HttpRequest) -> StreamingHttpResponse:
+    done()
+    return StreamingHttpResponse([b"done"])
+
+
+@csrf_exempt
+@idempotent
+def page(request: HttpRequest) -> HttpResponse:
+    done()
+    return HttpResponse("<p>done</p>")
+
+
+def say_ok(request: HttpRequest, response: HttpResponse) -> HttpResponse:
+    response.status_code = 200
+    return response
+
+
+@csrf_exempt
+@idempotent(on_replay=say_ok)
+def other_status(request: HttpRequest) -> HttpResponse:
+    return done()
+
+
+@csrf_exempt
+@idempotent(should_store=lambda request, response: False)
+def unstored(request: HttpRequest) -> HttpResponse:
+    Calls.count += 1
+    return HttpResponse(f"{Calls.count}", "text/plain")
+
+
+@csrf_exempt
+@idempotent(key_format="uuid7")
+def of_other_format(request: HttpRequest) -> HttpResponse:
+    return done()
+
+
+@idempotent
+async def asynchronous(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("done", "text/plain")
+
+
+@csrf_exempt
+def by_key(request: HttpRequest) -> HttpResponse:
+    """Looks responses up by the key alone, or by key and user."""
+    user = request.user.pk if request.GET.get("by") == "user" else ""
+    name = f"{user}-{request.headers['Idempotency-Key']}"
+    if request.GET.get("by") == "nothing":
+        effect, _ = Effect.objects.get_or_create(reference="everybody's")
+    elif (pk := cache.get(name)) is None:
+        effect = Effect.objects.create(reference="a")
+        cache.set(name, effect.pk)
+    else:
+        effect = Effect.objects.get(pk=pk)
+    return JsonResponse({"id": effect.pk})
+
+
+@api_view(["POST"])
+@authentication_classes([TokenAuthentication])
+def by_token(request: Any) -> HttpResponse:
+    assert request.user.is_authenticated
+    return by_key(request._request)  # type: ignore[no-any-return]
+
+
+@csrf_exempt
+@idempotent
+def leave(request: HttpRequest) -> HttpResponse:
+    if not request.user.is_authenticated:
+        return HttpResponse("who are you?", "text/plain", status=401)
+    logout(request)
+    return HttpResponse("bye", "text/plain")
+
+
+in_ninja = ways.operation(lambda request: done(), auth=None)
+
+urlpatterns = [
+    path("leave/", leave),
+    path("unprotected/", unprotected),
+    path("protected/", protected),
+    path("exempt/", exempt),
+    path("odd/", odd),
+    path("protected/odd/", protected_odd),
+    path("outside/", outside(protected)),
+    path("streamed/", streamed),
+    path("page/", page),
+    path("other/", other_status),
+    path("unstored/", unstored),
+    path("other-format/", of_other_format),
+    path("by-key/", by_key),
+    path("by-token/", by_token),
+    path("in-ninja/", in_ninja),
+]
+
+
+class Driver:
+    """Runs requests as those of one test after another."""
+
+    def __init__(self, replays: Replays) -> None:
+        self.replays = replays
+
+    def begin(self, ignore: tuple[str, ...] = (), **mark: Any) -> None:
+        """Begin a test, with this marker."""
+        Calls.count = 0
+        config = SimpleNamespace(getini={IGNORE: list(ignore)}.__getitem__)
+        marks = [SimpleNamespace(kwargs=mark)]
+        item: Any = SimpleNamespace(nodeid="shop/tests.py::test", config=config)
+        item.iter_markers = lambda name: marks
+        self.replays._test = replaying._Test(self.replays, item)
+
+    @property
+    def test(self) -> Any:
+        """The test that runs."""
+        return self.replays._test
+
+    @property
+    def findings(self) -> str:
+        """What was found."""
+        return str(self.test.report)
+
+
+@pytest.fixture(autouse=True)
+def _mailer(settings: Any) -> None:
+    """Django 6.1 asks for one; older versions don't read it."""
+    settings.MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}
+
+
+@pytest.fixture(params=["all"])
+def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    replays = Replays(request.param)
+    replays.pytest_sessionstart()
+    driver = Driver(replays)
+    driver.begin()
+    cache.clear()
+    yield driver
+    replays.pytest_sessionfinish()
+
+
+only_protected = pytest.mark.parametrize("driver", ["protected"], indirect=True)
+ROOT = Path(__file__).parents[2]
+KEY = {"Idempotency-Key": "2d0e0bd4-4a83-4ac2-9ea3-4c5c8a3c8a31"}
+
+
+# What is sent twice.
+
+
+def test_unprotected(driver: Driver, client: Client) -> None:
+    """A second INSERT is a finding, with what to do; the test sees the first effect only."""
+    assert client.post("/unprotected/").status_code == 201
+    assert Effect.objects.count() == 1
+    assert "POST /unprotected/ of shop/tests.py::test was sent again, and had an effect:" in (
+        driver.findings
+    )
+    assert "INSERT INTO" in driver.findings
+    assert "Protect it with" in driver.findings
+    assert "ignore={'tests_effect'}" in driver.findings
+
+
+def test_protected(driver: Driver, client: Client) -> None:
+    """A protected view gets a key, and its retry a replay: no finding."""
+    client.post("/protected/")
+    client.post("/protected/", headers=KEY)
+    assert Effect.objects.count() == 2
+    assert (driver.findings, driver.test.counts["sent"]) == ("", 2)
+
+
+def test_cannot_be_protected(driver: Driver, settings: Any) -> None:
+    """Where the middleware cannot protect a view, the advice is that of its refusal."""
+    settings.MIDDLEWARE = ways.MIDDLEWARE
+    Client().post("/in-ninja/")
+    assert "Nothing protects this endpoint. " in driver.findings
+    assert "which the middleware cannot protect. Put @idempotent on the function" in driver.findings
+
+
+@pytest.mark.parametrize("how", ["exempt/", "missing/"])
+def test_not_sent(driver: Driver, client: Client, how: str) -> None:
+    """Exempt views and missing pages are asked once."""
+    client.post(f"/{how}")
+    assert driver.test.counts["sent"] == 0
+
+
+def test_safe(driver: Driver, client: Client) -> None:
+    """A GET is sent once."""
+    client.get("/unprotected/")
+    assert driver.test.counts["sent"] == 0
+
+
+@only_protected
+def test_only_protected(driver: Driver, client: Client) -> None:
+    """With ``=protected``, an unprotected view is asked twice only if the request has a key."""
+    client.post("/unprotected/")
+    assert driver.test.counts["sent"] == 0
+    client.post("/protected/")
+    assert (driver.test.counts["sent"], driver.findings) == (1, "")
+    Client(headers=KEY).post("/unprotected/")
+    assert "had an effect" in driver.findings
+
+
+def test_off(driver: Driver, client: Client) -> None:
+    """The marker turns it off for a test; outside of tests it is off."""
+    driver.begin(off=True)
+    client.post("/unprotected/")
+    assert driver.test.counts["sent"] == 0
+    driver.replays._test = None
+    client.post("/unprotected/")
+
+
+def test_ignored(driver: Driver, client: Client) -> None:
+    """The marker and the setting name tables that a retry may write to."""
+    driver.begin(ignore=("tests_effect",))
+    client.post("/unprotected/")
+    driver.begin(ignore={"tests_effect"})
+    client.post("/unprotected/")
+    assert driver.findings == ""
+
+
+def test_threads(driver: Driver) -> None:
+    """Requests of other threads, as in a race, are sent once."""
+    sent = []
+    thread = threading.Thread(target=lambda: sent.append(Client().post("/missing/").status_code))
+    thread.start()
+    thread.join()
+    assert sent == [404]
+    assert driver.test.counts == {"unsafe": 1, "sent": 0, "skipped": 0, "elsewhere": 0}
+
+
+class Mixed(IdempotentViewMixin, APIView):
+    authentication_classes = ()
+
+    def post(self, request: Any) -> Response:
+        done()
+        return Response(status=201)
+
+
+def _by_ninja() -> None:
+    router = NinjaAPI(urls_namespace="replaying")
+    router.post("/")(idempotent(lambda request: {}))
+    assert TestClient(router).post("/").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        lambda: protected(RequestFactory().post("/protected/")),
+        lambda: async_to_sync(asynchronous)(AsyncRequestFactory().post("/")),
+        lambda: Mixed.as_view()(APIRequestFactory().post("/")),
+        _by_ninja,
+    ],
+    ids=["RequestFactory", "async", "APIRequestFactory", "ninja"],
+)
+def test_elsewhere(driver: Driver, send: Any) -> None:
+    """What reaches a protected view without a client is counted, unless the plugin is off."""
+    send()
+    assert driver.test.counts == {"unsafe": 0, "sent": 0, "skipped": 0, "elsewhere": 1}
+    driver.begin(off=True)
+    send()
+    driver.begin()
+    protected(RequestFactory().get("/protected/"))
+    Client().post("/protected/")
+    assert driver.test.counts == {"unsafe": 1, "sent": 1, "skipped": 0, "elsewhere": 0}
+
+
+def test_stream(driver: Driver, client: Client) -> None:
+    """A body that is not the client's own may be readable only once."""
+    client.request(
+        **{"REQUEST_METHOD": "POST", "PATH_INFO": "/unprotected/", "wsgi.input": BytesIO()}
+    )
+    assert (driver.test.counts["sent"], driver.test.counts["skipped"]) == (0, 1)
+
+
+def test_counted_queries(driver: Driver, client: Client, django_assert_num_queries: Any) -> None:
+    """Where queries are counted, no key is added, and the second request is not counted."""
+    with django_assert_num_queries(1):
+        client.post("/protected/")
+    assert driver.test.counts["skipped"] == 1
+    with django_assert_num_queries(1):
+        client.post("/unprotected/")
+    assert driver.test.counts["sent"] == 1
+
+
+@pytest.mark.parametrize("execute", [False, True])
+def test_captured_hooks(driver: Driver, client: Client, execute: bool) -> None:
+    """Where ``on_commit`` hooks are captured, no key is added: it would add hooks. Those of the
+    second request are not captured.
+    """
+    with TestCase.captureOnCommitCallbacks(execute=execute) as callbacks:
+        client.post("/protected/odd/?what=hook")
+    assert callbacks == [odd_hook]
+    assert driver.test.counts["skipped"] == 1
+    with TestCase.captureOnCommitCallbacks(execute=execute) as callbacks:
+        client.post("/odd/?what=hook")
+    assert callbacks == [odd_hook]
+    assert "on_commit hook" in driver.findings
+    client.post("/protected/odd/?what=hook")
+    assert driver.test.counts["sent"] == 2
+
+
+def test_keys_of_another_format(driver: Driver, client: Client) -> None:
+    """No key is added where the policy wants another format."""
+    client.post("/other-format/", {}, content_type="application/json")
+    assert "policy leaves it out. Send a key" in driver.findings
+
+
+@pytest.mark.parametrize("what", ["raise", "fail"])
+def test_failed(driver: Driver, client: Client, what: str) -> None:
+    """After an error, a retry is executed, so none is sent."""
+    with suppress(ValueError):
+        client.post(f"/protected/odd/?what={what}")
+    assert driver.test.counts["sent"] == 0
+
+
+def test_broken_transaction(driver: Driver, client: Client) -> None:
+    """Nor where the test's own transaction can only be rolled back."""
+    with transaction.atomic():
+        transaction.set_rollback(True)
+        client.post("/odd/?what=nothing")
+    assert driver.test.counts["sent"] == 0
+
+
+# What a retry may do, and what it may not.
+
+
+@pytest.mark.parametrize(
+    ("what", "finding"),
+    [
+        ("mail", "e-mail 'Hello'"),
+        ("hook", "on_commit hook tests.testing.test_replaying.odd_hook"),
+        ("task", "task tests.shipped"),
+        ("update", "UPDATE"),
+    ],
+)
+def test_effects(driver: Driver, client: Client, what: str, finding: str) -> None:
+    """E-mails, hooks, tasks and updates are effects; a protected view repeats none of them."""
+    Effect.objects.create(reference="a")
+    client.post(f"/protected/odd/?what={what}", headers=KEY)
+    assert driver.findings == ""
+    client.post(f"/odd/?what={what}")
+    assert finding in driver.findings
+    assert len(mail.outbox) == (2 if what == "mail" else 0)
+    assert len([each for each in connection.run_on_commit if each[1] is odd_hook]) == (
+        2 if what == "hook" else 0
+    )
+
+
+@pytest.mark.parametrize(
+    "what", ["savepoint", "unchanged", "cache", "session", "unique", "refuse", "idempotent task"]
+)
+def test_no_effects(driver: Driver, client: Client, what: str) -> None:
+    """Not an effect: rows rolled back, sessions, caches, what the database refuses, refusals."""
+    client.post(f"/odd/?what={what}")
+    assert driver.findings == ""
+    assert Calls.count == (1 if what == "refuse" else 2)
+    assert cache.get("visits") == (1 if what == "cache" else None)
+
+
+def test_nothing_is_logged(
+    driver: Driver, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A test that counts log records sees those of the first request."""
+    client.post("/odd/?what=log")
+    assert [record.message for record in caplog.records] == ["visited"]
+    assert Calls.count == 2
+
+
+def test_login(driver: Driver, client: Client) -> None:
+    """The client's cookies are those of the first response."""
+    client.post("/odd/?what=session")
+    assert client.session["visits"] == 1
+
+
+def test_logout(driver: Driver, client: Client) -> None:
+    """After the first response has ended the session, its retry is another caller's."""
+    client.force_login(User.objects.create_user("carol"))
+    assert client.post("/leave/").status_code == 200
+    assert (driver.test.counts["sent"], driver.findings) == (1, "")
+    assert client.post("/leave/").status_code == 401
+
+
+@pytest.mark.parametrize("method", ["put", "delete"])
+def test_idempotent_methods(driver: Driver, client: Client, method: str) -> None:
+    """PUT and DELETE may update and delete again, but not add."""
+    Effect.objects.create(reference="a")
+    getattr(client, method)("/odd/?what=update")
+    assert driver.findings == ""
+    getattr(client, method)("/unprotected/")
+    assert "INSERT" in driver.findings
+
+
+@pytest.mark.parametrize(
+    ("around", "finding"),
+    [
+        ("write", "outside of what is protected"),
+        ("raise", "it raised ValueError: the second time"),
+        ("status", "its status is 200, not 201: 'changed'"),
+    ],
+)
+def test_around(driver: Driver, client: Client, around: str, finding: str) -> None:
+    """What is around a protected view must neither write nor refuse its retry."""
+    client.post(f"/outside/?around={around}", headers=KEY)
+    assert finding in driver.findings
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/streamed/", "/page/", "/other/", "/unstored/", "/outside/?around=throttle"],
+)
+def test_not_the_same(driver: Driver, client: Client, path: str) -> None:
+    """Not a finding: a response that is not stored, a replaced status, a page, a throttle."""
+    client.post(path)
+    assert (driver.test.counts["sent"], driver.findings) == (1, "")
+
+
+def test_first_is_a_replay(driver: Driver, client: Client) -> None:
+    """A test that sends a retry itself has two replays."""
+    for _ in range(2):
+        client.post("/protected/", headers=KEY)
+    assert (driver.test.counts["sent"], driver.findings) == (2, "")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_committed(driver: Driver, client: Client) -> None:
+    """In a test that commits, the second request does not."""
+    client.post("/unprotected/")
+    client.post("/protected/")
+    assert Effect.objects.count() == 2
+    assert driver.findings.count("had an effect") == 1
+
+
+@pytest.mark.django_db(databases="__all__")
+@pytest.mark.parametrize("name", ALIASES)
+def test_databases(driver: Driver, client: Client, name: str, monkeypatch: Any) -> None:
+    """It sees writes to each database."""
+    original = done
+    monkeypatch.setitem(globals(), "done", lambda: original(using=ALIASES[name]))
+    assert connections[ALIASES[name]].queries_log is not None
+    client.post("/unprotected/")
+    assert "INSERT INTO" in driver.findings
+    assert Effect.objects.using(ALIASES[name]).count() == 1
+
+
+def test_outside(driver: Driver, client: Client) -> None:
+    """What no rollback undoes is a finding, unless the marker names it."""
+    client.post("/protected/odd/?what=process", headers=KEY)
+    assert "POST /protected/odd/ started true within its transaction" in driver.findings
+    assert "ignore={'true'}" in driver.findings
+    driver.begin(ignore={"true"})
+    client.post("/protected/odd/?what=process", headers=KEY)
+    assert driver.findings == ""
+
+
+def test_outside_again(driver: Driver, client: Client) -> None:
+    """So it is if the second request to an unprotected endpoint does it again."""
+    client.post("/odd/?what=process")
+    assert (
+        "had an effect:\n    started true again at tests/testing/test_replaying.py:"
+        in driver.findings
+    )
+    assert "Nothing protects this endpoint" in driver.findings
+    assert "ignore={'true'}" in driver.findings
+    driver.begin(ignore={"true"})
+    client.post("/odd/?what=process")
+    assert driver.findings == ""
+
+
+@pytest.mark.parametrize("method", ["post", "put", "delete"])
+def test_file_again(
+    driver: Driver, client: Client, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same for files, which PUT and DELETE may write again."""
+    monkeypatch.setattr(Calls, "file", tmp_path / "receipt.txt")
+    getattr(client, method)("/odd/?what=file")
+    again = f"wrote to {tmp_path / 'receipt.txt'} again"
+    assert (again in driver.findings) == (method == "post")
+
+
+def test_own_hooks() -> None:
+    """The package's own hooks are no finding."""
+    assert _named(partial(partial(odd_hook))) == "tests.testing.test_replaying.odd_hook"
+    assert _named(partial(idempotent)) == ""
+
+
+# Other users.
+
+
+@pytest.fixture
+def carol(db: None) -> User:
+    user = User.objects.create_user("carol", "carol@example.com")
+    user.groups.add(Group.objects.create(name="staff"))
+    return user
+
+
+@pytest.mark.parametrize(("by", "is_found"), [("key", True), ("user", False), ("nothing", False)])
+def test_other_user(driver: Driver, client: Client, carol: User, by: str, is_found: bool) -> None:
+    """A key that gives another user the first one's response is a finding, once."""
+    client.force_login(carol)
+    for number in range(2):
+        client.post(f"/by-key/?by={by}", headers={"Idempotency-Key": f"{number}"})
+    assert driver.findings.count("gave another user the same response") == is_found
+    assert User.objects.count() == 1
+
+
+def test_other_token(driver: Driver, client: Client, carol: User) -> None:
+    """The same for REST framework, whatever it authenticates by."""
+    token = Token.objects.create(user=carol)
+    client.post("/by-token/", headers={**KEY, "Authorization": f"Token {token}"})
+    assert "gave another user" in driver.findings
+
+
+def test_force_authenticate(driver: Driver, carol: User) -> None:
+    """And for users that nobody authenticates."""
+    client = APIClient()
+    client.force_authenticate(carol)
+    client.post("/by-token/", headers=KEY)
+    assert "gave another user" in driver.findings
+
+
+def test_anonymous(driver: Driver, client: Client, carol: User) -> None:
+    """Where nobody is logged in, there is no other user. A later request of somebody has one."""
+    client.post("/by-key/", headers=KEY)
+    assert driver.findings == ""
+    client.force_login(carol)
+    client.post("/by-key/", headers={"Idempotency-Key": "other"})
+    assert "gave another user the same response" in driver.findings
+
+
+def test_unique_values(client: Client) -> None:
+    """Another user has other unique values; if they cannot be made, nobody is asked."""
+    fields: dict[str, models.Field[Any, Any]] = {
+        "id": models.BigAutoField(primary_key=True),
+        "number": models.UUIDField(unique=True),
+        "email": models.EmailField(unique=True),
+        "name": models.CharField(max_length=8, unique=True),
+        "last_name": models.CharField(max_length=8),
+    }
+    for name, each in fields.items():
+        each.set_attributes_from_name(name)
+    values = replaying._unique_values(fields.values())
+    assert list(values) == ["id", "number", "email", "name"]
+    assert values["id"] is None
+    assert values["email"] == f"{values['number'].hex}@example.com"
+    assert len(values["name"]) == 8
+    with pytest.raises(TypeError):
+        replaying._unique_values([models.IntegerField(unique=True)])
+    assert replaying._other_client(client, SimpleNamespace()) is None
+
+
+# The AsyncClient.
+
+
+@pytest.mark.django_db(transaction=True)
+def test_async_client(driver: Driver) -> None:
+    """Its requests are sent twice, too, with their keys and bodies."""
+
+    async def send() -> list[int]:
+        client = AsyncClient()
+        responses = [
+            await client.post("/unprotected/", {"a": "b"}),
+            await client.post("/protected/", {"a": "b"}),
+            await client.post("/protected/", headers=KEY),
+            await client.get("/unprotected/"),
+        ]
+        return [response.status_code for response in responses]
+
+    assert async_to_sync(send)() == [201] * 4
+    assert driver.findings.count("had an effect") == 1
+    assert (driver.test.counts["sent"], Effect.objects.count()) == (3, 4)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_async_errors(driver: Driver, carol: User) -> None:
+    """What the second request raises does not reach the test, and other users are tried."""
+
+    async def send() -> None:
+        client = AsyncClient()
+        await client.aforce_login(carol)
+        await client.post("/odd/?what=unique")
+        await client.post("/odd/?what=process")
+        await client.post("/by-key/", headers=KEY)
+        driver.replays._seen.clear()
+        await AsyncClient().post("/by-key/", headers={"Idempotency-Key": "other"})
+
+    async_to_sync(send)()
+    assert driver.findings.count("gave another user") == 1
+    assert driver.findings.count("started true again") == 1
+    assert driver.test.counts["sent"] == 4
+
+
+# The plugin. These runs of pytest are within this process, without a database.
+
+SUITE = """
+    from io import BytesIO
+    from django.core import mail
+    from django.test import Client, override_settings
+    import pytest
+
+    @override_settings(ROOT_URLCONF="tests.testing.test_replaying")
+    @pytest.mark.parametrize("count", [1, 2])
+    def test_mail(count):
+        stream = {"REQUEST_METHOD": "POST", "PATH_INFO": "/odd/", "wsgi.input": BytesIO()}
+        for _ in range(count):
+            Client().request(**stream, QUERY_STRING="what=nothing")
+        mail.outbox = []
+        Client().post("/odd/?what=mail")
+        assert len(mail.outbox) == count
+"""
+
+
+def run(pytester: pytest.Pytester, *options: str) -> Any:
+    pytester.makepyfile(SUITE)
+    return pytester.runpytest_inprocess("-p", "no:django", "-p", "no:cacheprovider", *options)
+
+
+def test_plugin(pytester: pytest.Pytester) -> None:
+    """A test that would pass fails with its findings, and a test that fails shows them, too."""
+    result = run(pytester, "--idempotency-replay", "--strict-markers")
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "POST /odd/ of test_plugin.py::test_mail[[]1[]] was sent again, and had an effect:",
+            "    e-mail 'Hello'",
+            "Nothing protects this endpoint*",
+            "*assert 1 == 2*",
+            "POST /odd/ of *[[]2[]]*",
+            "2 of 5 unsafe requests were sent twice; 2 findings; 3 were sent once (*",
+        ]
+    )
+
+
+PROJECT = """
+    import django
+    from django.conf import settings
+    from django.core import mail
+    from django.http import HttpResponse
+    from django.urls import path
+
+    def send(request):
+        mail.send_mail("Hello", "", None, ["carol@example.com"])
+        return HttpResponse()
+
+    urlpatterns = [path("", send)]
+    apps = ["django.contrib.auth", "django.contrib.contenttypes", "idempotency_django"]
+    settings.configure(
+        ROOT_URLCONF="conftest",
+        INSTALLED_APPS=apps,
+        DATABASES={},
+        EMAIL_BACKEND="django.core.mail.backends.locmem.EmailBackend",
+        ALLOWED_HOSTS=["testserver"],
+    )
+    django.setup()
+"""
+PHASES = """
+    from unittest import TestCase
+    from django.core import mail
+    from django.test import Client
+    import pytest
+
+    def send():
+        mail.outbox = []
+        Client().post("/")
+
+    @pytest.fixture
+    def leaving():
+        yield
+        send()
+
+    @pytest.fixture
+    def coming():
+        send()
+
+    def test_teardown(leaving):
+        pass
+
+    def test_both(coming, leaving):
+        pass
+
+    def test_fails(coming):
+        assert False
+
+    @pytest.fixture
+    def broken(coming):
+        raise LookupError
+
+    def test_broken(broken):
+        pass
+
+    def test_skipped(coming):
+        pytest.skip("not here")
+
+    @pytest.mark.xfail
+    def test_expected(coming):
+        assert False
+
+    @pytest.mark.idempotency_replay(off=True)
+    def test_off(leaving):
+        pass
+
+    class Tests(TestCase):
+        def tearDown(self):
+            send()
+
+        def test_passes(self):
+            pass
+
+        def test_fails(self):
+            assert False
+"""
+
+
+def run_alone(pytester: pytest.Pytester, suite: str, *options: str) -> Any:
+    """Run a suite in a process of its own."""
+    pytester.makeconftest(PROJECT)
+    pytester.makepyfile(suite)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
+        return pytester.runpytest_subprocess(
+            "-p", "no:django", "-p", "no:cacheprovider", "--idempotency-replay", *options
+        )
+
+
+@pytest.mark.parametrize("spread", [(), ("-n", "2")], ids=["one process", "xdist"])
+def test_phases(pytester: pytest.Pytester, spread: tuple[str, ...]) -> None:
+    """What a fixture sends before or after its test is reported as of the test, and once."""
+    result = run_alone(pytester, PHASES, *spread)
+    shown = result.stdout.str()
+    finding = r"^POST / of test_phases.py::(\S+) was sent again, and had an effect:$"
+    found = re.findall(finding, shown, re.MULTILINE)
+    names = ["Tests::test_fails", "Tests::test_passes", "test_both", "test_broken", "test_fails"]
+    assert sorted(found) == [*names, "test_skipped", "test_teardown"], shown
+    result.assert_outcomes(passed=2, failed=4, errors=3, skipped=1, xfailed=1)
+    assert "9 of 9 unsafe requests were sent twice; 8 findings" in shown
+
+
+SENT_ONCE = """
+    from unittest.mock import patch
+    from django.test import Client, RequestFactory
+    import conftest
+
+    def test_nothing():
+        with patch.object(conftest, "mail"):
+            assert conftest.send(RequestFactory().post("/")).status_code == 200
+            assert Client().post("/missing/").status_code == 404
+"""
+
+
+def test_nothing_sent_twice(pytester: pytest.Pytester) -> None:
+    """A run in which nothing was sent twice says so."""
+    shown = run_alone(pytester, SENT_ONCE).stdout
+    shown.fnmatch_lines(
+        [
+            "0 of 1 unsafe request was sent twice; 0 findings",
+            "Nothing was sent twice, so this run says nothing about retries.",
+        ]
+    )
+    shown = run_alone(pytester, "def test_nothing(): pass").stdout
+    shown.fnmatch_lines(["0 of 0 unsafe requests were sent twice; 0 findings"])
+
+
+def test_unused(pytester: pytest.Pytester) -> None:
+    """Without the option, the plugin changes nothing, and says nothing."""
+    result = run(pytester)
+    result.assert_outcomes(passed=1, failed=1)
+    assert "idempotency replay" not in result.stdout.str()
+
+
+def test_help(pytester: pytest.Pytester) -> None:
+    """The option, the setting and the marker explain themselves; another value is refused."""
+    shown = run(pytester, "--help").stdout.str()
+    assert "--idempotency-replay" in shown
+    assert "idempotency_replay_ignore" in shown
+    assert "idempotency_replay(off=False" in run(pytester, "--markers").stdout.str()
+    refused = run(pytester, "--idempotency-replay", "test_x.py").stderr.str()
+    assert "'test_x.py' is neither 'all' nor 'protected'" in refused
+    assert "write their paths before the option" in refused
+
+
+def test_no_django() -> None:
+    """pytest loads the plugin in every project, so it imports no Django."""
+    program = "import idempotency_django.testing.plugin, sys; assert 'django' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
