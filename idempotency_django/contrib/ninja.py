@@ -55,8 +55,8 @@ class NinjaAdapter(ViewAdapter):
             return sent
         return self.http_request.headers.get(conf.header)
 
-    def invocation(self, policy: Policy) -> Invocation:
-        request = self.http_request
+    def invocation(self) -> Invocation:
+        request, policy = self.http_request, self.policy
         body = None if hasattr(request, "_stream") else lambda: request.body  # of ninja's tests
         auth, person = getattr(request, "auth", None), getattr(request, "user", None)
         if auth is None:
@@ -90,8 +90,8 @@ class NinjaAdapter(ViewAdapter):
         made: HttpResponseBase = operation._result_to_response(request, result, response)
         return made
 
-    def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
-        if not policy.should_store:
+    def recover(self, error: Exception) -> HttpResponseBase:
+        if not self.policy.should_store:
             raise error
         response: HttpResponseBase = self.operation.api.on_exception(self.http_request, error)
         return response

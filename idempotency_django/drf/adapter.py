@@ -158,9 +158,11 @@ class DRFAdapter(Adapter):
         hook = getattr(self.view, "get_idempotency_scope", super().scope)
         return hook()
 
-    def invocation(self, policy: Policy) -> Invocation:
+    def invocation(self) -> Invocation:
         own = self.request
-        return invocation_of(self.http_request, policy, own=own, auth=own.auth, body=self._body)
+        return invocation_of(
+            self.http_request, self.policy, own=own, auth=own.auth, body=self._body
+        )
 
     def respond(self) -> HttpResponseBase:
         view = self.view
@@ -188,8 +190,8 @@ class DRFAdapter(Adapter):
         own_check = overrides_replay_check(type(self.view))
         return own_check or self.policy.check_replay is not None or has_object(self.view)
 
-    def authorize(self, record: Record, policy: Policy) -> None:
-        super().authorize(record, policy)
+    def authorize(self, record: Record) -> None:
+        super().authorize(record)
         check = getattr(self.view, "check_idempotent_replay", None)
         if check is None:
             check_object(self.view, record)
@@ -197,23 +199,23 @@ class DRFAdapter(Adapter):
             name = f"check_idempotent_replay() of {type(self.view).__qualname__}"
             refuse_result(check(self.request, record), name)
 
-    def rebuild(self, record: Record, policy: Policy) -> HttpResponseBase:
+    def rebuild(self, record: Record) -> HttpResponseBase:
         rebuild = getattr(self.view, "rebuild_idempotent_response", None)
-        if rebuild is None or policy.rebuild is not None:
-            return super().rebuild(record, policy)
+        if rebuild is None or self.policy.rebuild is not None:
+            return super().rebuild(record)
         return rebuild(record)  # type: ignore[no-any-return]
 
-    def can_rebuild(self, policy: Policy) -> bool:
+    def can_rebuild(self) -> bool:
         view_class: Any = type(self.view)
         hook = defining_module(view_class, "rebuild_idempotent_response")
-        return bool(hook) or super().can_rebuild(policy)
+        return bool(hook) or super().can_rebuild()
 
     def native(self, response: HttpResponseBase) -> HttpResponseBase:
         if isinstance(response, Response) or not isinstance(response, HttpResponse):
             return response
         return StoredResponse(response)
 
-    def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
+    def recover(self, error: Exception) -> HttpResponseBase:
         # Not rendered here: under ATOMIC_REQUESTS the exception handler may have marked the
         # transaction for rollback, and a renderer may ask the database for something.
         return self._finalized(self.view.handle_exception(error))

@@ -1,15 +1,16 @@
-"""The seam of all adapters: a policy and an invocation become a plan, which the engine runs.
+"""The seam of all adapters: a policy and a request become a plan, which the engine runs.
 
-An adapter describes its request as a :class:`PlanRequest`. :func:`plan` says which operation
+An adapter describes its request as a :class:`PlanRequest`. :func:`make_plan` says which operation
 that is, which store keeps its record, and which of the two guarantees it gets.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import lru_cache
-from typing import Protocol
+from functools import cached_property, lru_cache
+from typing import Final, Protocol
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -35,7 +36,7 @@ class PlanRequest(Protocol):
     def scope(self) -> str | None:
         """The scope that the key is unique in; ``None``: the policy's."""
 
-    def invocation(self, policy: Policy) -> Invocation:
+    def invocation(self) -> Invocation:
         """The invocation for the policy; called only if there may be a key."""
 
 
@@ -68,47 +69,89 @@ def make_plan(policy: Policy, request: PlanRequest, *, asynchronous: bool = Fals
         IdempotencyError: the key is missing, malformed or guessable.
         ImproperlyConfigured: the policy needs what its store or mode cannot promise.
     """
-    header = request.header()
-    if header is not None and keys.reads_header(policy.key):
-        quoted = keys.USUAL.fullmatch(header) if policy.key_format == "any" else None
-        try:
-            key = quoted[1] if quoted else identity.client_key(policy, header)
-        except KeyMalformed:
-            if policy.requires_key(request.method) or not keys.is_made_up(header):
-                raise
-            key = None
+    asked = _Asked(policy, request)
+    for source in SOURCES:
+        key = source(asked)
+        if key is not None:
+            break
     else:
-        key = None
-    if key is None and policy.key is None:
         identity.refuse_missing(policy, request.method)
         return None
-    scope = request.scope()
-    invocation = request.invocation(policy)
-    if policy.principal:
-        invocation = identity.identified(policy, invocation)
-    derived = key is None
-    if key is None:
-        key = identity.derived_key(policy, invocation)
-    elif hasattr(policy.key, keys.FIELD_OF_FORM) and keys.is_made_up(header):
-        # The form's own key is the same for a double click; a browser's is not.
-        own = identity.derived_key(policy, invocation)
-        derived, key = own is not None, own or key
-    if key is None:
-        identity.refuse_missing(policy, request.method)
-        return None
-    if not (derived or invocation.principal or keys.is_unguessable(key)):
-        if policy.requires_key(request.method) or not keys.is_made_up(header):
-            raise KeyGuessable
-        derived, key = True, identity.derived_key(policy, invocation)
-        if key is None:
-            return None
     store = stores[policy.store]
     lease = lease_of(policy, store, asynchronous=asynchronous)
-    operation = identity.operation(policy, invocation, key=key, scope=scope, lease=lease)
+    operation = identity.operation(
+        policy, asked.invocation, key=key, scope=request.scope(), lease=lease
+    )
     parent = CURRENT.get()
     if parent is not None:
         operation = replace(operation, caused_by=parent.reference)
-    return Plan(policy, store, operation, derived)
+    return Plan(policy, store, operation, derived=source in _DERIVED)
+
+
+class _Asked:
+    """What a request asks for, as the sources of its key look at it.
+
+    Args:
+        policy: a resolved policy.
+        request: the request.
+    """
+
+    def __init__(self, policy: Policy, request: PlanRequest) -> None:
+        self.policy = policy
+        self.request = request
+        self.header = request.header() if keys.reads_header(policy.key) else None
+        self.is_made_up = self.header is not None and keys.MADE_UP.fullmatch(self.header)
+
+    @cached_property
+    def invocation(self) -> Invocation:
+        invocation = self.request.invocation()
+        return identity.identified(self.policy, invocation) if self.policy.principal else invocation
+
+
+# The sources of a key, in their order. The first that knows one wins.
+
+
+def _client(asked: _Asked) -> str | None:
+    """The key in the header, which the client has chosen."""
+    return None if asked.header is None or asked.is_made_up else _in_header(asked, asked.header)
+
+
+def _form_field(asked: _Asked) -> str | None:
+    """The key that the server has written into a form: it is the same for a double click."""
+    return _derived(asked) if hasattr(asked.policy.key, keys.FIELD_OF_FORM) else None
+
+
+def _browser(asked: _Asked) -> str | None:
+    """The key in the header, which a browser has made up. If it is unusable, it is ignored."""
+    if asked.header is None or not asked.is_made_up:
+        return None
+    try:
+        return _in_header(asked, asked.header)
+    except (KeyMalformed, KeyGuessable):
+        if asked.policy.requires_key(asked.request.method):
+            raise
+        return None
+
+
+def _in_header(asked: _Asked, header: str) -> str:
+    key = identity.client_key(asked.policy, header)
+    if not (asked.invocation.principal or keys.is_unguessable(key)):
+        raise KeyGuessable
+    return key
+
+
+def _derived(asked: _Asked) -> str | None:
+    """The key that is made of what is asked for."""
+    return identity.derived_key(asked.policy, asked.invocation) if asked.policy.key else None
+
+
+SOURCES: Final[tuple[Callable[[_Asked], str | None], ...]] = (
+    _client,
+    _form_field,
+    _browser,
+    _derived,
+)
+_DERIVED: Final = (_form_field, _derived)
 
 
 def plan_call(

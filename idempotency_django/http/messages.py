@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -237,17 +238,12 @@ def response_of(payload: Payload) -> HttpResponse:
     reason = payload.note(REASON)
     if reason:
         response.reason_phrase = reason
-    mark_replay(response)
+    response[REPLAYED_HEADER] = "true"
     return response
 
 
 REPLAYED_HEADER: Final = "Idempotent-Replayed"
 """The response header that is ``true`` on a replay."""
-
-
-def mark_replay(response: HttpResponseBase) -> None:
-    """Mark a response as a replay."""
-    response[REPLAYED_HEADER] = "true"
 
 
 PLANNED: Final = "_idempotency_planned"
@@ -278,6 +274,11 @@ def status_of(error: IdempotencyError | type[IdempotencyError]) -> int:
 def error_body(error: IdempotencyError) -> dict[str, Any]:
     """The data of the body that explains an error: a problem, or the dialect's."""
     return dialect().error_body(error, status_of(error))
+
+
+def retry_after() -> int:
+    """The seconds of the ``Retry-After`` of an operation in progress."""
+    return max(1, math.ceil(conf.retry_after.total_seconds()))
 
 
 def problem_response(error: IdempotencyError) -> HttpResponse:
@@ -316,9 +317,9 @@ class Adapter(ABC):
         """The key as the client sent it; ``None`` when it sent none."""
         return key_header(self.http_request)
 
-    def invocation(self, policy: Policy) -> Invocation:
+    def invocation(self) -> Invocation:
         """The invocation that the request is, for its policy."""
-        return invocation_of(self.http_request, policy)
+        return invocation_of(self.http_request, self.policy)
 
     def scope(self) -> str | None:
         """The scope that the key is unique in, if the policy does not decide it."""
@@ -333,28 +334,29 @@ class Adapter(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
+    def recover(self, error: Exception) -> HttpResponseBase:
         """The response to the view's error, rendered or not; or raise the error again."""
 
-    def rebuild(self, record: Record, policy: Policy) -> HttpResponseBase:
+    def rebuild(self, record: Record) -> HttpResponseBase:
         """The response of a record whose body was not kept.
 
         Raises:
             ResponseNotStored: there is no way to build it again.
         """
-        if policy.rebuild is None:
+        if self.policy.rebuild is None:
             raise ResponseNotStored
-        response: HttpResponseBase = policy.rebuild(record, self.http_request)
+        response: HttpResponseBase = self.policy.rebuild(record, self.http_request)
         return response
 
-    def can_rebuild(self, policy: Policy) -> bool:
+    def can_rebuild(self) -> bool:
         """Whether a response whose body was not kept can be built again."""
-        return policy.rebuild is not None
+        return self.policy.rebuild is not None
 
-    def authorize(self, record: Record, policy: Policy) -> None:
+    def authorize(self, record: Record) -> None:
         """Raise to refuse a replay to a caller who would be refused with a new key."""
-        if policy.check_replay is not None:
-            refuse_result(policy.check_replay(self.request, record), "check_replay of a policy")
+        check = self.policy.check_replay
+        if check is not None:
+            refuse_result(check(self.request, record), "check_replay of a policy")
 
     def native(self, response: HttpResponseBase) -> HttpResponseBase:
         """A response of this package, of the class that the framework's views return."""
@@ -393,10 +395,6 @@ def without_own_frames(error: Exception) -> Exception:
     return error.with_traceback(shown)
 
 
-def has_body(record: Record) -> bool:
-    return record.payload is not None and record.payload.body is not None
-
-
 LANGUAGE: Final = "Content-Language"
 
 UNKNOWN_REASON: Final = "Unknown Status Code"
@@ -413,12 +411,13 @@ NEVER_STORED_HEADERS: Final = frozenset(
 """The response headers, in lower case, that are never stored; a replay gets new ones."""
 
 
-def result_of(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> Result:
+def result_of(adapter: Adapter, response: HttpResponseBase) -> Result:
     """The result for the engine: the response, and the payload to store or the reason for storing
     none.
     """
+    policy = adapter.policy
     try:
-        unwanted = reason_not_to_store(adapter, response, policy)
+        unwanted = reason_not_to_store(adapter, response)
     except Exception:
         operation: Operation = adapter.http_request.idempotency.operation  # type: ignore[attr-defined]
         if operation.lease is None:
@@ -437,13 +436,13 @@ def result_of(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> R
     return Result(response, payload)
 
 
-def reason_not_to_store(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> str:
+def reason_not_to_store(adapter: Adapter, response: HttpResponseBase) -> str:
     """The reason for storing nothing of a response; empty: it is stored."""
-    status = response.status_code
+    status, policy = response.status_code, adapter.policy
     if status >= 500:
         return f"The response had the status {status}."
     if policy.should_store or status in NEVER_STORED or getattr(response, "context_data", None):
-        return _unwanted(adapter, response, policy)
+        return _unwanted(adapter, response)
     return ""
 
 
@@ -496,9 +495,9 @@ def _is_refused_form(value: Any) -> bool:
     return False
 
 
-def _unwanted(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> str:
+def _unwanted(adapter: Adapter, response: HttpResponseBase) -> str:
     """The reason for not storing a response with a status that is stored; empty: it is stored."""
-    wanted = _wanted(adapter, response, policy)
+    wanted = _wanted(adapter, response)
     if wanted is not None:
         return "" if wanted else "The policy's should_store= rejected this response."
     if response.status_code in NEVER_STORED:
@@ -506,9 +505,10 @@ def _unwanted(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> s
     return "The response contains a form with errors." if shows_refused_form(response) else ""
 
 
-def _wanted(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> bool | None:
+def _wanted(adapter: Adapter, response: HttpResponseBase) -> bool | None:
     """Whether the policy stores a response; ``None``: it does not say."""
-    wanted = policy.should_store and policy.should_store(adapter.http_request, response)
+    should_store = adapter.policy.should_store
+    wanted = should_store and should_store(adapter.http_request, response)
     if wanted is None or isinstance(wanted, bool):
         return wanted
     raise ImproperlyConfigured(
@@ -517,16 +517,14 @@ def _wanted(adapter: Adapter, response: HttpResponseBase, policy: Policy) -> boo
     )
 
 
-def result_of_error(
-    adapter: Adapter, response: HttpResponseBase, error: Exception, policy: Policy
-) -> Result:
+def result_of_error(adapter: Adapter, response: HttpResponseBase, error: Exception) -> Result:
     """The result for the engine of a view's error; its payload is made after the rollback."""
 
     def payload() -> Payload:
-        return _labelled(adapter.http_request, render(response), policy)
+        return _labelled(adapter.http_request, render(response), adapter.policy)
 
     status = response.status_code
-    kept = payload if 400 <= status < 500 and _wanted(adapter, response, policy) else None
+    kept = payload if 400 <= status < 500 and _wanted(adapter, response) else None
     return Result(
         response, kept, error=describe_error(error), failed=kept is None and status >= 500
     )

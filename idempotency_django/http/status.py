@@ -8,34 +8,53 @@ operation. The caller must be the user who started the operation, or have the sa
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signing import BadSignature, Signer
-from django.http import HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import NoReverseMatch, reverse
 
 from ..conf import conf
-from ..policy import keys
+from ..engine import Plan
+from ..policy import identity, keys
 from ..stores import Store, stores
 from ..stores.records import Operation, Payload, Record, Status
+from .messages import authorization_of, principal_of, retry_after
 
 SALT: Final = "idempotency_django.http.status"
 UNKNOWN: Final = "unknown"
 """The owner of an operation whose caller a status view cannot tell from others."""
 
 
-def accepted_response(
-    store: Store, operation: Operation, owners: Sequence[str], retry_after: int
-) -> HttpResponse:
-    """The response to a duplicate of an operation in progress: 202, and where its status is."""
+def accepted_response(plan: Plan, request: HttpRequest) -> HttpResponse:
+    """The response to a duplicate of an operation in progress: 202, and where its status is.
+
+    Raises:
+        ImproperlyConfigured: the project's URLs have no status view.
+    """
     response = JsonResponse({"status": Status.IN_PROGRESS}, status=202)
-    response["Location"] = location(store, operation, *owners)
-    response["Retry-After"] = str(retry_after)
+    response["Location"] = location(plan.store, plan.operation, *_owners(plan, request))
+    response["Retry-After"] = str(retry_after())
     response["Cache-Control"] = "no-store"
     return response
+
+
+def _owners(plan: Plan, request: HttpRequest) -> list[str]:
+    """Who may ask for the status, as records name them; empty: everybody who has the address.
+
+    That is a caller whom its view knows, else who has the same token.
+    """
+    caller, user = plan.operation.principal, getattr(request, "user", None)
+    # Without a primary key, it is the policy that knows the user.
+    if caller and getattr(user, "pk", None) is not None and caller == principal_of(user):
+        return [caller]
+    owners = identity.owners_of(authorization_of(request))[:1]
+    if caller and not plan.policy.principal:  # another status view may know it
+        owners.append(caller)
+    return owners or [UNKNOWN if caller else ""]
 
 
 def location(store: Store, operation: Operation, *owners: str) -> str:

@@ -80,8 +80,8 @@ class ViewAdapter(Adapter):
         self._view = view
         self._instance = instance
 
-    def authorize(self, record: Record, policy: Policy) -> None:
-        super().authorize(record, policy)
+    def authorize(self, record: Record) -> None:
+        super().authorize(record)
         if self._instance is not None:
             check_object(self._instance, record)
 
@@ -104,8 +104,8 @@ class ViewAdapter(Adapter):
             "not an HttpResponse."
         )
 
-    def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
-        if policy.should_store and isinstance(error, _HTTP_ERRORS):
+    def recover(self, error: Exception) -> HttpResponseBase:
+        if self.policy.should_store and isinstance(error, _HTTP_ERRORS):
             return response_for_exception(self.http_request, error)
         raise error
 

@@ -19,15 +19,14 @@ from .policies import Policy, SlidingTTL
 # The key.
 
 
-def client_key(policy: Policy, header: str | None) -> str | None:
-    """The key in the value of the key header; ``None`` if the header does not count.
+def client_key(policy: Policy, header: str) -> str:
+    """The key in the value of the key header.
 
     Raises:
         KeyMalformed: it is not a key, or not in the policy's format.
     """
-    if header is None or not keys.reads_header(policy.key):
-        return None
-    return _in_format(policy, keys.parse_header(header))
+    key = keys.parse_header(header)
+    return key if policy.key_format == "any" else _in_format(policy, key)
 
 
 def derived_key(policy: Policy, invocation: Invocation) -> str | None:
@@ -76,7 +75,7 @@ def _how_to_send_a_key(policy: Policy) -> str:
 
 
 def identified(policy: Policy, invocation: Invocation) -> Invocation:
-    """The invocation, with the principal that the policy knows it to be from.
+    """The invocation, with the caller whom the policy knows.
 
     A policy that returns ``None`` or an empty text does not know: then the request itself decides.
     """

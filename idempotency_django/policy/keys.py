@@ -32,11 +32,15 @@ _INSTEAD_OF_HEADER: Final = "instead_of_header"
 
 KeyFunction = Callable[[Invocation], str | None]
 
-USUAL: Final = re.compile(r'"([!#-+\--\[\]-~]{1,255})"')
+QUOTED_KEY: Final = re.compile(r'"([!#-+\--\[\]-~]{1,255})"')
 """The value of a key header as most clients send it: quoted, no comma, nothing to unescape."""
 VALID: Final = re.compile(r"[\x21-\x7e]{1,255}")
 """A key that :func:`checked` lets pass."""
-_MADE_UP: Final = re.compile(r'"[1-9][0-9]{14,19}"')
+MADE_UP: Final = re.compile(r'"[1-9][0-9]{14,19}"')
+"""The value of a key header that a browser may have made up.
+
+Firefox can send a new one with each POST and PATCH, also of a form: 64 bits as a quoted number.
+"""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")  # the result of fit()
 _FORMATS: Final = {
     "uuid": re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"),
@@ -59,9 +63,9 @@ def parse_header(value: str) -> str:
             comma.
     """
     value = value.strip(" \t")
-    usual = USUAL.fullmatch(value)
-    if usual:
-        return usual[1]
+    quoted = QUOTED_KEY.fullmatch(value)
+    if quoted:
+        return quoted[1]
     if not value.startswith('"'):
         return checked(_one_line(value, ',"'))
     try:
@@ -130,14 +134,6 @@ def quoted(key: str) -> str:
 def has_format(key: str, expected: str) -> bool:
     """Whether the key has a named format (see ``FORMAT_NAMES``) or matches a regular expression."""
     return (_FORMATS.get(expected) or re.compile(expected)).fullmatch(key) is not None
-
-
-def is_made_up(header: str | None) -> bool:
-    """Whether a browser may have made the value of the key header up.
-
-    Firefox can send a new one with each POST and PATCH, also of a form: 64 bits as a quoted number.
-    """
-    return header is not None and _MADE_UP.fullmatch(header) is not None
 
 
 def is_unguessable(key: str) -> bool:

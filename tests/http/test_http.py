@@ -480,7 +480,7 @@ class OnlyOnce(Adapter):
     def respond(self) -> HttpResponseBase:
         return HttpResponse(b"done", "text/plain", status=201)
 
-    def recover(self, error: Exception, policy: Policy) -> HttpResponseBase:
+    def recover(self, error: Exception) -> HttpResponseBase:
         raise error
 
 
