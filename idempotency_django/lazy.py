@@ -5,7 +5,8 @@ So `import idempotency_django` needs neither Django's settings nor an extra.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -32,3 +33,17 @@ def lazily(
         return namespace[name]
 
     return get
+
+
+@contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Have an import of a package that is missing say which extra to install.
+
+    Args:
+        name: the extra that the block's imports need, such as ``"celery"``.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        text = f'{error.msg}. Install it with: pip install "idempotency-django[{name}]"'
+        raise ModuleNotFoundError(text, name=error.name) from error

@@ -35,7 +35,6 @@ from .base import Action, ListAdmin
 from .changelist import (
     AuditChangeList,
     AuditQuerySet,
-    CopiesFilter,
     ExpiryFilter,
     OperationFilter,
     ResponseFilter,
@@ -75,7 +74,7 @@ class IdempotencyKeyAdmin(ListAdmin):
     )
     sortable_by = ("created",)
     ordering = ("-created_at",)
-    list_filter = (StateFilter, OperationFilter, ExpiryFilter, ResponseFilter, CopiesFilter)
+    list_filter = (StateFilter, OperationFilter, ExpiryFilter, ResponseFilter)
     date_hierarchy = "created_at"
     search_fields = ("key", "scope", "path", "principal")
     search_help_text = _(

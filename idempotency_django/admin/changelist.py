@@ -25,9 +25,6 @@ SAMPLED: Final = 1_000
 FOUND: Final = 100
 """The most records that a search finds by path or principal."""
 
-COPIES: Final = "copies:"
-"""The prefix of the scopes of copies of Celery tasks."""
-
 _RECENT: Final = "found_among_the_newest"
 _AFTER_ASCII: Final = "\x7f"
 _THE_BEGINNING: Final = Value(datetime(1970, 1, 2, tzinfo=UTC), output_field=DateTimeField())
@@ -151,21 +148,6 @@ class OperationFilter(SimpleListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         name = self.value()
         return queryset if name is None else queryset.filter(operation=name)
-
-
-_IS_COPY: Final = Q(scope__gte=COPIES, scope__lt=COPIES + _AFTER_ASCII)
-
-
-class CopiesFilter(ChoiceFilter):
-    """Without, or only, the records by which a task that waits sends each copy of itself once."""
-
-    title = _("copies of tasks")
-    parameter_name = "copies"
-    choices_offered: ClassVar = {
-        # A copy is remembered for an hour, so few are in the way.
-        "without": (_("without them"), lambda rows: rows.exclude(_IS_COPY)),
-        "only": (_("only them"), lambda rows: rows.filter(_IS_COPY)),
-    }
 
 
 class ExpiryFilter(ChoiceFilter):

@@ -32,7 +32,6 @@ id                                     problem
 ``idempotency_django.E032``            a model without both ``Versioned`` and one ``VersionField``
 ``idempotency_django.E034``            a ``VersionedAdmin`` whose forms do not submit the version
 ``idempotency_django.W035``            Celery's broker delivers again before a task's lease ends
-``idempotency_django.W036``            Celery's result backend may count the parts of a chord twice
 ``idempotency_django.W037``            an attribute of a view or receiver that has no effect
 ``idempotency_django.E038``            the settings of ``IDEMPOTENCY`` under another name
 ``idempotency_django.E041``            a receiver of webhooks cannot be used
@@ -46,7 +45,6 @@ id                                     problem
 ``idempotency_django.E060``            a view has a policy, but no protection
 ``idempotency_django.W061``            a Celery task has a policy or key, but not our base class
 ``idempotency_django.E062``            a leased view is in a transaction of ``ATOMIC_REQUESTS``
-``idempotency_django.W070``            Celery deduplicates messages before its tasks see them
 ``idempotency_django.W071``            ``MIDDLEWARE_PROTECTS`` names no route or namespace
 =====================================  =========================================================
 """

@@ -1,4 +1,4 @@
-"""Checks of Celery's tasks, broker and result backend.
+"""Checks of Celery's tasks and broker.
 
 The app imports this module if Celery is installed.
 """
@@ -12,19 +12,21 @@ from celery import current_app
 from django.core.checks import CheckMessage, Warning  # noqa: A004  # Django's name
 from django.utils.module_loading import autodiscover_modules
 
-from ..contrib.celery import IdempotentTask, counts_parts
+from ..contrib.celery import IdempotentTask
 from ..policy import Policy
 from .configuration import check_policy, each_once, tried
 
 _NO_APP: Final = "default"
 """The name of Celery's default app."""
 
+_OPTIONS: Final = ("idempotency_policy", "idempotency", "key")
+
 _OWN: Final = ("celery.", "idempotency_django.")
 """The prefixes of names of tasks that are not the project's."""
 
 
 def check_celery(**_: Any) -> Sequence[CheckMessage]:
-    """The idempotent tasks, and whether broker and result backend suit them."""
+    """The idempotent tasks, and whether the broker suits them."""
     app: Any = current_app
     if app.main == _NO_APP:
         return []
@@ -35,15 +37,14 @@ def check_celery(**_: Any) -> Sequence[CheckMessage]:
     messages = [*_without_base(task for task in everything if task not in tasks)]
     for task in tasks:
         messages += check_policy(task.idempotency_policy, f"the task {task.name}")
-    of_app = [*_chords(app), *_deduplication(app)] if tasks else []
-    return [*each_once(messages), *_visibility(app, tasks), *of_app]
+    return [*each_once(messages), *_visibility(app, tasks)]
 
 
 def _without_base(tasks: Iterable[Any]) -> Iterator[CheckMessage]:
     """Tasks with options of an idempotent one, which nothing reads."""
     for task in tasks:
         options = vars(type(task))  # a key of a base class is the project's own affair
-        given = [name for name in ("idempotency_policy", "key") if options.get(name) is not None]
+        given = [name for name in _OPTIONS if options.get(name) is not None]
         if given:
             yield Warning(
                 f"The task {task.name} has {' and '.join(f'{name}=' for name in given)}, but is "
@@ -71,37 +72,3 @@ def _visibility(app: Any, tasks: Iterable[IdempotentTask]) -> Iterator[CheckMess
                 ),
                 id="idempotency_django.W035",
             )
-
-
-def _chords(app: Any) -> Iterator[CheckMessage]:
-    """Whether the result backend counts the parts of a chord that are reported twice."""
-    try:
-        backend = app.backend
-    except Exception:  # noqa: BLE001  # its library is not installed: Celery reports that
-        return
-    if counts_parts(backend):
-        yield Warning(
-            f"The result backend {type(backend).__name__} counts the parts of a chord one by one.",
-            hint=(
-                "If a worker is killed while it reports a part, the chord counts that part twice "
-                "or not at all. Its body then runs too early, or never. If you use chords, use "
-                "Redis as the result backend. Otherwise, silence this check."
-            ),
-            id="idempotency_django.W036",
-        )
-
-
-def _deduplication(app: Any) -> Iterator[CheckMessage]:
-    """Whether Celery acknowledges a repeated message before the task can count a chord's part."""
-    if app.conf.worker_deduplicate_successful_tasks:
-        yield Warning(
-            "Celery's worker_deduplicate_successful_tasks is on, and the project has idempotent "
-            "tasks.",
-            hint=(
-                "If a worker is killed after it has stored a result, Celery acknowledges the next "
-                "delivery without counting its part of a chord, so the chord's body may never run. "
-                "Remove the setting: an IdempotentTask returns its first result to each delivery, "
-                "and counts the part."
-            ),
-            id="idempotency_django.W070",
-        )

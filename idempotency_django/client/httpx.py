@@ -12,10 +12,12 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import anyio
-import httpx
-
+from ..lazy import extra
 from .retrying import SAFE_METHODS, Call, OutcomeUnknown, Retries, new_key, refuse_body
+
+with extra("client"):
+    import anyio
+    import httpx
 
 if TYPE_CHECKING:
     Base = Any

@@ -6,35 +6,33 @@ This package imports Celery, so the extra ``celery`` must be installed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from types import FunctionType
 from typing import Any, ClassVar, Final
 
-from celery import Celery, Task, current_task, states
-from celery.backends.base import BaseKeyValueStoreBackend
-from celery.exceptions import Ignore, Reject
-from celery.signals import before_task_publish
-from celery.worker.request import Request
 from django.core.exceptions import ImproperlyConfigured
-from kombu.exceptions import OperationalError
-from kombu.utils.json import dumps
 
-from ..backoff import Backoff
-from ..conf import conf
-from ..engine import ExecutionContext, Plan, current_execution, idempotent_call, plan_call, run_plan
+from ..engine import ExecutionContext, Plan, current_execution, plan_call, run_plan
 from ..errors import (
     ClaimLost,
-    IdempotencyError,
     KeyExpired,
     OperationInProgress,
     ResponseNotStored,
     StoreUnavailable,
 )
+from ..lazy import extra
 from ..policy import PROJECT_POLICY, UNSET, Policy, canonical, digest, keys, scopes
-from ..stores import Status, derived_key, reference
+from ..stores import Status, derived_key
 from .jobs import KeyRule, check_rule, enqueue, fingerprint_of, key_of
+
+with extra("celery"):
+    from celery import Celery, Task, current_task, states
+    from celery.exceptions import Ignore, Reject
+    from celery.signals import before_task_publish
+    from kombu.exceptions import OperationalError
+    from kombu.utils.json import dumps
 
 __all__ = ["IdempotentTask"]
 
@@ -44,51 +42,17 @@ METHOD: Final = "TASK"
 CAUSED_BY: Final = "idempotency_caused_by"
 """The header: the reference of the record of the operation that sent the message."""
 
-COPIES: Final = "idempotency_copies"
-"""The header of a copy: how many were sent one after the other, this one included."""
-
-REPLACED: Final = "idempotency_replaced"
-"""The header of a task's replacement: the number of earlier replacements, by the operation's
-digest.
-"""
-
-_MOST_REPLACED: Final = 500
-"""Operations in the header, or a task that replaces itself forever with new keys would send
-messages that no broker takes."""
+AGAIN: Final = "idempotency_again"
+"""The header of a message that a delivery has sent once more, for later."""
 
 _LATER: Final = (OperationInProgress, StoreUnavailable, ClaimLost)
-"""Errors that do not describe the task's result: its message is delivered again."""
-
-_SLACK: Final = 0.2
-"""Seconds after the end of a lease, by another machine's clock, at which its task is free."""
-
-_VISIBILITY_TIMEOUT: Final = 1800.0
-"""Seconds after which Celery's brokers deliver an unacknowledged message again, at the earliest."""
-
-_COPY_TTL: Final = timedelta(hours=1)
-"""How long the key of a sent copy is kept, in addition to the lease."""
+"""Errors that do not describe the task's result: its message is sent again."""
 
 _LONGEST_WINDOW: Final = timedelta(days=30)
 """The longest time for which the outbox keeps a message, so that its task is not enqueued again."""
 
 _IGNORED: Final = "celery.Ignore"
 """The type of the stored result of a task that raised ``Ignore``."""
-
-_MARKS: Final = {"__type__", "__value__"}
-"""The keys by which Celery's JSON encodes a value without a JSON type."""
-
-
-class LastingRequest(Request):
-    """A message that the broker delivers again whenever the process that had it is lost.
-
-    Since 5.7, Celery acknowledges it once the result is stored. But the process may have died
-    before it counted the part of a chord, or sent the chord's body.
-    """
-
-    def _success_was_stored(self) -> Any:
-        if self.task.acks_late and self.task.reject_on_worker_lost:
-            return False
-        return super()._success_was_stored()  # type: ignore[misc]  # not in the stubs
 
 
 class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs only
@@ -105,7 +69,7 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
     Celery's own tasks (``celery.*``) are left alone.
 
     A delivery that finds the task completed returns the first result. A delivery that finds it in
-    progress sends the message once more, with the same id and for a later time, and is then
+    progress sends the message once more, with the same id and for the end of the lease, and is then
     acknowledged: the task is resumed if its worker has died, and none of its retries is used up.
 
     An exception of the task frees its key, ``Retry`` and ``Reject`` included. What Celery does
@@ -135,7 +99,6 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
     abstract = True
     acks_late = True
     reject_on_worker_lost = True
-    Request = LastingRequest  # type: ignore[assignment]  # a name only, in the stubs
 
     idempotency_policy: ClassVar[Policy | None] = None
     key: ClassVar[KeyRule | None] = None
@@ -154,9 +117,15 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
 
         Raises:
             ImproperlyConfigured: the template names what is not an argument of the task, or the
-                policy is none, or one that checks the caller of an HTTP request.
+                policy is none, or one that checks the caller of an HTTP request, or it has another
+                name than ``idempotency_policy``.
         """
         super().on_bound(app)
+        if hasattr(cls, "idempotency"):
+            raise ImproperlyConfigured(
+                f"The task {cls.name} has idempotency=, which nothing reads. Write "
+                "idempotency_policy=."
+            )
         if cls.key is not None:
             check_rule(cls.key, f"the task {cls.name}", cls.run)
         if cls.idempotency_policy is None:
@@ -196,8 +165,7 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
         Raises:
             ImproperlyConfigured: no transaction is open on the database of the outbox, or the app
                 ``idempotency_django.contrib.messaging`` is not installed.
-            TypeError: an argument is not plain data, or nothing that Celery's JSON can hold, or a
-                dict of ``__type__`` and ``__value__``, which it reads as another type.
+            TypeError: an argument is not plain data, or nothing that Celery's JSON can hold.
         """
         task = self.name
         if self.key is not None:
@@ -213,7 +181,6 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
                 f"An argument of the task {task} is not JSON, so the outbox cannot store it: "
                 f"{error}. Pass plain data, for example a primary key."
             ) from error
-        _refuse_marks(task, [args, kwargs])  # nothing in them contains itself: JSON refuses that
         if plan is None:
             return write(task, *plain, dedup_id=None, window=None, unfinished=lambda: False)
         operation = plan.operation
@@ -242,14 +209,14 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
         return execution
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        request: Any = self.request_stack.top
-        called = request is None or request.called_directly or request._protected
+        request: Any = self.request
+        # A call during a delivery's execution is a function's.
+        called = request.called_directly or hasattr(request, "idempotency")
         if self.name.startswith("celery.") or (called and self.key is None):
             return super().__call__(*args, **kwargs)
         if called:
             return self._called(args, kwargs)
-        request._protected = 1  # as Celery marks it: another call during this one is a function's
-        return self._delivered(_Delivery(self, request), args, kwargs)
+        return self._delivered(request, args, kwargs)
 
     def _called(self, args: Any, kwargs: Any) -> Any:
         """The result of a call as a function, which has no message and is named by its key."""
@@ -263,12 +230,12 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
 
         return _unpack(run_plan(self._plan(args, kwargs), execute).result)
 
-    def _delivered(self, delivery: _Delivery, args: Any, kwargs: Any) -> Any:
+    def _delivered(self, request: Any, args: Any, kwargs: Any) -> Any:
         """The result of a message."""
         raised: list[Exception] = []
 
         def execute(execution: ExecutionContext) -> Any:
-            delivery.request.idempotency = execution
+            request.idempotency = execution
             try:
                 return self.run(*args, **kwargs)
             except Ignore as ignore:
@@ -277,64 +244,78 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
                 raised.append(error)  # any error is the task's own
                 raise
 
-        if delivery.has_failed():
+        # An operator may send a failed task again with its id, but not the broker, and not we.
+        again = _header(request, AGAIN) or (request.delivery_info or {}).get("redelivered")
+        if again and self._state(request) == states.FAILURE:
             raise Ignore("This delivery's task has failed, and was reported as failed.")
-        plan = self._plan(args, kwargs, delivery.request)
+        plan = self._plan(args, kwargs, request)
+        _name_callbacks(request)
         try:
-            try:
-                outcome = run_plan(plan, execute)
-                result = _unpack(outcome.result)
-                replayed = outcome.replayed
-            except (KeyExpired, ResponseNotStored) as error:
-                if error in raised:
-                    raise
-                result, replayed = delivery.kept_result(error), True
-            if replayed:
-                delivery.skip_what_was_sent()
-        except _LATER as error:
-            if error in raised or delivery.request.is_eager:
+            outcome = run_plan(plan, execute)
+        except (KeyExpired, ResponseNotStored) as error:
+            if error in raised:
                 raise
-            delivery.send_copy(plan, error)
-            raise Ignore(f"It is retried later: {error}") from None
-        delivery.name_successors(reference(plan.operation.key, plan.operation.scope))
+            return self._finished(request, self._kept_result(request, error))
+        except _LATER as error:
+            if error in raised or request.is_eager:
+                raise
+            self._send_again(request, plan, error)
+        result = _unpack(outcome.result)
+        return self._finished(request, result) if outcome.replayed else result
+
+    def _send_again(self, request: Any, plan: Plan, error: Exception) -> None:
+        """Send the message once more, for the time when the lease of the claim in the way ends.
+
+        Raises:
+            Ignore: it was sent.
+            Reject: the broker takes no message; it is to deliver this one again.
+        """
+        message = self.signature_from_request(
+            request,
+            countdown=getattr(error, "remaining", None) or plan.policy.lease.total_seconds(),
+            expires=None,  # the task was begun in time
+            headers={**(request.headers or {}), AGAIN: True},
+            argsrepr=request.get("argsrepr"),
+            kwargsrepr=request.get("kwargsrepr"),
+        )
+        try:
+            message.apply_async()
+        except OperationalError as failure:
+            raise Reject(failure, requeue=True) from failure
+        raise Ignore(f"It is retried later: {error}") from None
+
+    def _finished(self, request: Any, result: Any) -> Any:
+        """The result of a replay.
+
+        Celery sends callbacks before it stores the result, so they are left out if it is there.
+        """
+        if self._state(request) == states.SUCCESS:
+            request.callbacks = request.chain = None
         return result
 
-    def on_replace(self, sig: Any) -> Any:
-        """Called by Celery with what replaces the task, which is an operation of its own.
+    def _kept_result(self, request: Any, error: Exception) -> Any:
+        """The result in the result backend, as our record has none; else the error is raised."""
+        if request.ignore_result or self.ignore_result:
+            return None
+        if self._state(request) != states.SUCCESS:
+            raise error
+        return self.backend.get_result(request.id)
 
-        Its message has the id of this one. It says how often each operation was replaced before.
-
-        Args:
-            sig: the signature that is sent.
-        """
-        request: Any = self.request
-        if not request.called_directly:
-            key = self._key(request.id, request.args, request.kwargs)
-            replaced, name = _replaced(request), digest(self.name, key)
-            times = replaced.pop(name, 0) + 1
-            latest = dict([*replaced.items(), (name, times)][-_MOST_REPLACED:])
-            for leaf in _leaves(sig):
-                headers = leaf["options"].get("headers") or {}
-                leaf["options"]["headers"] = {**headers, REPLACED: latest}
-        return super().on_replace(sig)
-
-    def _key(self, task_id: str, args: Any, kwargs: Any) -> str:
-        """The key of a call or a message."""
-        if self.key is not None:
-            return key_of(self.key, f"the task {self.name}", self.run, args, kwargs)
-        return keys.fit(task_id)
+    def _state(self, request: Any) -> str:
+        return states.PENDING if request.is_eager else str(self.backend.get_state(request.id))
 
     def _plan(self, args: Any, kwargs: Any, request: Any = None) -> Plan:
         """The plan of a message, or of a call as a function."""
         arguments = fingerprint_of(f"the task {self.name}", self.run, args, kwargs)
-        key, scope = self._key(request.id if request else "", args, kwargs), f"task:{self.name}"
-        # A replacement has the id of what it replaces, and often its name and key.
-        if request and (times := _replaced(request).get(digest(self.name, key))):
-            key, scope = keys.fit(f"{key}:{times}"), f"replacement:{self.name}"
+        if self.key is not None:
+            key = key_of(self.key, f"the task {self.name}", self.run, args, kwargs)
+        else:  # a replacement has the id of what it replaces
+            nesting = request.replaced_task_nesting
+            key = keys.fit(f"{request.id}:{nesting}" if nesting else request.id)
         return plan_call(
             (self.idempotency_policy or PROJECT_POLICY).resolved(),
             key=key,
-            scope=scopes.fit(scope),
+            scope=scopes.fit(f"task:{self.name}"),
             name=self.name,
             content_digest=digest(canonical((self.name, arguments))),
             method=METHOD,
@@ -349,23 +330,6 @@ def _is_unfinished(plan: Plan) -> bool:
     if record is None or record.held:  # one that is held waits for an operator, whatever is sent
         return False
     return record.status is Status.FAILED or record.interrupted
-
-
-def _refuse_marks(task: str, arguments: Any) -> None:
-    """Refuse a dict that Celery's JSON would read as a date or the like: a client can send one."""
-    pending = [arguments]
-    while pending:
-        match pending.pop():
-            case Mapping() as item:
-                if item.keys() == _MARKS:
-                    raise TypeError(
-                        f"An argument of the task {task} has a dict with the keys __type__ and "
-                        "__value__, which Celery's JSON decodes as another type. Pass a client's "
-                        "data as a string."
-                    )
-                pending += item.values()
-            case list() | tuple() as item:
-                pending += item
 
 
 def _unpack(stored: Any) -> Any:
@@ -385,227 +349,34 @@ def _header(request: Any, name: str) -> Any:
     return request.get(name) or headers.get(name)
 
 
-def _replaced(request: Any) -> dict[str, int]:
-    return dict(_header(request, REPLACED) or {})
+def _name_callbacks(request: Any) -> None:
+    """Give the callbacks of a task lasting ids.
+
+    A worker that dies while it sends them leaves it to the next one to send them again. A callback
+    that is an :class:`IdempotentTask` then has its effect once.
+    """
+    for place, link in enumerate(request.callbacks or ()):
+        if not link.get("subtask_type"):
+            derived = derived_key(
+                scope="celery.link", key=request.id, fingerprint="", name=str(place)
+            )
+            link["options"].setdefault("task_id", derived)
 
 
-def _leaves(signature: Mapping[str, Any]) -> Iterator[Any]:
-    """The tasks of a chain, a group or a chord; of others, themselves."""
-    if signature.get("subtask_type") not in ("chain", "group", "chord"):
-        yield signature
-        return
-    for name in ("tasks", "header", "body"):
-        parts = signature["kwargs"].get(name) or ()
-        for part in (parts,) if isinstance(parts, Mapping) else parts:
-            yield from _leaves(part)
-
-
-def add_headers(*, headers: dict[str, Any], **_: Any) -> None:
-    """Tell a message which operation sends it, and keep what it tells of replaced operations.
+def add_cause(*, headers: dict[str, Any], **_: Any) -> None:
+    """Tell a message which operation sends it; also one that Celery sends after the task.
 
     A task that sends itself again, as by ``retry()``, has no new parent.
     """
     request: Any = current_task.request if current_task else None
-    again = request is not None and request.id == headers.get("id")
-    if again and (replaced := _replaced(request)):
-        headers.setdefault(REPLACED, replaced)
-    # With more nesting, it is what replaces the task.
-    again = again and request.replaced_task_nesting == headers.get("replaced_task_nesting")
-    execution = current_execution()
-    if execution is not None and not again:
+    execution = current_execution() or getattr(request, "idempotency", None)
+    if execution is not None and (request is None or _identity(request) != _identity(headers)):
         headers.setdefault(CAUSED_BY, execution.reference)
 
 
+def _identity(message: Any) -> tuple[Any, Any]:
+    return message.get("id"), message.get("replaced_task_nesting")
+
+
 # Of each message that this process sends: an HTTP request's, too.
-before_task_publish.connect(add_headers, dispatch_uid=f"{__name__}.headers")
-
-
-class _Delivery:
-    """One delivery of a task's message.
-
-    Args:
-        task: the task.
-        request: its request, as Celery keeps it while the task runs.
-    """
-
-    def __init__(self, task: Any, request: Any) -> None:
-        self.task = task
-        self.request = request
-        self.copies = int(request.get(COPIES) or 0)
-        """The number of copies that were sent before this delivery; 0: it is not a copy."""
-
-    def has_failed(self) -> bool:
-        """Whether an earlier delivery of the message ended in a failure that Celery has recorded.
-
-        An operator may send a failed task again with its id; but what the broker delivers again,
-        or was sent for the case that a worker dies, has been reported.
-        """
-        again = self.copies or (self.request.delivery_info or {}).get("redelivered")
-        return bool(again) and self._state() == states.FAILURE
-
-    def name_successors(self, reference: str) -> None:
-        """Tell what Celery sends after the task where it comes from, and give it a lasting id.
-
-        A worker that dies while it sends the callbacks leaves it to the next one to send them
-        again. A callback that is an :class:`IdempotentTask` then has its effect once. The tasks of
-        a chain have their ids from its beginning.
-
-        Args:
-            reference: of the task's record.
-        """
-        request, links = self.request, []
-        for place, link in enumerate(request.callbacks or ()):
-            links.append(_caused(link, reference))
-            options = links[-1]["options"]
-            if not (link.get("subtask_type") or options.get("task_id")):
-                options["task_id"] = derived_key(
-                    scope="celery.link", key=request.id, fingerprint="", name=str(place)
-                )
-        request.callbacks = links or None
-        if request.chain:
-            *others, following = request.chain  # Celery takes them from the end
-            request.chain = [*others, _caused(following, reference)]
-
-    def skip_what_was_sent(self) -> None:
-        """Leave out of a replay what Celery has sent already: callbacks, and the chain's next task.
-
-        It sends them before it stores the result. Where it counts the parts of a chord one by one,
-        a part whose result is stored has been counted.
-
-        Raises:
-            OperationInProgress: another process alone may send the chord's body now. It may have
-                died, so look again later.
-        """
-        if self._state() != states.SUCCESS:
-            return
-        self.request.callbacks = self.request.chain = None
-        if counts_parts(self.task.backend):
-            self.request.chord = None
-        elif seconds := self._until_body_is_free():
-            error = OperationInProgress("Another process is sending the body of the chord.")
-            error.remaining = seconds
-            raise error
-
-    def kept_result(self, error: Exception) -> Any:
-        """The result in Celery's result backend, if our record has no result.
-
-        Raises:
-            ResponseNotStored: Celery has none either.
-        """
-        if self.request.ignore_result or self.task.ignore_result:
-            return None
-        if self._state() != states.SUCCESS:
-            raise error
-        return self.task.backend.get_result(self.request.id)
-
-    def _until_body_is_free(self) -> float:
-        """Seconds for which one process alone may send the body of the chord; 0: it was sent.
-
-        Since Celery 5.7, the process that counts the last part claims that in Redis.
-        """
-        backend, group = self.task.backend, self.request.group
-        if not (self.request.chord and group and _is_redis(backend)):
-            return 0
-        key = backend.get_key_for_group(group, ".c")
-        if backend.client.get(key) in (None, b"done"):
-            return 0
-        return float(max(0, backend.client.pttl(key)) / 1000)
-
-    def send_copy(self, plan: Plan, reason: IdempotencyError) -> None:
-        """Send the message once more for a later time, unless another delivery of it has done so.
-
-        Each copy is numbered, and of each number one is sent. So the copies of a message form one
-        chain, however often the broker delivers a message or a copy again.
-
-        Raises:
-            Reject: the broker takes no message; it is to deliver this one again.
-        """
-        request, number = self.request, self.copies + 1
-        send = partial(self._send, number, self._pause(plan, reason, number))
-        if isinstance(reason, StoreUnavailable):
-            send()
-            return
-        turn = str(request.retries)
-        if request.replaced_task_nesting:  # the id is that of what the task replaces
-            turn += f".{request.replaced_task_nesting}"
-        policy = Policy(
-            store=plan.policy.store,
-            mode=plan.policy.mode,
-            on_conflict="reject",
-            on_interrupted="resume",
-            ttl=_COPY_TTL + plan.policy.lease,
-            on_expired="execute",
-        )
-        try:
-            idempotent_call(
-                send,
-                key=keys.fit(f"{request.id}:{turn}:{number}"),
-                scope=scopes.fit(f"copies:{self.task.name}"),
-                name=f"copy of {self.task.name}",
-                policy=policy,
-            )
-        except IdempotencyError:
-            send()  # it is unknown whether it was sent: better twice
-
-    def _send(self, number: int, pause: float, _: ExecutionContext | None = None) -> None:
-        task, request = self.task, self.request
-        options: dict[str, Any] = {
-            "countdown": pause,
-            "expires": None,  # the task was begun in time
-            "headers": {**(request.headers or {}), COPIES: number},
-            "argsrepr": request.get("argsrepr"),
-            "kwargsrepr": request.get("kwargsrepr"),
-        }
-        copy = task.signature_from_request(request, **options)
-        task.push_request()  # so that the copy has the parent of the message, and is not its child
-        try:
-            copy.apply_async()
-        except OperationalError as error:
-            if not task.acks_late:
-                raise
-            raise Reject(error, requeue=True) from error
-        finally:
-            task.pop_request()
-
-    def _pause(self, plan: Plan, reason: IdempotencyError, number: int) -> float:
-        """Seconds until the copy is looked at.
-
-        The broker delivers a message again that a worker has kept for too long, so it is kept for
-        half of that time at most.
-        """
-        remaining = reason.remaining if isinstance(reason, OperationInProgress) else None
-        if remaining:
-            pause = remaining + _SLACK
-        else:  # unknown: twice as long each time, up to a lease
-            first = conf.retry_after.total_seconds() or _SLACK
-            longest = max(first, plan.policy.lease.total_seconds())
-            backoff = Backoff(timedelta(seconds=first), timedelta(seconds=longest))
-            pause = backoff.after(number).total_seconds()
-        options = self.task.app.conf.broker_transport_options or {}
-        visible = float(options.get("visibility_timeout") or _VISIBILITY_TIMEOUT)
-        return min(pause, visible / 2)
-
-    def _state(self) -> str:
-        if self.request.is_eager:
-            return states.PENDING
-        return str(self.task.backend.get_state(self.request.id))
-
-
-def _caused(successor: Mapping[str, Any], reference: str) -> dict[str, Any]:
-    """The signature of a task that Celery sends later, with the operation that it comes from."""
-    options = successor.get("options") or {}
-    headers = {CAUSED_BY: reference, **(options.get("headers") or {})}
-    return {**successor, "options": {**options, "headers": headers}}
-
-
-def _is_redis(backend: Any) -> bool:
-    # Importing its class imports the client of Redis, which takes as long as Celery itself.
-    return any(base.__module__ == "celery.backends.redis" for base in type(backend).__mro__)
-
-
-def counts_parts(backend: Any) -> bool:
-    """Whether a result backend counts the parts of a chord without noting which were counted."""
-    counting = BaseKeyValueStoreBackend.on_chord_part_return
-    if getattr(type(backend), "on_chord_part_return", None) is counting:
-        return bool(backend.implements_incr)
-    return type(backend).__module__.startswith("django_celery_results.")
+before_task_publish.connect(add_cause, dispatch_uid=f"{__name__}.cause")

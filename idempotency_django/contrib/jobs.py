@@ -45,7 +45,8 @@ class Enqueue(Protocol):
         """
 
 
-_ways: list[Enqueue] = []
+_enqueuer: list[Enqueue] = []
+"""The function that writes messages; empty without the outbox."""
 
 
 def register(enqueue: Enqueue) -> None:
@@ -54,7 +55,7 @@ def register(enqueue: Enqueue) -> None:
     Args:
         enqueue: what writes a message.
     """
-    _ways[:] = [enqueue]
+    _enqueuer[:] = [enqueue]
 
 
 def enqueue() -> Enqueue:
@@ -63,13 +64,13 @@ def enqueue() -> Enqueue:
     Raises:
         ImproperlyConfigured: nothing does.
     """
-    if not _ways:
+    if not _enqueuer:
         raise ImproperlyConfigured(
             "enqueue_once() needs the outbox, which is not installed. Add "
             '"idempotency_django.contrib.messaging" to INSTALLED_APPS, a topic "celery" to '
             "IDEMPOTENCY['OUTBOX'], and run a relay."
         )
-    return _ways[0]
+    return _enqueuer[0]
 
 
 KeyRule = str | Callable[..., object]

@@ -14,7 +14,10 @@ transaction that stores it. A caller without permission for the object in the UR
 
 from typing import TYPE_CHECKING
 
-from ..lazy import lazily
+from ..lazy import extra, lazily
+
+with extra("drf"):
+    import rest_framework  # noqa: F401
 
 if TYPE_CHECKING:
     from .adapter import IdempotencyAPIException, problem

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from rest_framework.test import APIClient
-
+from ..lazy import extra
 from .clients import KeyedMixin
+
+with extra("drf"):
+    from rest_framework.test import APIClient
 
 
 class IdempotentAPIClient(KeyedMixin, APIClient):

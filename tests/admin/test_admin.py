@@ -218,15 +218,6 @@ class TestFinding:
             record(alias, key=trait, **{trait: True})
         assert set(listed(auditor, **query)) == found
 
-    def test_copies(self, alias: str, auditor: Client) -> None:
-        """The records of the copies of waiting tasks can be left out of the list."""
-        record(alias, key="task", scope="task:pay")
-        record(alias, key="copy", scope="copies:pay")
-        record(alias, key="next", scope="copies;")
-        assert set(listed(auditor)) == {"task", "copy", "next"}
-        assert set(listed(auditor, copies="without")) == {"task", "next"}
-        assert listed(auditor, copies="only") == ["copy"]
-
     def test_operations_offered(
         self, alias: str, auditor: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from celery import Celery
-from celery.app.trace import build_tracer
 from django.core.checks import CheckMessage, run_checks
 
 from idempotency_django.checks.celery import check_celery
-from idempotency_django.contrib.celery import IdempotentTask, counts_parts
+from idempotency_django.contrib.celery import IdempotentTask
 from idempotency_django.policy import Policy
-from tests.support.servers import Server
 
 
 @pytest.fixture
@@ -51,6 +48,7 @@ def test_nothing_to_check(app: Celery) -> None:
     [
         ({"idempotency_policy": Policy()}, "has idempotency_policy=, but is not an IdempotentTask"),
         ({"key": "{order}"}, "has key=, but is not an IdempotentTask"),
+        ({"idempotency": Policy()}, "has idempotency=, but is not an IdempotentTask"),
         (
             {"idempotency_policy": Policy(), "key": "{order}"},
             "has idempotency_policy= and key=, but is not",
@@ -105,63 +103,3 @@ def test_policy(app: Celery, policy: Any, found: str) -> None:
     """The policy of a task is checked as a view's is."""
     declare(app, policy)
     assert ids(check_celery())[0] == f"idempotency_django.{found}"
-
-
-@pytest.mark.parametrize("backend", ["cache+memory://", "nonsense://"])
-def test_backend_that_counts(app: Celery, backend: str) -> None:
-    """A result backend that counts a chord's parts one by one may count one twice."""
-    app.conf.result_backend = backend
-    declare(app, Policy(lease=timedelta(seconds=5)))
-    expected = ["idempotency_django.W036"] if backend.startswith("cache") else []
-    assert ids(check_celery()) == expected
-
-
-def test_deduplication(app: Celery) -> None:
-    """Celery's own deduplication is refused beside idempotent tasks, and not without them."""
-    app.conf.worker_deduplicate_successful_tasks = True
-    assert ids(check_celery()) == []
-    declare(app, Policy(lease=timedelta(seconds=5)))
-    [message] = check_celery()
-    assert message.id == "idempotency_django.W070"
-    app.conf.worker_deduplicate_successful_tasks = False
-    assert ids(check_celery()) == []
-
-
-@pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("deduplicates", [False, True])
-def test_part_of_a_chord(
-    app: Celery, deduplicates: bool, redis_server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next delivery reports the part of a chord that a dead worker did not, if its result is
-    stored. With Celery's deduplication, nobody does.
-    """
-    app.conf.update(
-        result_backend=redis_server.url, worker_deduplicate_successful_tasks=deduplicates
-    )
-    reported: list[str] = []
-
-    @app.task(base=IdempotentTask, name="shop.pay", shared=False)
-    def pay() -> int:
-        return 17
-
-    def report(request: Any, *args: Any, **options: Any) -> None:
-        if not request.delivery_info["redelivered"]:
-            raise SystemExit
-        reported.append(request.id)
-
-    monkeypatch.setattr(pay.backend, "on_chord_part_return", report)
-    trace = build_tracer(pay.name, pay, app=app)
-    message = {"id": str(uuid4()), "chord": {"task": "shop.body"}, "group": str(uuid4())}
-    with pytest.raises(SystemExit):
-        trace(message["id"], (), {}, {**message, "delivery_info": {"redelivered": False}})
-    assert pay.AsyncResult(message["id"]).state == "SUCCESS"
-    trace(message["id"], (), {}, {**message, "delivery_info": {"redelivered": True}})
-    assert reported == ([] if deduplicates else [message["id"]])
-
-
-def test_backend_in_djangos_database() -> None:
-    """The backend of django-celery-results counts in a row of its own."""
-    named = type("DatabaseBackend", (), {"__module__": "django_celery_results.backends.database"})
-    assert counts_parts(named())
-    assert not counts_parts(object())

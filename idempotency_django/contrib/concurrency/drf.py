@@ -23,9 +23,6 @@ from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist, Per
 from django.db import models
 from django.http import Http404
 from django.http.response import HttpResponseBase
-from rest_framework.exceptions import APIException
-from rest_framework.renderers import BrowsableAPIRenderer, HTMLFormRenderer
-from rest_framework.request import Request
 
 from ...drf import IdempotentViewMixin, problem
 from ...errors import IdempotencyError
@@ -40,6 +37,7 @@ from ...http import (
     name_of,
     protect_innermost,
 )
+from ...lazy import extra
 from .conditions import (
     CHANGES,
     NOT_COMPARED,
@@ -53,6 +51,11 @@ from .conditions import (
     version_etag,
     with_etag,
 )
+
+with extra("drf"):
+    from rest_framework.exceptions import APIException
+    from rest_framework.renderers import BrowsableAPIRenderer, HTMLFormRenderer
+    from rest_framework.request import Request
 
 
 class PreconditionMixin:  # see below

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from .store import RedisStore
+from ...lazy import extra
+
+with extra("redis"):
+    from .store import RedisStore
 
 __all__ = ["RedisStore"]

@@ -10,14 +10,13 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from celery import Celery, chord, states
+from celery import Celery, states
 from celery.app.trace import build_tracer
 from celery.exceptions import Reject
 from django.utils.timezone import now
 from kombu import Message
 from kombu.exceptions import OperationalError
 
-from idempotency_django.admin.changelist import COPIES
 from idempotency_django.contrib.celery import IdempotentTask
 from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.errors import OperationHeld, OperationInProgress, StoreUnavailable
@@ -115,8 +114,6 @@ def test_in_progress(post: Post) -> None:
     assert post.deliver(copy) == states.SUCCESS
     assert effects() == 1
     assert post.take() is None
-    # By that beginning of its scope, the admin leaves the copy's record out of its list.
-    assert IdempotencyKey.objects.filter(scope__startswith=COPIES).count() == 1
 
 
 def test_what_a_copy_keeps(post: Post) -> None:
@@ -153,11 +150,12 @@ def test_what_a_copy_keeps(post: Post) -> None:
     asked_for = deepcopy(first.payload)
     post.deliver(first)
     [copy] = copies
-    changed = {"eta", "expires", "idempotency_copies", "origin"}
+    changed = {"eta", "expires", "idempotency_again", "origin"}
     assert {k: v for k, v in copy.headers.items() if k not in changed} == {
         k: v for k, v in first.headers.items() if k not in changed
     }
-    assert copy.headers["idempotency_copies"] == 1
+    assert copy.headers["idempotency_again"] is True
+    assert copy.headers["retries"] == first.headers["retries"] == 0
     assert copy.headers["expires"] is None  # it was begun in time
     assert copy.payload == asked_for
     assert copy.properties["correlation_id"] == "one"
@@ -165,64 +163,21 @@ def test_what_a_copy_keeps(post: Post) -> None:
     assert copy.properties["priority"] == 7
 
 
-def test_copies_form_one_chain(post: Post) -> None:
-    """However often a message or one of its copies is delivered, each copy has one successor."""
-    sent: list[str] = []
+@pytest.mark.parametrize("policy", [Policy(lease=timedelta(seconds=30)), LEASED])
+def test_when_it_comes_again(post: Post, policy: Policy) -> None:
+    """It comes when the lease ends, or after the policy's, where a transaction has none."""
+    waits: list[timedelta] = []
 
     def during() -> None:
-        waiting = [first]
-        for _ in range(3):
-            for message in [*waiting, *waiting]:
-                assert post.deliver(message, redelivered=True) == states.IGNORED
-            waiting = list(iter(post.take, None))
-            sent.extend(message.headers["idempotency_copies"] for message in waiting)
-
-    pay = a_task(post, during)
-    pay.apply_async(task_id="one")
-    first = post.take()
-    post.deliver(first)
-    assert sent == [1, 2, 3]
-
-
-def test_transaction_in_progress(post: Post, settings: Any) -> None:
-    """Nobody knows when a transaction ends, so copies wait longer each time, up to a lease."""
-    settings.IDEMPOTENCY = {"RETRY_AFTER": timedelta(seconds=4)}
-    policy = Policy(lease=timedelta(seconds=30))
-    waits: list[bool] = []
-
-    def during() -> None:
-        message = first
-        for seconds in (4, 8, 16, 30, 30):
-            before = now()
-            post.deliver(message, redelivered=True)
-            message = post.take()
-            sent = datetime.fromisoformat(message.headers["eta"]) - timedelta(seconds=seconds)
-            waits.append(before <= sent <= now())
+        before = now()
+        post.deliver(first, redelivered=True)
+        waits.append(datetime.fromisoformat(post.take().headers["eta"]) - before)
 
     pay = a_task(post, during, policy)
     pay.apply_async(task_id="one")
     first = post.take()
     post.deliver(first)
-    assert waits == [True] * 5
-
-
-@pytest.mark.parametrize("visible", [10, None])
-def test_before_redis_delivers_again(post: Post, visible: int | None) -> None:
-    """A copy waits for half as long at most as the broker waits for its acknowledgement."""
-    post.app.conf.broker_transport_options = {"visibility_timeout": visible} if visible else {}
-    halves: list[bool] = []
-
-    def during() -> None:
-        before = now()
-        post.deliver(first, redelivered=True)
-        sent = datetime.fromisoformat(post.take().headers["eta"]) - timedelta(seconds=5)
-        halves.append(before <= sent <= now())  # else for what is left of the lease, 30 seconds
-
-    pay = a_task(post, during)
-    pay.apply_async(task_id="one")
-    first = post.take()
-    post.deliver(first)
-    assert halves == [visible is not None]
+    assert timedelta(seconds=28) < waits[0] < timedelta(seconds=32)
 
 
 def test_store_that_cannot_be_reached(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,8 +200,7 @@ def test_lease_that_was_lost(post: Post) -> None:
     pay = a_task(post, lambda: IdempotencyKey.objects.all().delete() and None)
     pay.apply_async(task_id="one")
     assert post.deliver(post.take()) == states.IGNORED
-    copy = post.take()
-    assert copy.headers["idempotency_copies"] == 1
+    assert post.take().headers["idempotency_again"] is True
 
 
 def test_error_of_another_operation(post: Post) -> None:
@@ -261,11 +215,8 @@ def test_error_of_another_operation(post: Post) -> None:
     assert post.take() is None
 
 
-@pytest.mark.parametrize("late", [True, False])
-def test_broker_that_takes_nothing(post: Post, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
-    """Where no copy can be sent, the broker is to deliver this message again; a message that was
-    acknowledged before its task fails the task.
-    """
+def test_broker_that_takes_nothing(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no copy can be sent, the broker is to deliver this message again."""
     ended: list[Any] = []
 
     def refuse(*_: object, **__: object) -> None:
@@ -279,11 +230,11 @@ def test_broker_that_takes_nothing(post: Post, monkeypatch: pytest.MonkeyPatch, 
             except Reject as reject:
                 ended.append(reject.requeue)
 
-    pay = a_task(post, during, acks_late=late)
+    pay = a_task(post, during)
     pay.apply_async(task_id="one")
     first = post.take()
     post.deliver(first)
-    assert ended == [states.REJECTED if late else states.FAILURE]
+    assert ended == [states.REJECTED]
 
 
 # When it is over.
@@ -312,23 +263,6 @@ def test_callbacks_that_may_have_been_sent(post: Post) -> None:
     for message in sent:
         post.deliver(message)
     assert effects("linked") == 2
-
-
-def test_chord_that_counts(post: Post) -> None:
-    """A result backend that counts the parts of a chord counts each of them once."""
-
-    @post.app.task(shared=False)
-    def collect(results: list[int]) -> list[int]:
-        return results
-
-    pay = a_task(post, lambda: None)
-    chord([pay.si("a"), pay.si("b")], app=post.app)(collect.s())
-    parts = list(iter(post.take, None))
-    for part in [parts[0], *parts]:
-        assert post.deliver(part, redelivered=True) == states.SUCCESS
-    body = post.take()
-    assert post.deliver(body) == states.SUCCESS
-    assert post.take() is None
 
 
 def test_result_that_only_celery_has(post: Post) -> None:

@@ -21,7 +21,6 @@ from tests.support.shared import effects
 pytestmark = pytest.mark.django_db(transaction=True)
 
 POLICIES = pytest.mark.parametrize("policy", [None, LEASED], ids=["transactional", "leased"])
-KEYS = pytest.mark.parametrize("key", [None, "one"], ids=["id", "key"])
 
 
 @pytest.fixture
@@ -56,17 +55,16 @@ def poller(post: Post, times: int = 3, **options: Any) -> Any:
 
 
 @POLICIES
-@KEYS
-def test_the_same_again(post: Post, policy: Policy | None, key: str | None) -> None:
+def test_the_same_again(post: Post, policy: Policy | None) -> None:
     """A task that polls is executed as often as without us, and each of its messages once."""
-    poller(post, key=key, idempotency_policy=policy).apply_async(task_id="one")
+    poller(post, idempotency_policy=policy).apply_async(task_id="one")
     assert all_of(post) == [states.IGNORED, states.IGNORED, states.SUCCESS]
     assert post.app.backend.get_result("one") == "ready"
     assert effects() == 3
 
 
 @POLICIES
-@pytest.mark.parametrize("key", [None, "order", "order-{number}"])
+@pytest.mark.parametrize("key", [None, "order-{number}"])
 def test_with_other_arguments(post: Post, policy: Policy | None, key: str | None) -> None:
     """A task that counts down ends, and has the effects that it has without us."""
 
@@ -81,22 +79,14 @@ def test_with_other_arguments(post: Post, policy: Policy | None, key: str | None
     assert [effects(str(number)) for number in range(3)] == [1, 1, 1]
 
 
-def test_eager(post: Post) -> None:
-    """So it is without a message."""
-    poll = poller(post)
-    assert [poll.apply(task_id="one").get() for _ in range(2)] == ["ready", "ready"]
-    assert effects() == 3
-
-
-@pytest.mark.parametrize("key", [None, "order-1"])
-def test_back_again(post: Post, key: str | None) -> None:
+def test_back_again(post: Post) -> None:
     """What another task replaced may replace that one; Celery's own too."""
 
     @post.app.task(base=Task, bind=True, shared=False)
     def wait(self: Any) -> str:
         return self.replace(ask.si())
 
-    @post.app.task(base=IdempotentTask, bind=True, shared=False, key=key)
+    @post.app.task(base=IdempotentTask, bind=True, shared=False)
     def ask(self: IdempotentTask) -> str:
         book()
         return "ready" if effects() == 3 else self.replace(wait.si())
@@ -128,16 +118,15 @@ def test_key_of_another_task(post: Post) -> None:
     assert post.app.backend.get_result("one") == Effect.objects.get().pk
 
 
-@KEYS
 @pytest.mark.parametrize("form", ["chain", "within a chain"])
-def test_by_more_than_one(post: Post, form: str, key: str | None) -> None:
+def test_by_more_than_one(post: Post, form: str) -> None:
     """A task may be replaced by a chain that it is part of."""
 
     @post.app.task(shared=False)
     def other(*_: Any) -> str:
         return "other"
 
-    @post.app.task(base=IdempotentTask, bind=True, shared=False, key=key)
+    @post.app.task(base=IdempotentTask, bind=True, shared=False)
     def ask(self: IdempotentTask, *_: Any) -> Any:
         if book("ask") and effects("ask") == 2:
             return "asked"
@@ -238,4 +227,3 @@ def test_parents(post: Post) -> None:
         "one:1": "one",
         "one:2": "one:1",
     }
-    assert {row.scope.partition(":")[0] for row in rows} == {"replacement"}

@@ -203,6 +203,14 @@ def test_policy_that_cannot_be(app: Celery, policy: Any, match: str) -> None:
         def pay() -> None: ...
 
 
+def test_policy_by_another_name(app: Celery) -> None:
+    """A policy that nothing reads is refused: the task would have the project's."""
+    with pytest.raises(ImproperlyConfigured, match=r"idempotency=, .* Write idempotency_policy="):
+
+        @app.task(base=IdempotentTask, lazy=False, idempotency=LEASED)
+        def pay() -> None: ...
+
+
 # Its arguments and its result.
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import django
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.contrib.jobs.settings")
 django.setup()
 
-from celery import Celery, current_task, signals  # noqa: E402
+from celery import Celery, signals  # noqa: E402
 from django.conf import settings  # noqa: E402
 
 from idempotency_django.contrib.celery import IdempotentTask  # noqa: E402
@@ -53,8 +52,7 @@ class Struck(IdempotentTask):
     """A task whose process is killed at a boundary of its first delivery.
 
     The header ``strike`` is the number of the boundary, and ``whole`` kills the worker with it; the
-    header ``report`` is a file for the boundaries that were passed. The header ``sends`` is what
-    happens to the sent body of a chord when the process is killed: ``"before"`` or ``"after"``.
+    header ``report`` is a file for the boundaries that were passed.
     """
 
     abstract = True
@@ -63,29 +61,21 @@ class Struck(IdempotentTask):
         boundaries.passed.clear()
         again = (self.request.delivery_info or {}).get("redelivered")
         number = self.request.get("strike")
-        copy = self.request.get("idempotency_copies")
+        copy = self.request.get("idempotency_again")
         boundaries.strike = None
         if number is not None and not again and not copy:
             boundaries.strike = Strike(number, whole=bool(self.request.get("whole")))
-        self.request.sends = None if again or copy else self.request.get("sends")
         return super().__call__(*args, **kwargs)
 
 
-def _pass(what: str, body: Any) -> None:
-    boundaries.pass_(f"{what} SEND")
-    sends = current_task.request.get("sends") if current_task else None
-    if sends == what and isinstance(body[0][0], list):  # the results of a chord
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 @signals.before_task_publish.connect
-def _before(sender: str = "", body: Any = None, **_: Any) -> None:
-    _pass("before", body)
+def _before(**_: Any) -> None:
+    boundaries.pass_("before SEND")
 
 
 @signals.after_task_publish.connect
-def _after(sender: str = "", body: Any = None, **_: Any) -> None:
-    _pass("after", body)
+def _after(**_: Any) -> None:
+    boundaries.pass_("after SEND")
 
 
 @signals.task_postrun.connect
@@ -128,6 +118,6 @@ def unprotected_body(results: list[int], reference: str) -> list[int]:
 
 @app.task(base=IdempotentTask)
 def body(results: list[int], reference: str) -> list[int]:
-    """The body of a chord, or a callback, that is protected too."""
+    """A callback that is protected too."""
     effect(reference, "body")
     return results

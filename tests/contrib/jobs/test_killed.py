@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from celery import chord
 
 from tests.contrib.jobs.workers import Jobs, until
 from tests.e2e.databases import Database
 from tests.support.servers import Server
-from tests.support.soak import sizes, soak
+from tests.support.soak import sizes
 
 pytestmark = pytest.mark.e2e
 
@@ -37,8 +35,8 @@ def jobs(
 def test_at_every_boundary(
     jobs: Jobs, stride: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Wherever the process of a task is killed, no task is lost: it has one effect, its callback
-    is executed once, and the chord that it is a part of has one body.
+    """Wherever the process of a task is killed, no task is lost: it has one effect, and its
+    callback is executed once.
 
     Celery may forget the message of a process that dies while it is given the task. The broker
     delivers it again once the worker has ended.
@@ -58,12 +56,7 @@ def test_at_every_boundary(
             )
             for kind, number in strikes
         ]
-        pairs = [parts[place : place + 2] for place in range(0, len(parts), 2)]
-        sent = [
-            chord(pair, app=jobs.client)(jobs.task("body", f"chord-{number}"))
-            for number, pair in enumerate(pairs)
-        ]
-        ids = [result.id for result in sent]
+        ids = [part.apply_async().id for part in parts]
         until(lambda: jobs.are_ready(ids) or jobs.seconds_of_silence() > SILENCE)
         if jobs.are_ready(ids):
             jobs.wait_until_idle()
@@ -76,34 +69,8 @@ def test_at_every_boundary(
     assert killed > 0.9 * len(strikes)  # a message may have been given to a process that was dying
     effects = {f"{kind}-{number}": jobs.effects(f"{kind}-{number}") for kind, number in strikes}
     assert all(done == Counter(job=1, body=1) for done in effects.values()), effects
-    bodies = [jobs.effects(f"chord-{number}") for number in range(len(pairs))]
-    assert bodies == [Counter(body=1)] * len(pairs)
     with capsys.disabled():
-        print(f"\nkilled at {len(strikes)} points, {len(pairs)} chords")
-
-
-@pytest.mark.parametrize("when", ["before", soak("after")])
-def test_sending_the_body(jobs: Jobs, when: str) -> None:
-    """The process that sends a chord's body is killed before or after: the body is executed once.
-
-    Celery lets the process that counted the last part send the body for some seconds, alone; and a
-    task whose result it has stored is done, so nobody would send the body in place of the process.
-    """
-    jobs = replace(jobs, visibility=60)  # nothing is delivered again but what was given back
-    references = ["part-0", "part-1"]
-    with jobs.worker():
-        parts = [  # the one that ends last sends it
-            jobs.task("leased", one, headers={"sends": when}, link=jobs.task("body", one))
-            for one in references
-        ]
-        body = jobs.task("body", "chord", retry=False)  # with retries, it is claimed for longer
-        sent = chord(parts, app=jobs.client)(body)
-        jobs.results([sent.id])
-        jobs.wait_until_idle()
-
-    assert jobs.log.read_text().count("exited with 'signal 9 (SIGKILL)'") == 1
-    assert [jobs.effects(one) for one in references] == [Counter(job=1, body=1)] * 2
-    assert jobs.effects("chord") == Counter(body=1)
+        print(f"\nkilled at {len(strikes)} points")
 
 
 def test_whole_worker(jobs: Jobs, tmp_path: Path) -> None:
@@ -115,19 +82,18 @@ def test_whole_worker(jobs: Jobs, tmp_path: Path) -> None:
         jobs.task("leased", f"part-{number}", headers={"strike": number, "whole": True})
         for number in strikes
     ]
-    sent = chord([*parts, jobs.task("leased", "part")], app=jobs.client)(jobs.task("body", "chord"))
+    ids = [part.apply_async().id for part in [*parts, jobs.task("leased", "part")]]
     killed = 0
-    while not sent.ready():
+    while not jobs.are_ready(ids):
         assert killed <= len(strikes)
         with jobs.worker() as worker:
-            until(lambda worker=worker: sent.ready() or worker.poll() is not None)
+            until(lambda worker=worker: jobs.are_ready(ids) or worker.poll() is not None)
             killed += worker.poll() is not None
-            if sent.ready():
+            if jobs.are_ready(ids):
                 jobs.wait_until_idle()
     assert killed > 0
     references = ["part", *(f"part-{number}" for number in strikes)]
     assert [jobs.effects(reference) for reference in references] == [Counter(job=1)] * 3
-    assert jobs.effects("chord") == Counter(body=1)
 
 
 def _boundaries(jobs: Jobs, kind: str, report: Path) -> list[str]:

@@ -138,15 +138,6 @@ class Jobs:
             for (kind,) in self.rows("SELECT kind FROM bank_effect WHERE reference = %s", reference)
         )
 
-    def copies(self, task: str) -> int:
-        """How many copies of a task's message were sent."""
-        found = self.rows(
-            "SELECT count(*) FROM idempotency_django_idempotencykey"
-            " WHERE scope LIKE 'copies:%%' AND key LIKE %s",
-            f"{task}:%",
-        )
-        return int(found[0][0])
-
     def rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         """What is in the database."""
         import psycopg  # not at the top: there is none when the tests run on psycopg2
