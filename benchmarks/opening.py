@@ -13,15 +13,15 @@ from benchmarks.site import DISTANCES
 from benchmarks.targets import ATOMIC_FIRST, FIRST, LIMITS, REPLAY
 
 TEXT: Final = """\
-What does it cost to make a view safe to retry? A Django REST framework view that creates one row is
-called without protection, within `transaction.atomic()`, and then protected with
-`IdempotentViewMixin`. Protected, its first request takes **{first[local]:.2f} ×** as long if
-PostgreSQL runs on the same machine, and **{first[far]:.2f} ×** as long if it is {away}, as from one
-machine to another. A retry, which gets the stored response without running the view, takes
-**{replay[local]:.2f} ×** and **{replay[far]:.2f} ×** as long as the unprotected view. The first
-request costs the application {cpu:.2f} × the processor time. In the chart, the unprotected view
-takes 1, with the servers on the same machine and with the servers {away}; all stores are compared
-with it, and django-idempotency-key beside them."""
+The first request of a protected view takes **{first[local]:.2f} ×** as long as the same view in
+`transaction.atomic()` if PostgreSQL runs on the same machine, and
+**{first[far]:.2f} ×** as long if it is {away}, as from one machine to another. A retry gets the stored response
+without running the view, and takes **{replay[local]:.2f} ×** and **{replay[far]:.2f} ×** as long.
+The first request costs the application {cpu:.2f} × the processor time.
+
+The view belongs to Django REST framework, is protected with `IdempotentViewMixin`, and creates one
+row. In the chart, the unprotected view takes 1, with the servers on the same machine and with the
+servers {away}; all stores are compared with it, and django-idempotency-key beside them."""
 
 TITLE: Final = "Time of a request, as a multiple of the unprotected view's"
 SERIES: Final = ("servers on the same machine", f"servers {AWAY}")

@@ -95,10 +95,10 @@ def write(folder: Path, sections: Sequence[Section], setting: str) -> Path:
 
 
 def page(opening: Opening, sections: Sequence[Section], setting: str) -> str:
-    parts = ["---\norphan: true\n---", "# Benchmarks", opening.text]
-    parts.append(f"![{opening.alternative}]({CHART.as_posix()})")
-    parts.append(_verdict([target for section in sections for target in section.targets]))
+    targets = [target for section in sections for target in section.targets]
+    parts = ["# Benchmarks", opening.text, f"![{opening.alternative}]({CHART.as_posix()})"]
     parts += [INTRODUCTION.format(setting=setting), *map(str, sections)]
+    parts += ["## Targets", _verdict(targets)]
     return "\n\n".join(parts) + "\n"
 
 
