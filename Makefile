@@ -13,15 +13,15 @@ UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo $(VENV)/bin/uv)
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 
-# The parts of the tests, the longest first: each is one process on one core. Many parts mostly
-# wait, so one more runs than there are cores.
-PARTS := $(addprefix test-,inside outside rooms faults psycopg2 naive)
-SOAKS := $(addprefix soak-,outside faults inside)
+# Each part of the tests is one process on one core, the longest first. Many parts mostly wait, so
+# one more runs than there are cores.
+PARTS := $(addprefix test-,inside outside ring databases faults)
+NIGHTLY := $(addprefix nightly-,outside inside ring faults psycopg2 naive)
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo serve quick quick-stores quick-adapters test coverage $(PARTS) soak $(SOAKS) lint types imports docs screenshots bench ci clean
+.PHONY: help install demo serve quick quick-stores quick-adapters test nightly parts $(PARTS) $(NIGHTLY) lint types imports docs screenshots bench ci clean
 
 help:  ## Show this list.
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -49,7 +49,7 @@ QUICK_ADAPTERS := docs/test_completeness.py docs/test_guarantees.py checks/test_
     $(patsubst %,http/test_%.py,adapters conformance http replay_authorization status uploads) \
     $(patsubst %,policy/test_%.py,fingerprints keys policy scopes secrets) \
     $(patsubst %,contrib/messaging/%.py,test_consumers transports/test_loop webhooks/test_receiving)
-QUICKLY := -m pytest -m "not e2e and not soak" -q -rNfE  # MariaDB is not missed here
+QUICKLY := -m pytest -m "not e2e and not nightly" -q -rNfE  # MariaDB is not missed here
 
 quick-stores:
 	@TEST_DATABASES=postgres,sqlite $(PY) $(QUICKLY) $(QUICK_STORES:%=tests/%)
@@ -57,38 +57,70 @@ quick-stores:
 quick-adapters:
 	@TEST_DATABASES=sqlite $(PY) $(QUICKLY) $(QUICK_ADAPTERS:%=tests/%)
 
-test: $(VENV)/.installed-test  ## Run all tests on all databases, and those of the driver on psycopg2.
-	$(if $(COVERAGE),@$(PY) -m coverage erase)
-	@$(MAKE) --no-print-directory --jobs=$(JOBS) $(PARTS)
-	$(if $(COVERAGE),@$(PY) -m coverage combine --quiet && $(PY) -m coverage report --fail-under=$(GATE))
+# The parts of a run, and then what all of them have shown; that is said when one fails, too.
+REPORTS := $(VENV)/tests
+run = rm -rf $(REPORTS) && mkdir -p $(REPORTS); failed=0; \
+    $(MAKE) --no-print-directory --keep-going --jobs=$(JOBS) $(1) || failed=1; \
+    $(PY) -m tests.support.summary $(REPORTS) || failed=1
 
-coverage:  ## Run the same tests, and measure how many branches they cover.
-	@$(MAKE) --no-print-directory test COVERAGE=1
+test: $(VENV)/.installed-test  ## Run the tests: those above the database on PostgreSQL, the others on all.
+	@$(call run,$(PARTS)); exit $$failed
+
+nightly: $(VENV)/.installed-test  ## Run all tests on all databases and drivers, with long storms and coverage.
+	@$(PY) -m coverage erase
+	@$(call run,$(NIGHTLY)); $(PY) -m coverage combine --quiet || failed=1; \
+	    $(PY) -m coverage report --fail-under=$(GATE) || failed=1; exit $$failed
+
+parts: $(PARTS) $(NIGHTLY)
 
 # A part writes whole lines, because the others write at the same time.
 PYTEST := -m pytest -qq -p tests.support.progress -o console_output_style=classic
-PART = @TEST_PART=$@ $(PY) $(PYTEST)
-COVERED = @TEST_PART=$@ $(PY) $(if $(COVERAGE),-m coverage run) $(PYTEST)
+PART = @TEST_PART=$@ TEST_REPORTS=$(REPORTS) $(PY) $(PYTEST)
+COVERED = @TEST_PART=$@ TEST_REPORTS=$(REPORTS) $(PY) -m coverage run $(PYTEST)
 
 # Only these files: collecting all tests is slow.
 files_with = $(shell grep -rlE --include='test_*.py' '$(1)' tests)
+INSIDE := tests/test_*.py \
+    $(addprefix tests/,admin checks client docs drf engine http management policy stores testing)
+RING := tests/contrib tests/contract
 FAULTS := tests/faults
-ROOMS := $(addprefix tests/,client contract contrib docs testing)
-INSIDE := tests/test_*.py $(addprefix tests/,admin checks drf engine http management policy stores)
 OUTSIDE = $(filter-out $(FAULTS)/%,$(call files_with,mark\.e2e))
-
 DRIVER = $(call files_with,mark\.driver)
 
+test-inside test-ring test-faults: export TEST_DATABASES := postgres
 test-inside:
-	$(COVERED) -m "not e2e and not soak" $(INSIDE)
+	$(PART) -m "not e2e and not nightly" $(INSIDE)
 
-test-rooms:
-	$(COVERED) -m "not e2e and not soak" $(ROOMS)
+test-ring:
+	$(PART) -m "not e2e and not nightly" $(RING)
 
-test-psycopg2: export TEST_DATABASES := postgres
-test-psycopg2: export TEST_PSYCOPG := 2
-test-psycopg2:
-	$(COVERED) -m "driver and not e2e and not soak" $(DRIVER)
+# The tests of SQL, on the databases that the other parts leave out.
+test-databases: export TEST_DATABASES := mariadb,sqlite
+test-databases:
+	$(PART) -m "driver and not e2e and not nightly" $(DRIVER)
+
+test-outside:
+	$(PART) -m "e2e and not nightly" $(OUTSIDE)
+
+test-faults:
+	$(PART) -m "e2e and not nightly" $(FAULTS)
+
+nightly-inside:
+	$(COVERED) -m "not e2e" $(INSIDE)
+
+nightly-ring:
+	$(COVERED) -m "not e2e" $(RING)
+
+nightly-outside:
+	$(PART) -m "e2e" $(OUTSIDE)
+
+nightly-faults:
+	$(PART) -m "e2e" $(FAULTS)
+
+nightly-psycopg2: export TEST_DATABASES := postgres
+nightly-psycopg2: export TEST_PSYCOPG := 2
+nightly-psycopg2:
+	$(COVERED) -m "driver and not e2e" $(DRIVER)
 
 # Projects with USE_TZ=False: tests of code that writes and compares times in messages.
 NAIVE := $(addprefix tests/contrib/,timeline/test_chains.py $(addprefix messaging/, \
@@ -96,28 +128,10 @@ NAIVE := $(addprefix tests/contrib/,timeline/test_chains.py $(addprefix messagin
     outbox/test_relay.py publishing/test_after_commit.py publishing/test_http.py \
     publishing/test_relayed.py transports/test_published.py webhooks/test_processing.py))
 
-test-naive: export TEST_DATABASES := postgres,sqlite
-test-naive: export TEST_USE_TZ := 0
-test-naive:
-	$(PART) -m "not e2e and not soak" $(NAIVE)
-
-test-outside:
-	$(PART) -m "e2e and not soak" $(OUTSIDE)
-
-test-faults:
-	$(PART) -m "e2e and not soak" $(FAULTS)
-
-soak: $(VENV)/.installed-test  ## Run the long versions of storms, races and random walks, with all combinations.
-	@$(MAKE) --no-print-directory --jobs=$(JOBS) $(SOAKS)
-
-soak-inside:
-	$(PART) -m "soak and not e2e"
-
-soak-outside:
-	$(PART) -m "soak and e2e" $(OUTSIDE)
-
-soak-faults:
-	$(PART) -m soak $(FAULTS)
+nightly-naive: export TEST_DATABASES := postgres,sqlite
+nightly-naive: export TEST_USE_TZ := 0
+nightly-naive:
+	$(PART) -m "not e2e and not nightly" $(NAIVE)
 
 lint: $(VENV)/.installed-lint  ## Check style, formatting and English.
 	$(PY) -m ruff check

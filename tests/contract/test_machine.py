@@ -23,7 +23,7 @@ from tests.support.servers import valkey
 # Many examples take some forty seconds for each store on a machine that has nothing else to do.
 pytestmark = pytest.mark.timeout(1200)
 FEW, MANY = 100, 2_000
-how_many = pytest.mark.parametrize("examples", [FEW, pytest.param(MANY, marks=pytest.mark.soak)])
+how_many = pytest.mark.parametrize("examples", [FEW, pytest.param(MANY, marks=pytest.mark.nightly)])
 ALL_DATABASES = pytest.mark.django_db(transaction=True, databases="__all__")
 
 

@@ -320,7 +320,7 @@ def test_every_problem_is_considered() -> None:
     assert documented | of_others == {*all_errors()}
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_generated_client(tmp_path: Path) -> None:
     """A client that is generated from the reference app's schema sends the key."""
     schema, package = tmp_path / "schema.json", tmp_path / "generated"

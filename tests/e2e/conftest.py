@@ -22,6 +22,20 @@ from .databases import Database
 WORKERS = 4
 LEASE = "2"  # seconds, so that a test need not wait for long
 LONG_LEASE = "600"
+SMOKE = "test_endpoints.py"
+"""What `make test` runs on each database. Above the database it is the same on all, so that it runs
+the rest on the first one, and `make nightly` runs all on each.
+"""
+DATABASES = ("postgres", "mariadb", "sqlite")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to the night what is no smoke test, on the other databases."""
+    for item in items:
+        others = DATABASES[1:] if item.path.parent == Path(__file__).parent else ()
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        if params.get("database") in others and item.path.name != SMOKE:
+            item.add_marker(pytest.mark.nightly)
 
 
 @dataclass(frozen=True)
@@ -54,7 +68,7 @@ class Server:
         )
 
 
-@pytest.fixture(scope="session", params=["postgres", "mariadb", "sqlite"])
+@pytest.fixture(scope="session", params=DATABASES)
 def database(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Database]:

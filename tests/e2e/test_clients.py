@@ -21,7 +21,7 @@ from idempotency_django.client import (
     OutcomeUnknown,
     RetryBudget,
 )
-from tests.support.soak import sizes
+from tests.support.nightly import sizes
 
 from .clients import Api, Order
 from .conftest import Server, client_of

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from tests.support.soak import sizes
+from tests.support.nightly import sizes
 
 from .clients import ASYNC, TRANSFERS, Api, Order, executed_of, verdict
 from .conftest import Server, client_of

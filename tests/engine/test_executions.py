@@ -45,8 +45,8 @@ from idempotency_django.stores.records import Claim, Operation, Payload, Record,
 from idempotency_django.testing import PATIENCE, SECOND, an_operation, eventually
 from tests.models import Effect
 from tests.settings import ALIASES
+from tests.support.nightly import sizes
 from tests.support.shared import assert_problem, is_replay, new_key, post, record
-from tests.support.soak import sizes
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),

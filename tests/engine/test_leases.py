@@ -66,6 +66,7 @@ from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.testing import PATIENCE, an_operation, eventually, in_threads
 from tests.models import Effect
+from tests.support.nightly import sizes
 from tests.support.shared import (
     assert_problem,
     assert_replays,
@@ -75,7 +76,6 @@ from tests.support.shared import (
     post,
     record,
 )
-from tests.support.soak import sizes
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),

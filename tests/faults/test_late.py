@@ -19,8 +19,8 @@ from idempotency_django.stores.records import Claim, Operation, Payload, Record,
 from idempotency_django.testing import RESPONSE, an_operation, eventually, in_threads
 from tests.faults.late_processes import DATABASES, PLACES, SCOPE, Place, Worker, place, started
 from tests.models import Effect
+from tests.support.nightly import sizes
 from tests.support.shared import new_key
-from tests.support.soak import sizes
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True, databases="__all__")]
 

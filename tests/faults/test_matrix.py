@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.soak import sizes
+from tests.support.nightly import sizes
 
 from .boundaries import Strike
 from .ledger import Ledger
@@ -25,7 +25,7 @@ from .recovery import ALL, FAILING, STEPPED, Bank, Mode
 from .state import State
 
 pytestmark = [pytest.mark.e2e, pytest.mark.parametrize("stride", sizes(4, 1))]
-"""``make test`` takes each fourth boundary, ``make soak`` all."""
+"""``make test`` takes each fourth boundary, ``make nightly`` all."""
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Whatever happens at random to workers, wires and servers: as many effects as keys.
 
-``NEMESIS_SECONDS`` says how long ``make soak`` goes on for each target, and ``NEMESIS_SEED`` which
-run it is.
+``NEMESIS_SECONDS`` says how long ``make nightly`` goes on for each target, and ``NEMESIS_SEED``
+which run it is.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import pytest
 
 from idempotency_django.testing import eventually
 from tests.e2e import databases
+from tests.support.nightly import sizes
 from tests.support.redis_servers import client, command, valkey_at
 from tests.support.servers import free_port
-from tests.support.soak import sizes
 
 from .ledger import Ledger
 from .nemesis import Campaign, Target, Work, workers

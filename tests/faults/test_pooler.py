@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from idempotency_django.testing import PATIENCE
-from tests.support.soak import sizes
+from tests.support.nightly import sizes
 
 from .faulty_servers import find_pgbouncer, pgbouncer
 from .ledger import Ledger

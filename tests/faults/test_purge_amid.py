@@ -16,8 +16,8 @@ from idempotency_django.testing import eventually
 from tests.faults.late_processes import DATABASES, Place, Worker, place, started
 from tests.faults.late_views import SLOW
 from tests.models import Effect
+from tests.support.nightly import nightly
 from tests.support.shared import new_key
-from tests.support.soak import soak
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True, databases="__all__")]
 
@@ -60,7 +60,7 @@ def die(at: Place, folder: Path, keys: list[str]) -> None:
             each.until_dead()
 
 
-@pytest.mark.parametrize("pause", [0.02, soak(0.0)])
+@pytest.mark.parametrize("pause", [0.02, nightly(0.0)])
 def test_purge_amid_everything(
     at: Place, pause: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

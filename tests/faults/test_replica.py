@@ -16,8 +16,8 @@ from idempotency_django.testing import eventually
 from tests.e2e import databases
 from tests.faults.late_processes import Worker, started, worker
 from tests.faults.replicas import Replica, replica_of
+from tests.support.nightly import sizes
 from tests.support.shared import new_key
-from tests.support.soak import sizes
 
 pytestmark = pytest.mark.e2e
 

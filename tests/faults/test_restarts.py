@@ -15,7 +15,7 @@ import pytest
 
 from idempotency_django.testing import PATIENCE
 from tests.e2e.databases import Database
-from tests.support.soak import sizes
+from tests.support.nightly import sizes
 
 from .faulty_servers import Restartable, restartable_postgres
 from .ledger import Ledger

@@ -19,8 +19,8 @@ from tests.faults.late_processes import (
     place,
     started,
 )
+from tests.support.nightly import nightly
 from tests.support.shared import new_key
-from tests.support.soak import soak
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True, databases="__all__")]
 
@@ -77,7 +77,7 @@ def test_long_call_starves_the_heartbeat(at: Place, workers: list[Worker]) -> No
     assert not [line for line in owner.log.read_text().splitlines() if "trying again" in line]
 
 
-@pytest.mark.parametrize("pause", [5 * PAUSE, soak(PAUSE)])
+@pytest.mark.parametrize("pause", [5 * PAUSE, nightly(PAUSE)])
 def test_healthy_heartbeat_keeps_a_long_handler(
     at: Place, healthy: list[Worker], pause: float, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,8 +35,8 @@ from idempotency_django.checks.inventory import endpoints
 from idempotency_django.checks.views import check_views
 from idempotency_django.decorators import idempotency_exempt, idempotent, part_of_view
 from tests.support import ways
+from tests.support.nightly import nightly
 from tests.support.shared import assert_problem, effects, is_replay, new_key, post
-from tests.support.soak import soak
 
 Decorator = Callable[[Any], Any]
 
@@ -238,13 +238,13 @@ SHORT = {
     *("none", "permission_required", "decorator_from_middleware", "two"),
     *("wrapping", "hiding", "object", "called-object", "marked-wrapping", "marked-hiding"),
 }
-"""Those of the decorators with which ``make test`` combines everything; ``make soak`` takes all."""
+"""Those with which ``make test`` combines everything; ``make nightly`` takes all decorators."""
 
 
 def combined_with(*names: str) -> Any:
     """Runs a test for each of these decorators."""
     return pytest.mark.parametrize(
-        "name", [name if name in SHORT else soak(name) for name in sorted(names)]
+        "name", [name if name in SHORT else nightly(name) for name in sorted(names)]
     )
 
 

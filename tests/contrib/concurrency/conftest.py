@@ -6,7 +6,7 @@ import pytest
 
 import tests.contrib.concurrency.models  # noqa: F401
 from tests.settings import ALIASES
-from tests.support.soak import sizes
+from tests.support.nightly import sizes
 
 DATABASES = sorted({"postgres", "mariadb", "sqlite"} & set(ALIASES))
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.contrib.jobs.workers import Jobs, until
 from tests.e2e.databases import Database
+from tests.support.nightly import sizes
 from tests.support.servers import Server
-from tests.support.soak import sizes
 
 pytestmark = pytest.mark.e2e
 

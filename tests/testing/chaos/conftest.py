@@ -8,7 +8,7 @@ import pytest
 from django.conf import settings
 from django.test import override_settings
 
-from tests.support.soak import sizes
+from tests.support.nightly import sizes
 from tests.testing.chaos.flows import OUTBOX
 from tests.testing.chaos.harness import Report
 from tests.testing.chaos.routing import To

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.soak import first_database
+from tests.support.nightly import first_database
 from tests.testing.chaos import handlers
 from tests.testing.chaos.handlers import calls, effects, message
 from tests.testing.chaos.harness import Report, chaos

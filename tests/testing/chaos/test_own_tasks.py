@@ -14,8 +14,8 @@ from idempotency_django.contrib.celery import IdempotentTask
 from idempotency_django.decorators import idempotent
 from idempotency_django.policy import Policy
 from tests.models import Effect
+from tests.support.nightly import first_database
 from tests.support.shared import new_key, post
-from tests.support.soak import first_database
 from tests.testing.chaos.handlers import effects
 from tests.testing.chaos.harness import Report, Service, chaos
 

@@ -19,10 +19,10 @@ from kombu import Connection, Producer, Queue
 
 from idempotency_django.contrib.messaging import Event
 from idempotency_django.models import IdempotencyKey
+from tests.support.nightly import first_database, sizes
 from tests.support.outside import ROOT, environment
 from tests.support.servers import Server
 from tests.support.shared import effect_counts
-from tests.support.soak import first_database, sizes
 
 from .worker import MOMENTS, Orders, dead_of, queue_of
 

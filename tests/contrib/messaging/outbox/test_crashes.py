@@ -9,8 +9,8 @@ import sys
 import pytest
 from django.conf import settings
 
+from tests.support.nightly import sizes
 from tests.support.outside import ROOT, environment
-from tests.support.soak import sizes
 
 from .test_storm import LONGEST
 
@@ -32,7 +32,7 @@ def test_crash_at_every_boundary(
 ) -> None:
     """Wherever a process is killed: one effect where it was published, one where it was consumed.
 
-    ``make test`` takes each eighth boundary; ``OUTBOX_STRIDE=1 make soak`` takes each.
+    ``make test`` takes each eighth boundary; ``OUTBOX_STRIDE=1 make nightly`` takes each.
     """
     command = [
         sys.executable,

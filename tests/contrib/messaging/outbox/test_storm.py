@@ -19,8 +19,8 @@ from idempotency_django.contrib.messaging import Consumer, Event
 from idempotency_django.errors import OperationInProgress
 from idempotency_django.testing import in_threads
 from tests.models import Effect
+from tests.support.nightly import sizes
 from tests.support.outside import ROOT, environment
-from tests.support.soak import sizes
 
 from .storm import Orders
 

@@ -35,8 +35,8 @@ from idempotency_django.policy import Policy, SlidingTTL
 from idempotency_django.stores import Store, stores
 from idempotency_django.testing.contract import in_threads
 from tests.models import Effect
+from tests.support.nightly import sizes
 from tests.support.shared import effect_counts
-from tests.support.soak import sizes
 
 from .conftest import Failing, Made, Saying
 

@@ -10,8 +10,8 @@ from django.conf import settings
 
 from idempotency_django.contrib.messaging.models import InboxMessage
 from idempotency_django.testing import eventually
+from tests.support.nightly import first_database
 from tests.support.shared import effect_counts
-from tests.support.soak import first_database
 
 from .site import site
 

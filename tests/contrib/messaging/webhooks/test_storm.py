@@ -14,8 +14,8 @@ from django.conf import settings
 
 from idempotency_django.contrib.messaging.models import InboxMessage
 from idempotency_django.testing import eventually
+from tests.support.nightly import sizes
 from tests.support.shared import effect_counts
-from tests.support.soak import sizes
 
 from .site import Site, site
 from .test_killed import body_of, pending
