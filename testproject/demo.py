@@ -36,10 +36,10 @@ WEBHOOKS = "/webhooks/standard/"
 UNPROTECTED = "/api/unprotected/"
 JOBS = "/api/jobs/"
 UNPROTECTED_JOBS = "/api/unprotectedjobs/"
-WORK = "sleep-ms=3000"
-REDELIVERY = "1"  # seconds
+WORK = "sleep-ms=5000"
+REDELIVERY = "2"  # seconds
 AT_ONCE = 20
-LEASE = "3"  # seconds
+LEASE = "2"  # seconds
 PATIENCE = 10  # how often the client sends a request that is refused as "in progress"
 NO_RESPONSE = "no response"
 WIDTH = 80
@@ -368,7 +368,7 @@ def chapters(url: str, ledger_url: str, broker: str, path: str) -> Iterator[Chap
         )
         yield Chapter("A signed webhook", webhooks(client))
         yield Chapter(
-            "A Celery task of 3 s, which the broker delivers every second",
+            "A Celery task of 5 s, which the broker delivers every 2 s",
             redeliveries(Client(http, JOBS), Client(http, UNPROTECTED_JOBS), queue),
         )
 
