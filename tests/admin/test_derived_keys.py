@@ -1,16 +1,13 @@
-"""Where an operator finds the keys that a handler derived: a page of the admin, and a command."""
+"""Where an operator finds the keys that a handler derived: a page of the admin."""
 
 from __future__ import annotations
 
-import io
 import json
 from typing import Any
 
 import pytest
-from django.core.management import call_command
-from django.core.management.base import CommandError
 from django.http import HttpRequest, JsonResponse
-from django.test import Client, override_settings
+from django.test import Client
 from django.urls import path
 
 from idempotency_django.decorators import idempotent
@@ -64,12 +61,6 @@ def paid(reference: str = "a") -> tuple[str, dict[str, str]]:
     return key, derived[-1]
 
 
-def command(*arguments: str) -> str:
-    written = io.StringIO()
-    call_command("derive_idempotency_keys", *arguments, stdout=written)
-    return written.getvalue()
-
-
 class TestPage:
     """In the admin."""
 
@@ -118,64 +109,3 @@ class TestPage:
         said = client.get(page_of(record), {"name": "<b>x</b>" + "n" * 200}).content.decode()
         assert "<b>x" not in said
         assert client.get(page_of(record), {"name": ""}).status_code == 200
-
-
-class TestCommand:
-    """In a terminal."""
-
-    def test_keys(self) -> None:
-        """It prints what the handler derived, for the stored steps or for the names given."""
-        key, handed_out = paid()
-        assert command(key) == f"charge: {handed_out['charge']}\n"
-        both = "".join(f"{name}: {value}\n" for name, value in handed_out.items())
-        assert command(key, "charge", "refund") == both
-
-    def test_scopes(self) -> None:
-        """A key in several scopes is listed with them; the chosen one is used."""
-        key = new_key()
-        for tenant in ("a", "b"):
-            assert post(Client(), f"/scoped/?{tenant}", key).status_code == 200
-        with pytest.raises(CommandError, match=r"in several scopes.*\n.*tenant:a.*\n.*tenant:b"):
-            command(key, "charge")
-        scopes = IdempotencyKey.objects.values_list("scope", flat=True)
-        printed = {command(key, "charge", "--scope", scope) for scope in scopes}
-        assert len(printed) == 2
-
-    @pytest.mark.parametrize(
-        ("arguments", "said"),
-        [
-            (["nothing", "charge"], "has no key 'nothing'."),
-            (["nothing", "charge", "--scope", "s"], "has no key 'nothing' in 's'"),
-            (["nothing", "charge", "--store", "audit"], "no store 'audit'"),
-        ],
-    )
-    def test_nothing_there(self, arguments: list[str], said: str) -> None:
-        """What does not exist is named."""
-        with pytest.raises(CommandError, match=said):
-            command(*arguments)
-
-    def test_no_step(self) -> None:
-        """Where no step is stored, a name is asked for."""
-        key = new_key()
-        post(Client(), "/scoped/", key)
-        with pytest.raises(CommandError, match="Pass the names of the derived keys"):
-            command(key)
-        assert command(key, "charge").startswith("charge: ")
-
-    def test_other_store(self) -> None:
-        """A store without a table needs the scope, and is asked for the record."""
-        with override_settings(IDEMPOTENCY={"STORES": MEMORY}):
-            key, handed_out = paid()
-            with pytest.raises(CommandError, match="Pass --scope"):
-                command(key, "charge")
-            scope = "anonymous|POST /pay/"
-            given = ["--scope", scope]
-            assert command(key, "charge", *given) == f"charge: {handed_out['charge']}\n"
-            with pytest.raises(CommandError, match="Pass the names of the derived keys"):
-                command(key, *given)
-
-    def test_rotation(self) -> None:
-        """A rotation of SECRET_KEY changes nothing here, either."""
-        key, handed_out = paid()
-        with override_settings(SECRET_KEY="new"):
-            assert command(key, "charge") == f"charge: {handed_out['charge']}\n"

@@ -238,7 +238,7 @@ class TestPurgeOfRedis:
         """The command says so, instead of counting to zero; the server is not even asked."""
         call_command("purge_idempotency_keys", "--store", "redis", *arguments, stdout=output)
         assert output.getvalue() == (
-            "Nothing to purge: the store 'redis' deletes its keys when they expire.\n"
+            "Nothing to purge: expired keys are deleted by the store itself ('redis').\n"
         )
 
     def test_when_all_stores_do(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +247,7 @@ class TestPurgeOfRedis:
         output = io.StringIO()
         with configured(one=REDIS, two=REDIS):
             call_command("purge_idempotency_keys", stdout=output)
-        assert "the stores 'one', 'two' delete their keys by themselves" in output.getvalue()
+        assert "deleted by the store itself ('one', 'two')" in output.getvalue()
 
     def test_among_others(self, output: io.StringIO) -> None:
         """A purge of all stores speaks of those that it purges."""

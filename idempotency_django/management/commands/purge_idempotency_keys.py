@@ -20,7 +20,6 @@ from ..arguments import duration, number
 from ..stopping import stop_on_signals
 
 _KEYS: Final = "idempotency keys"
-_ERASE_LINE: Final = "\r\x1b[K"
 _INTERRUPTED: Final = 130  # the exit code of shells after Ctrl-C
 
 
@@ -71,67 +70,50 @@ class Command(BaseCommand):
             chosen: list[Store] = stores.all() if alias is None else [stores[alias]]
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
-        messages = registered_purges() if alias is None else []
-        self.quiet = options["verbosity"] == 0
-        if not messages and all(store.forgets_expired for store in chosen):
-            self._say(_nothing_to_purge(chosen))
-            return
+        everything: list[Store | Purgeable] = [each for each in chosen if not each.forgets_expired]
+        everything += registered_purges() if alias is None else ()
         try:
             if options["dry_run"]:
-                self._count([*chosen, *messages], options["older_than"])
+                told = f"Would purge {self._counted(everything, options)}. Nothing was deleted."
             else:
-                self._purge([*chosen, *messages], options)
+                told = self._purged(everything, options)
         except (DatabaseError, StoreUnavailable) as error:
             raise CommandError(
                 f"Cannot purge: {str(error).rstrip('.')}. Check that the database is running and "
                 "migrated (manage.py migrate)."
             ) from error
+        if not everything:
+            aliases = ", ".join(repr(store.alias) for store in chosen)
+            told = f"Nothing to purge: expired keys are deleted by the store itself ({aliases})."
+        if options["verbosity"]:
+            self.stdout.write(told)
 
-    def _count(self, everything: list[Store | Purgeable], older_than: timedelta) -> None:
+    def _counted(self, everything: list[Store | Purgeable], options: dict[str, Any]) -> str:
         counts = Counter[str]()
         for each in everything:
-            counts[_named(each)] += each.purgeable(older_than)
-        self._say(f"Would purge {_listed(counts)}. Nothing was deleted.")
+            counts[_named(each)] += each.purgeable(options["older_than"])
+        return _listed(counts)
 
-    def _purge(self, everything: list[Store | Purgeable], options: dict[str, Any]) -> None:
+    def _purged(self, everything: list[Store | Purgeable], options: dict[str, Any]) -> str:
         limit, counts, started = options["max_seconds"], Counter[str](), time.monotonic()
         with stop_on_signals() as stop:
             for each in everything:
-                left = limit and limit - (time.monotonic() - started)
                 batches = purge(
                     [each],
                     older_than=options["older_than"],
                     batch_size=options["batch_size"],
-                    max_seconds=left,
+                    max_seconds=limit and limit - (time.monotonic() - started),
                 )
                 for deleted in batches:
                     counts[_named(each)] += deleted
-                    if self.stdout.isatty() and not self.quiet:
-                        so_far = f"{_ERASE_LINE}Purged {_listed(counts)} so far …"
-                        self.stdout.write(so_far, ending="")
-                        self.stdout.flush()
                     if stop.is_set():
-                        raise CommandError(
-                            f"Interrupted. Purged {_listed(counts)} before that.",
-                            returncode=_INTERRUPTED,
-                        )
+                        text = f"Interrupted. Purged {_listed(counts)} before that."
+                        raise CommandError(text, returncode=_INTERRUPTED)
         took = time.monotonic() - started
-        self._say(f"Purged {_listed(counts)} in {took:.1f} seconds.")
+        told = f"Purged {_listed(counts)} in {took:.1f} seconds."
         if limit is not None and took >= limit:
-            self._say("The time limit was reached, so keys may be left. Run the command again.")
-
-    def _say(self, text: str) -> None:
-        if not self.quiet:
-            self.stdout.write(f"{_ERASE_LINE}{text}" if self.stdout.isatty() else text)
-
-
-def _nothing_to_purge(chosen: list[Store]) -> str:
-    aliases = ", ".join(repr(store.alias) for store in chosen)
-    if len(chosen) == 1:
-        which = f"the store {aliases} deletes its keys when they expire"
-    else:
-        which = f"the stores {aliases} delete their keys by themselves when they expire"
-    return f"Nothing to purge: {which}."
+            told += "\nThe time limit was reached, so keys may be left. Run the command again."
+        return told
 
 
 def _named(each: Store | Purgeable) -> str:
