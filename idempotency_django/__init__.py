@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .engine.context import ExecutionContext, current_execution
     from .engine.functions import aidempotent_call, idempotent_call
     from .errors import IdempotencyError
+    from .http import IdempotentRequest
     from .policy import API, PAYMENT, WEBHOOK, Policy
 
 __version__ = "1.0.0.dev0"
@@ -25,6 +26,7 @@ __all__ = [
     "WEBHOOK",
     "ExecutionContext",
     "IdempotencyError",
+    "IdempotentRequest",
     "Policy",
     "aidempotent_call",
     "current_execution",
@@ -44,6 +46,7 @@ __getattr__ = lazily(
         "API": "policy",
         "ExecutionContext": "engine.context",
         "IdempotencyError": "errors",
+        "IdempotentRequest": "http",
         "PAYMENT": "policy",
         "Policy": "policy",
         "WEBHOOK": "policy",
@@ -55,3 +58,7 @@ __getattr__ = lazily(
         "part_of_view": "decorators",
     },
 )
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -19,7 +19,7 @@ from .http.unwrapping import (
     view_class_of,
 )
 from .http.wrapping import protect
-from .policy import Policy
+from .policy import Policy, PolicyFields
 
 ViewT = TypeVar("ViewT", bound=Callable[..., Any])
 
@@ -29,10 +29,14 @@ def idempotent(view: ViewT, /) -> ViewT: ...
 
 
 @overload
-def idempotent(*, policy: Policy = ..., **fields: Any) -> Callable[[ViewT], ViewT]: ...
+def idempotent(
+    *, policy: Policy = ..., **fields: Unpack[PolicyFields]
+) -> Callable[[ViewT], ViewT]: ...
 
 
-def idempotent(view: Any = None, /, *, policy: Policy | None = None, **fields: Any) -> Any:
+def idempotent(
+    view: Any = None, /, *, policy: Policy | None = None, **fields: Unpack[PolicyFields]
+) -> Any:
     """Make a view safe to retry.
 
     Put it on function views, on ``@api_view`` functions (above or below ``@api_view``), on

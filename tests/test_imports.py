@@ -34,6 +34,11 @@ def test_unknown(package: object) -> None:
         package.polcy  # type: ignore[attr-defined]  # noqa: B018
 
 
+def test_listed() -> None:
+    """An interpreter offers the public names of the package, and nothing else."""
+    assert dir(idempotency_django) == sorted(idempotency_django.__all__)
+
+
 def test_no_settings() -> None:
     """Policies, decorators and consumers are imported without Django's settings."""
     program = (

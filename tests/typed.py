@@ -14,11 +14,9 @@ from rest_framework.response import Response
 from rest_framework.serializers import BaseSerializer
 from rest_framework.viewsets import ModelViewSet
 
-from idempotency_django import drf
-from idempotency_django.decorators import idempotent
+from idempotency_django import IdempotentRequest, idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine.context import ExecutionContext
-from idempotency_django.http.messages import IdempotentRequest, OptionallyIdempotentRequest
 from idempotency_django.policy import Policy, keys
 
 
@@ -30,8 +28,8 @@ def pay(request: IdempotentRequest) -> HttpResponse:
 
 
 @idempotent
-def order(request: OptionallyIdempotentRequest) -> HttpResponse:
-    assert_type(request.idempotency, ExecutionContext | None)
+def order(request: IdempotentRequest) -> HttpResponse:
+    assert_type(request.POST.get("reference"), str | None)
     return HttpResponse(request.idempotency.attempt if request.idempotency else 0)
 
 
@@ -49,28 +47,33 @@ def policies() -> None:
     Policy(ttl=60)  # type: ignore[arg-type]
     Policy(mode="lease")  # type: ignore[arg-type]
     Policy(requierd=True)  # type: ignore[call-arg]
+    Policy().replace(requierd=True)  # type: ignore[call-arg]
+    Policy().replace(required={"DELETE"}, ttl=None)
+    Policy().replace(ttl=60)  # type: ignore[arg-type]
+    idempotent(requierd=True)  # type: ignore[call-overload]
+    idempotent(mode="lease")  # type: ignore[call-overload]
 
 
 class Form(View):
     @idempotent
-    def post(self, request: OptionallyIdempotentRequest) -> HttpResponse:
+    def post(self, request: IdempotentRequest) -> HttpResponse:
         return HttpResponse(request.idempotency is not None)
 
 
 class Charges(IdempotentViewMixin, ModelViewSet[Model]):
-    request: drf.OptionallyIdempotentRequest
+    request: IdempotentRequest
 
     def perform_create(self, serializer: BaseSerializer[Model]) -> None:
-        assert_type(self.request.idempotency, ExecutionContext | None)
+        assert_type(self.request.idempotency, ExecutionContext)
         serializer.save()
 
-    def capture(self, request: drf.IdempotentRequest) -> Response:
+    def capture(self, request: IdempotentRequest) -> Response:
         assert_type(request.idempotency, ExecutionContext)
         return Response({"key": request.idempotency.derive_key("capture")})
 
 
 class Payments(IdempotentViewMixin, ModelViewSet[Model]):
-    request: drf.IdempotentRequest
+    request: IdempotentRequest
 
     def perform_create(self, serializer: BaseSerializer[Model]) -> None:
         serializer.save(attempt=self.request.idempotency.attempt)

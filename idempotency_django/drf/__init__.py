@@ -23,17 +23,13 @@ if TYPE_CHECKING:
     from .adapter import IdempotencyAPIException, problem
     from .views import (
         IdempotencyStatusView,
-        IdempotentRequest,
         IdempotentViewMixin,
-        OptionallyIdempotentRequest,
     )
 
 __all__ = [
     "IdempotencyAPIException",
     "IdempotencyStatusView",
-    "IdempotentRequest",
     "IdempotentViewMixin",
-    "OptionallyIdempotentRequest",
     "problem",
 ]
 
@@ -44,9 +40,7 @@ __getattr__ = lazily(
     {
         "IdempotencyAPIException": "adapter",
         "IdempotencyStatusView": "views",
-        "IdempotentRequest": "views",
         "IdempotentViewMixin": "views",
-        "OptionallyIdempotentRequest": "views",
         "problem": "adapter",
     },
 )

@@ -13,7 +13,6 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from ..engine.context import ExecutionContext
 from ..errors import KeyMalformed, ResponseNotStored
 from ..http.messages import callers_of, key_header
 from ..http.replays import check_object
@@ -27,30 +26,8 @@ from .adapter import IdempotencyAPIException, serve_view
 __all__ = [
     "IdempotencyAPIException",
     "IdempotencyStatusView",
-    "IdempotentRequest",
     "IdempotentViewMixin",
-    "OptionallyIdempotentRequest",
 ]
-
-
-class OptionallyIdempotentRequest(Request):
-    """:class:`idempotency_django.http.messages.OptionallyIdempotentRequest` for REST framework.
-
-    Attributes:
-        idempotency: the attempt that runs; ``None``: the request has no key, or takes no part.
-    """
-
-    idempotency: ExecutionContext | None
-
-
-class IdempotentRequest(OptionallyIdempotentRequest):
-    """:class:`idempotency_django.http.messages.IdempotentRequest` for REST framework.
-
-    Attributes:
-        idempotency: the attempt that runs.
-    """
-
-    idempotency: ExecutionContext
 
 
 class IdempotentViewMixin:  # see below

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from http.client import responses as reasons
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from django.conf import settings
 from django.core.exceptions import DisallowedHost, ImproperlyConfigured
@@ -35,19 +35,14 @@ from .dialects import dialect
 from .marking import mark, refused
 from .routes import name_of_route
 
-
-class OptionallyIdempotentRequest(HttpRequest):
-    """A request to a protected view whose key is optional.
-
-    Attributes:
-        idempotency: the attempt that runs; ``None``: the request has no key, or takes no part.
-    """
-
-    idempotency: ExecutionContext | None
+if TYPE_CHECKING:
+    from rest_framework.request import Request as _Request  # to a type checker, one of Django's
+else:
+    _Request = HttpRequest
 
 
-class IdempotentRequest(OptionallyIdempotentRequest):
-    """A request to a protected view that always has a key: its policy requires or derives one.
+class IdempotentRequest(_Request):
+    """The request of a protected view, for type checkers; of Django and of REST framework.
 
     ::
 
@@ -56,7 +51,8 @@ class IdempotentRequest(OptionallyIdempotentRequest):
             charge_id = request.idempotency.step("charge", charge)
 
     Attributes:
-        idempotency: the attempt that runs.
+        idempotency: the attempt that runs. Without a key it is ``None``: where the policy does not
+            require one, look first.
     """
 
     idempotency: ExecutionContext

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from datetime import timedelta
 from functools import lru_cache, partial
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, Literal, TypedDict, TypeVar, Unpack, cast
 
 from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
@@ -220,7 +221,32 @@ def _field(default: _Value, validator: _Validator) -> _Value:
     return cast(_Value, dataclasses.field(default=UNSET, metadata=metadata))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PolicyFields(TypedDict, total=False):
+    """The fields of a :class:`Policy` as keyword arguments, for type checkers."""
+
+    required: bool | AbstractSet[str]
+    key: KeyFunction | None
+    fingerprint: FingerprintFunction
+    ttl: timedelta | None
+    on_expired: Literal["execute", "refuse"]
+    mode: Literal["auto", "transactional", "leased"]
+    on_conflict: Literal["reject", "wait", "accepted"] | timedelta
+    key_format: str
+    scope: ScopeFunction
+    principal: KeyFunction | Literal[False] | None
+    operation: str | None
+    store: str
+    retention: timedelta
+    should_store: StoreFunction | None
+    max_response_bytes: int
+    check_replay: CheckFunction | None
+    on_replay: ReplayFunction | None
+    rebuild: RebuildFunction | None
+    lease: timedelta
+    on_interrupted: Literal["resume", "hold"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Policy:
     """The options for identifying a view's operations and storing their responses.
 
@@ -230,7 +256,7 @@ class Policy:
     for each request.
     """
 
-    required: bool | frozenset[str] = _field(False, _required)
+    required: bool | AbstractSet[str] = _field(False, _required)
     """``True`` refuses a POST or PATCH without a key (400). A set of methods, such as
     ``{"DELETE"}``, refuses these instead."""
 
@@ -342,6 +368,10 @@ class Policy:
     def __hash__(self) -> int:
         return self._identity[0]
 
+    def __repr__(self) -> str:
+        given = [f"{name}={value!r}" for name, value in self._given().items()]
+        return f"Policy({', '.join(given)})"
+
     def __reduce__(self) -> Any:
         return partial(Policy, **self._given()), ()
 
@@ -350,7 +380,7 @@ class Policy:
         values = {name: getattr(self, name) for name in FIELDS}
         return {name: value for name, value in values.items() if value is not UNSET}
 
-    def replace(self, **changes: Any) -> Policy:
+    def replace(self, **changes: Unpack[PolicyFields]) -> Policy:
         """The same policy with some fields changed.
 
         Raises:

@@ -26,6 +26,7 @@ from idempotency_django.policy import (
     UNSET,
     WEBHOOK,
     Policy,
+    PolicyFields,
     SlidingTTL,
     identity,
     keys,
@@ -236,9 +237,17 @@ def test_pickle() -> None:
     assert given_fields(pickle.loads(pickle.dumps(Policy(ttl=DAY)))) == {"ttl": DAY}
 
 
-def test_unset_says_so() -> None:
-    """A policy's representation shows which fields it leaves to the project."""
-    assert "ttl=UNSET" in repr(Policy())
+def test_representation() -> None:
+    """A policy's representation shows what it sets itself, in the order of the fields."""
+    assert repr(Policy()) == "Policy()"
+    assert repr(Policy(ttl=None, required=True)) == "Policy(required=True, ttl=None)"
+
+
+def test_options_for_type_checkers() -> None:
+    """What replace() and the decorator take has the names and types of the fields."""
+    declared = {field.name: field.type for field in FIELDS.values()}
+    annotated = {name: each.__forward_arg__ for name, each in PolicyFields.__annotations__.items()}
+    assert annotated == declared
 
 
 # Where a value comes from.
