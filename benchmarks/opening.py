@@ -15,9 +15,10 @@ from benchmarks.targets import ATOMIC_FIRST, FIRST, LIMITS, REPLAY
 TEXT: Final = """\
 The first request of a protected view takes **{first[local]:.2f} ×** as long as the same view in
 `transaction.atomic()` if PostgreSQL runs on the same machine, and
-**{first[far]:.2f} ×** as long if it is {away}, as from one machine to another. A retry gets the stored response
-without running the view, and takes **{replay[local]:.2f} ×** and **{replay[far]:.2f} ×** as long.
-The first request costs the application {cpu:.2f} × the processor time.
+**{first[far]:.2f} ×** as long if it is {away}, as from one machine to another.
+A retry gets the stored response without running the view, and takes **{replay[local]:.2f} ×** and
+**{replay[far]:.2f} ×** as long. The first request costs the application {cpu:.2f} × the processor
+time.
 
 The view belongs to Django REST framework, is protected with `IdempotentViewMixin`, and creates one
 row. In the chart, the unprotected view takes 1, with the servers on the same machine and with the

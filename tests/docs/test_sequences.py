@@ -12,7 +12,7 @@ import pytest
 
 from tests.docs.examples import ROOT
 
-PAGE = ROOT / "docs" / "background" / "sequences.md"
+PAGE = ROOT / "docs" / "background" / "what-happens.md"
 SOURCES = re.findall(r"```\{sequence\}\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
