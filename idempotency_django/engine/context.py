@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from functools import cached_property, partial
 from itertools import count
@@ -27,6 +27,17 @@ CURRENT: Final[ContextVar[ExecutionContext | None]] = ContextVar(
     "idempotency_execution", default=None
 )
 """The execution of the running handler; the engine sets it."""
+
+
+@contextmanager
+def entered(execution: ExecutionContext) -> Iterator[None]:
+    """The execution is the current one in the block."""
+    token = CURRENT.set(execution)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # a coroutine that is closed in another context
+            CURRENT.reset(token)
 
 
 def current_execution() -> ExecutionContext | None:

@@ -218,19 +218,9 @@ def reraise(error: Exception) -> Result:
     raise error
 
 
-def failure(error: Exception) -> Result:
+def failure(error: BaseException) -> Result:
     """The result of an exception, if nothing turns it into another response."""
     return Result(None, None, error=describe_error(error), failed=True)
-
-
-def make_payload(result: Result) -> tuple[Payload | None, Exception | None]:
-    """The payload to be stored after a rollback, or the error that prevented one."""
-    if not callable(result.payload):
-        return None, None
-    try:
-        return result.payload(), None
-    except Exception as error:  # noqa: BLE001  # it is raised when the key is free
-        return None, error
 
 
 _SIGNALS: Final[dict[type[Outcome], Signal]] = {
@@ -255,11 +245,6 @@ def announce_outcome(outcome: Outcome, operation: Operation) -> None:
         if isinstance(outcome, Replayed | Mismatched):
             arguments["record"] = outcome.record
         send(signal, operation, **arguments)
-
-
-def end_signal(result: Result) -> Signal:
-    """The signal of an attempt whose key is free again."""
-    return signals.failed if result.failed else signals.released
 
 
 def announce(signal: Signal, claim: Claim, **arguments: Any) -> None:
@@ -295,46 +280,6 @@ def savepoints() -> Iterator[None]:
                 with suppress(DatabaseFault):  # it is spoilt already
                     savepoints.enter_context(transaction.atomic(using=connection.alias))
         yield
-
-
-INTERRUPTED_ERROR: Final = "The attempts before it were interrupted."
-"""The reason for holding a key whose last attempt was not executed."""
-
-
-def fail(store: Store, claim: Claim, result: Result, *, pinned: bool) -> bool:
-    """Record that an attempt failed; its key is held if that was the last one that is allowed."""
-    limit = claim.operation.max_attempts
-    held = result.failed and limit is not None and claim.attempt >= limit
-    recorded = store.fail(claim, result.error, pinned=pinned, held=held)
-    if recorded and held:
-        _log_held(claim, result.error)
-    return recorded
-
-
-def hold_exhausted(store: Store, claim: Claim) -> bool:
-    """Hold a claim whose attempts are used up by interruptions; ``False``: it may be executed.
-
-    After a failure there is one attempt more: an operator has released it.
-    """
-    limit = claim.operation.max_attempts
-    if limit is None or claim.attempt <= limit or not claim.interrupted:
-        return False
-    if store.fail(claim, INTERRUPTED_ERROR, held=True):
-        _log_held(claim, INTERRUPTED_ERROR)
-    return True
-
-
-def _log_held(claim: Claim, error: str) -> None:
-    """Tell the operator, who must settle it."""
-    logger.error(
-        "%s is held after attempt %d (max_attempts=%d), until an operator completes or releases "
-        "it: %s (key %s)",
-        claim.operation.name,
-        claim.attempt,
-        claim.operation.max_attempts,
-        error,
-        claim.key,
-    )
 
 
 BACKOFF: Final = Backoff(timedelta(seconds=0.02), timedelta(seconds=0.25))

@@ -7,7 +7,6 @@ operation and a function that executes it, and matches the :data:`Outcome` they 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
 
 from asgiref.sync import sync_to_async
 
@@ -15,6 +14,7 @@ from ..conf import conf
 from ..stores import Store
 from ..stores.records import Operation, Record
 from .context import ExecutionContext
+from .flows import finish
 from .leased import Awaiting, Blocking, LeasedRun
 from .observing import observed
 from .outcomes import (
@@ -66,7 +66,6 @@ def run(
         OperationInProgress: the database refused to commit because of a conflict.
         ClaimLost: the claim is gone and has no successor.
     """
-
     if not conf.around_execution:
         return run_unobserved(store, operation, execute, recover, admit=admit, together=together)
     with observed(operation) as execution:
@@ -91,7 +90,7 @@ def run_unobserved(
     else:
         driver = Blocking(execute)
         leased = LeasedRun(driver, store, operation, operation.lease, recover, admit, together)
-        outcome = driver.run(leased.outcome())
+        outcome = finish(leased.outcome())
     announce_outcome(outcome, operation)
     return outcome
 
@@ -108,35 +107,25 @@ async def arun(
 
     ``admit`` is called in a thread, because it may ask the database.
 
-    A cancellation is passed on to ``execute``, and frees the key. After the end of ``execute``, a
-    cancellation leaves the operation completed.
+    A cancellation is passed on to ``execute``; then the key is free when the lease is over. After
+    the end of ``execute``, a cancellation leaves the operation completed.
     """
     if operation.lease is None:
         raise ValueError(
             f"The operation {operation.name} has no lease. arun() needs one, because Django has "
             "no transactions for async code."
         )
-    if not conf.around_execution:
-        return await _arun(store, operation, operation.lease, execute, recover, admit)
-    with observed(operation) as execution:
-        outcome = await _arun(store, operation, operation.lease, execute, recover, admit)
-        execution.end_with(outcome)
-    return outcome
-
-
-async def _arun(
-    store: Store,
-    operation: Operation,
-    lease: timedelta,
-    execute: AsyncExecute,
-    recover: Recover,
-    admit: Admit | None,
-) -> Outcome:
     driver = Awaiting(execute)
-    leased = LeasedRun(driver, store, operation, lease, recover, admit)
-    outcome = await driver.run(leased.outcome())
-    if signal_of(outcome):  # in a thread: a receiver may ask the database
-        await sync_to_async(announce_outcome)(outcome, operation)
+    leased = LeasedRun(driver, store, operation, operation.lease, recover, admit)
+    with observed(operation) as execution:
+        try:
+            outcome = await leased.outcome()
+        finally:
+            if driver.cancelled:
+                raise driver.cancelled
+        if signal_of(outcome):  # in a thread: a receiver may ask the database
+            await sync_to_async(announce_outcome)(outcome, operation)
+        execution.end_with(outcome)
     return outcome
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
 from django.db import connections, transaction
+from django.dispatch import Signal
 
 from .. import signals
 from ..errors import (
@@ -41,13 +42,10 @@ from .outcomes import (
     acquire,
     announce,
     decide,
-    end_signal,
-    fail,
     failure,
-    hold_exhausted,
     in_progress,
-    make_payload,
 )
+from .settling import end_signal, fail, hold_exhausted, settle
 from .steps import text_of
 
 Execute = Callable[[ExecutionContext], Result]
@@ -255,24 +253,11 @@ class TransactionalRun:
 
         Within a transaction of the caller's, the record lives or dies with that one.
         """
-        payload, unmade = make_payload(result)
-        if unmade is not None:
-            result = failure(unmade)
-        try:
-            if not _is_marked(self.store) and self._is_settled(payload, result):
-                return
-        except (IdempotencyError, DatabaseFault):
-            # The key is free and the client gets its response; only the audit misses an attempt.
-            logger.warning(
-                "The end of attempt %d of %s could not be recorded: %s",
-                self.claim.attempt,
-                self.operation.name,
-                result.error,
-                exc_info=True,
-            )
-        announce(end_signal(result), self.claim, error=result.error)
-        if unmade is not None:
-            raise unmade
+        settle(self.claim, result, self._recorded)
+
+    def _recorded(self, payload: Payload | None, result: Result) -> Signal | None:
+        is_settled = not _is_marked(self.store) and self._is_settled(payload, result)
+        return None if is_settled else end_signal(result)
 
     def _is_settled(self, payload: Payload | None, result: Result) -> bool:
         """Record a response, or else the failure; whether the operation is completed now.

@@ -52,8 +52,8 @@ def test_sync_views_stay_transactional_under_asgi(api: Api, database: Database, 
     assert api.effects(order) == 1
 
 
-def test_a_client_that_leaves_an_async_view_frees_its_key(api: Api) -> None:
-    """Its work is cancelled and a retry is executed: nobody waits for the lease to end."""
+def test_a_client_that_leaves_an_async_view(api: Api) -> None:
+    """Its work is cancelled, and a retry is executed when the lease is over."""
     order = Order(fault=LONG_WORK)
     both = [api.begin(ASYNC, order) for _ in range(2)]
     # The one that got its response was refused, so the other one is being executed.

@@ -1216,6 +1216,7 @@ class TestAsync:
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+            await sync_to_async(interrupt)(store, operation)
             return await aattempt(store, operation, handler)
 
         reached: asyncio.Event

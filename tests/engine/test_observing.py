@@ -288,6 +288,7 @@ class TestCalls:
                 await aidempotent_call(failing, **options)
             with pytest.raises(asyncio.CancelledError):
                 await aidempotent_call(cancelled, **options)
+            await IdempotencyKey.objects.filter(key="k-1").aupdate(lease_expires_at=LONG_AGO)
             return [await aidempotent_call(fn, **options) for _ in range(2)]
 
         async def cancelled(execution: Any) -> None:

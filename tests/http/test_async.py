@@ -25,6 +25,7 @@ from django.template import engines
 from django.template.response import TemplateResponse
 from django.test import AsyncClient, AsyncRequestFactory, Client
 from django.urls import path
+from django.utils import timezone
 from django.utils.decorators import method_decorator
 from django.views.decorators.cache import cache_control
 from django.views.generic import View
@@ -243,6 +244,20 @@ def in_loop(work: Callable[[], Awaitable[T]]) -> T:
             await sync_to_async(connections.close_all)()
 
     return asyncio.run(run())
+
+
+async def end_lease(key: str) -> None:
+    """Let the lease of the key be over, as after the time that nobody renewed it."""
+    rows = IdempotencyKey.objects.filter(key=key, status="in_progress")
+    await rows.aupdate(lease_expires_at=timezone.now() - timedelta(hours=1))
+
+
+def interrupt(store: MemoryStore, operation: Operation) -> None:
+    """The same of an operation in a store in memory."""
+    found = store.get(operation.key, operation.scope)
+    assert found is not None
+    assert found.status is Status.IN_PROGRESS
+    store._entries[operation.key, operation.scope].lease_ends = 0
 
 
 class SyncClientLike:
@@ -632,7 +647,7 @@ class TestDisconnect:
     @pytest.mark.parametrize("surroundings", SURROUNDINGS)
     @pytest.mark.parametrize("url", ["/function/", "/class/", "/unmarked/"])
     def test_mid_handler(self, settings: Any, url: str, surroundings: str) -> None:
-        """The view is cancelled, the key is FAILED, and a retry runs at once."""
+        """The view is cancelled, and a retry runs when the lease is over."""
         settings.MIDDLEWARE = SURROUNDINGS[surroundings]
         key = new_key()
 
@@ -645,9 +660,10 @@ class TestDisconnect:
             await client.wait(PATIENCE)
             assert gate.cancelled
             found = await IdempotencyKey.objects.aget(key=key)
-            assert (found.status, found.attempt) == ("failed", 1)
-            assert "CancelledError" in found.error
+            assert (found.status, found.attempt) == ("in_progress", 1)
             del gates["a"]
+            assert (await post(AsyncClient(), url, key)).status_code == 409
+            await end_lease(key)
             return await post(AsyncClient(), url, key)
 
         assert in_loop(work).status_code == 201
@@ -798,7 +814,7 @@ class TestCancelledAnywhere:
     @pytest.mark.parametrize("times", [1, 2, 3])
     @pytest.mark.parametrize("view", CANCELLED_VIEWS.values(), ids=CANCELLED_VIEWS)
     def test_view(self, view: Callable[[HttpRequest], Any], times: int) -> None:
-        """It leaves the key completed or retryable, never in progress, and is cancelled."""
+        """It leaves the key completed or retryable, at the latest after the lease."""
 
         async def points() -> int:
             point = 0
@@ -810,8 +826,8 @@ class TestCancelledAnywhere:
                 if not reached:
                     return point - 1
                 found = await IdempotencyKey.objects.filter(key=key).afirst()
-                assert found is None or found.status in ("completed", "failed"), point
                 status = found.status if found else None
+                await end_lease(key)
                 with suppress(LookupError):
                     again = await view(self.request(key))
                     if again.status_code == 503:
@@ -1016,14 +1032,13 @@ class TestCancelledWhileAsking:
                 if not await cancelled_at(arun(store, operation), point):
                     break
                 found = store.get(operation.key, operation.scope)
-                assert found is None or found.status is not Status.IN_PROGRESS
                 if "complete" in store.asked:
                     assert found is not None
                     assert found.status is Status.COMPLETED, point
                     stored += 1
                 store.asked.clear()
                 point += 1
-            assert stored >= 2
+            assert stored
 
         in_loop(work)
 
@@ -1049,7 +1064,7 @@ class TestCancelledWhileAsking:
         in_loop(work)
 
     def test_own_cancellation(self) -> None:
-        """A handler that awaits something cancelled fails, and the key is free."""
+        """A handler that awaits something cancelled: the key is free when the lease is over."""
 
         async def work() -> None:
             store, operation = Flaky(), an_operation(lease=LEASE)
@@ -1061,6 +1076,7 @@ class TestCancelledWhileAsking:
 
             with pytest.raises(asyncio.CancelledError):
                 await arun(store, operation, execute)
+            interrupt(store, operation)
             assert isinstance(await arun(store, operation), Executed)
 
         in_loop(work)
@@ -1083,7 +1099,7 @@ class TestCancelledWhileAsking:
         in_loop(work)
 
     def test_timeout_around_it(self) -> None:
-        """A timeout around the whole of it raises ``TimeoutError``, and the key is free."""
+        """A timeout around the whole of it raises ``TimeoutError``, and leaves the lease."""
 
         async def work() -> None:
             store, operation = Flaky(), an_operation(lease=LEASE)
@@ -1095,6 +1111,7 @@ class TestCancelledWhileAsking:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
                     await arun(store, operation, execute)
+            interrupt(store, operation)
             assert isinstance(await arun(store, operation), Executed)
 
         in_loop(work)
