@@ -81,7 +81,7 @@ COVERED = @TEST_PART=$@ TEST_REPORTS=$(REPORTS) $(PY) -m coverage run $(PYTEST)
 # Only these files: collecting all tests is slow.
 files_with = $(shell grep -rlE --include='test_*.py' '$(1)' tests)
 INSIDE := tests/test_*.py \
-    $(addprefix tests/,admin checks client docs drf engine http management policy stores testing)
+    $(addprefix tests/,admin checks client docs drf engine http management policy stores support testing)
 RING := tests/contrib tests/contract
 FAULTS := tests/faults
 OUTSIDE = $(filter-out $(FAULTS)/%,$(call files_with,mark\.e2e))

@@ -10,9 +10,14 @@ import os
 from contextlib import ExitStack
 from tempfile import TemporaryDirectory
 
+import pytest
+
+from tests.support import orphans
+from tests.support.machine import patience
 from tests.support.servers import mariadb, postgres
 
 _servers = ExitStack()
+_servers.enter_context(orphans.guarded())
 os.environ["TEST_SCRATCH"] = _servers.enter_context(TemporaryDirectory(prefix="scratch-"))
 _names = os.environ.setdefault("TEST_DATABASES", "postgres,mariadb,sqlite").split(",")
 
@@ -31,6 +36,13 @@ def pytest_report_header() -> str:
     found = os.environ["TEST_DATABASES"]
     missing = "" if "mariadb" in found or "mariadb" not in _names else "; NO mariadbd FOUND"
     return f"databases: {found}{missing}; psycopg {os.environ.get('TEST_PSYCOPG', '3')}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Give a test the time that this machine needs now."""
+    if config.option.timeout is None:
+        config.option.timeout = patience(float(config.getini("timeout")))
 
 
 def pytest_unconfigure() -> None:

@@ -21,6 +21,7 @@ from sybil import Document
 from sybil.parsers.myst import CodeBlockParser
 
 from tests.docs.examples import ROOT, commands, difference
+from tests.support.machine import patience
 from tests.support.servers import free_port
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
@@ -95,7 +96,7 @@ class Reader:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=patience(PATIENCE),
         )
         assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
         return done.stdout
@@ -109,7 +110,7 @@ class Reader:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + patience(PATIENCE)
         while time.monotonic() < deadline and self.server.poll() is None:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:
@@ -126,7 +127,7 @@ def a_reader(folder: Path) -> Iterator[Reader]:
     finally:
         if reader.server:
             reader.server.terminate()
-            reader.server.wait(PATIENCE)
+            reader.server.wait(patience(PATIENCE))
 
 
 @pytest.mark.e2e

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from tests.support.machine import patience
+
 PATIENCE = 60  # seconds
 
 
@@ -24,7 +26,7 @@ class Database:
 
     def wait_until_idle(self) -> None:
         """Return when no transaction is open: the server has noticed who died."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + patience(PATIENCE)
         while self.transactions():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"A transaction stayed open in {self.name}.")

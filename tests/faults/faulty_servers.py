@@ -14,6 +14,7 @@ import pytest
 
 from tests.e2e.databases import Database
 from tests.support import servers
+from tests.support.guard import Order
 
 POOL = 5  # connections to PostgreSQL, fewer than there are clients
 
@@ -96,7 +97,7 @@ ignore_startup_parameters = extra_float_digits
 """
         )
         serve = [program, str(folder / "pgbouncer.ini")]
-        order = servers._Order([], serve, stop=signal.SIGINT, account=servers._account())
+        order = Order([], serve, stop=signal.SIGINT, account=servers._account())
         through = at._replace(netloc=f"postgres@127.0.0.1:{port}", query="sslmode=disable")
         yield servers._start(folder, guard, order, through.geturl()).url
 

@@ -10,7 +10,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from idempotency_django.testing import eventually
-from tests.support.servers import _account, _guard, _Order, _postgres_programs, _start, free_port
+from tests.support.guard import Order
+from tests.support.servers import _account, _guard, _postgres_programs, _start, free_port
 
 
 class ReadsFromReplica:
@@ -73,7 +74,7 @@ def replica_of(primary: str, *, delay: str) -> Iterator[Replica]:
         # Last: what was set by ALTER SYSTEM would lose against an option.
         configure = ["sh", "-c", f"echo recovery_min_apply_delay={delay} >> {data}/postgresql.conf"]
         url = at._replace(netloc=f"{at.netloc.rpartition(':')[0]}:{port}").geturl()
-        _start(folder, guard, _Order([copy, configure], serve, signal.SIGINT, account), url)
+        _start(folder, guard, Order([copy, configure], serve, signal.SIGINT, account), url)
         _until_streaming(url)
         yield Replica(url)
 

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.servers import Server, _guard, _missing, _Order, _start, _version, free_port
+from tests.support.guard import Order
+from tests.support.servers import Server, _guard, _missing, _start, _version, free_port
 
 HOST = "127.0.0.1"
 
@@ -36,7 +37,7 @@ def kafka(port: int = 0) -> Iterator[Server]:
         at = f"tcp://{HOST}:{port}"
         serve = [_program(), "broker", "--silent", "--listener-url", at]
         serve += ["--advertised-listener-url", at, "--storage-engine", "memory://tansu/"]
-        order = _Order([], serve, signal.SIGTERM, {})
+        order = Order([], serve, signal.SIGTERM, {})
         yield _start(folder, guard, order, f"kafka://{HOST}:{port}")
 
 

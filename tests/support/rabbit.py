@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.servers import Server, _account, _guard, _Order, _start, _version, free_port
+from tests.support.guard import Order
+from tests.support.servers import Server, _account, _guard, _start, _version, free_port
 
 HOST = "127.0.0.1"
 PROGRAMS = "/usr/lib/rabbitmq/bin"  # Debian's in the PATH is a wrapper that insists on its own user
@@ -42,7 +43,7 @@ def rabbitmq() -> Iterator[Server | None]:
         )
         variables = _variables(folder) | {"ERL_EPMD_PORT": str(epmd)}
         serve = ["env", *(f"{name}={value}" for name, value in variables.items()), program]
-        order = _Order([], serve, signal.SIGTERM, _account())
+        order = Order([], serve, signal.SIGTERM, _account())
         yield _start(folder, guard, order, f"amqp://test:{password}@{HOST}:{port}//")
 
 
@@ -52,7 +53,7 @@ def _name_server(program: str) -> Iterator[int]:
     port = free_port()
     with _guard("ep") as (folder, guard):
         serve = [program, "-port", str(port), "-address", HOST]
-        order = _Order([], serve, signal.SIGTERM, _account())
+        order = Order([], serve, signal.SIGTERM, _account())
         _start(folder, guard, order, f"epmd://{HOST}:{port}")
         yield port
 

@@ -11,7 +11,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from idempotency_django.testing import eventually
-from tests.support.servers import Server, _guard, _Order, _start, _valkey_program, free_port
+from tests.support.guard import Order
+from tests.support.servers import Server, _guard, _start, _valkey_program, free_port
 
 HOST = "127.0.0.1"
 PATIENT, SOON = 120_000, 1000
@@ -24,7 +25,7 @@ def valkey_at(port: int, *options: str) -> Iterator[Server]:
     """Valkey at that port, in memory only; its replicas know what it wrote without delay."""
     with _guard("vk") as (folder, guard):
         serve = command(port, str(folder), *options)
-        yield _start(folder, guard, _Order([], serve, signal.SIGTERM, {}), url(port))
+        yield _start(folder, guard, Order([], serve, signal.SIGTERM, {}), url(port))
 
 
 def command(port: int, folder: str, *options: str) -> list[str]:
@@ -72,7 +73,7 @@ def sentinel_of(primary: int, name: str) -> Iterator[int]:
         lines += [f"sentinel failover-timeout {name} 10000"]
         (folder / "sentinel.conf").write_text("\n".join(lines))
         serve = [_valkey_program(), str(folder / "sentinel.conf"), "--sentinel"]
-        yield _watching(_start(folder, guard, _Order([], serve, signal.SIGTERM, {}), url(port)))
+        yield _watching(_start(folder, guard, Order([], serve, signal.SIGTERM, {}), url(port)))
 
 
 def give_up(sentinel: int, name: str) -> None:

@@ -30,7 +30,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -39,13 +38,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import unquote, urlsplit
 from urllib.request import urlopen
 
+from tests.support import guard
+from tests.support.guard import Order
+from tests.support.machine import patience
+from tests.support.orphans import unguarded
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
 START_TIMEOUT = 60  # seconds
-STOP_TIMEOUT = 20  # seconds; then the server is killed
-GUARD = "--guard"
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def postgres(*, durable: bool = True) -> Iterator[Server]:
         serve += [] if durable else ["--fsync=off", "--full-page-writes=off"]
         stop = signal.SIGINT  # the "fast" shutdown, which does not wait for clients to leave
         url = f"postgres://postgres:{password}@127.0.0.1:{port}/postgres"
-        order = _Order([initdb], serve, stop, account)
+        order = Order([initdb], serve, stop, account)
         yield _start(folder, guard, order, url)
 
 
@@ -93,7 +95,7 @@ def valkey() -> Iterator[Server]:
         port = free_port()
         serve = [_valkey_program(), "--bind", "127.0.0.1", "--port", str(port)]
         serve += ["--dir", str(folder), "--save", "", "--appendonly", "no"]
-        order = _Order([], serve, signal.SIGTERM, {})
+        order = Order([], serve, signal.SIGTERM, {})
         yield _start(folder, guard, order, f"redis://127.0.0.1:{port}/0")
 
 
@@ -121,7 +123,7 @@ def mariadb() -> Iterator[Server | None]:
         serve += ["--socket=server.sock", "--pid-file=server.pid", "--max-connections=300"]
         serve += ["--character-set-server=utf8mb4", "--innodb-flush-log-at-trx-commit=2"]
         setup = [[install, *common, "--skip-test-db"]]
-        order = _Order(setup, serve, signal.SIGTERM, _account())
+        order = Order(setup, serve, signal.SIGTERM, _account())
         # Or PyMySQL would read all of the system's certificates for each connection.
         url = f"mysql://test:{password}@127.0.0.1:{port}/?ssl_disabled=true"
         yield _start(folder, guard, order, url)
@@ -241,16 +243,6 @@ def _account() -> dict[str, Any]:
     return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
 
 
-@dataclass(frozen=True)
-class _Order:
-    """For the guard: run ``setup``, then ``serve`` until told to end; then send it ``stop``."""
-
-    setup: list[list[str]]
-    serve: list[str]
-    stop: int
-    account: dict[str, Any]
-
-
 @contextmanager
 def _guard(prefix: str) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
     """Make a folder, and start the process that stops the server in it and removes it.
@@ -260,17 +252,23 @@ def _guard(prefix: str) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
     the Ctrl-C that is meant for this process.
     """
     folder, pipe = Path(tempfile.mkdtemp(prefix=f"{prefix}-")), subprocess.PIPE
-    command = [sys.executable, "-I", "-S", __file__, GUARD, str(folder)]
+    command = [sys.executable, "-I", "-S", guard.__file__, str(folder)]
     with (
         (folder / "log").open("wb") as log,
         subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=log, text=True, start_new_session=True
-        ) as guard,
+            command,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=log,
+            text=True,
+            env=unguarded(),
+            start_new_session=True,
+        ) as process,
     ):
-        yield folder, guard
+        yield folder, process
 
 
-def _start(folder: Path, guard: subprocess.Popen[str], order: _Order, url: str) -> Server:
+def _start(folder: Path, guard: subprocess.Popen[str], order: Order, url: str) -> Server:
     """Give the guard its order, and return when the server responds."""
     assert guard.stdin is not None
     assert guard.stdout is not None
@@ -280,7 +278,7 @@ def _start(folder: Path, guard: subprocess.Popen[str], order: _Order, url: str) 
     guard.stdin.write(json.dumps(asdict(order)) + "\n")
     guard.stdin.flush()
     pid, problem = int(guard.stdout.readline() or 0), "its setup failed"
-    deadline = time.monotonic() + START_TIMEOUT
+    deadline = time.monotonic() + patience(START_TIMEOUT)
     while pid and time.monotonic() < deadline:
         try:
             os.kill(pid, 0)
@@ -300,41 +298,6 @@ def _start(folder: Path, guard: subprocess.Popen[str], order: _Order, url: str) 
         "or TEST_SQS_URL name a server of yours. "
         f"The end of the log:\n{log}"
     )
-
-
-def _be_guard(folder: str) -> None:
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, lambda *_: None)  # not SIG_IGN, which the server would inherit
-    try:
-        if order := sys.stdin.readline():
-            _obey(_Order(**json.loads(order)), folder)
-    finally:
-        shutil.rmtree(folder)
-
-
-def _obey(order: _Order, folder: str) -> None:
-    # One locale, so that servers and their logs do not depend on the caller's.
-    run: dict[str, Any] = {"env": os.environ | {"LC_ALL": "C"}, "cwd": folder, **order.account}
-    run |= {"stdin": subprocess.DEVNULL, "stdout": sys.stderr}  # which is the log
-    try:
-        for command in order.setup:
-            subprocess.run(command, check=True, **run)
-        server = subprocess.Popen(order.serve, **run)
-    except (OSError, subprocess.SubprocessError) as error:
-        print(error, file=sys.stderr, flush=True)
-        os.close(1)
-        sys.stdin.read()
-        return
-    threading.Thread(target=server.wait, daemon=True).start()  # or it would end as a zombie
-    with suppress(BrokenPipeError):
-        os.write(1, b"%d\n" % server.pid)
-    sys.stdin.read()
-    server.send_signal(order.stop)
-    try:
-        server.wait(STOP_TIMEOUT)
-    except subprocess.TimeoutExpired:
-        server.kill()
-        server.wait()
 
 
 def _main(arguments: list[str]) -> int:
@@ -371,7 +334,4 @@ def _main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == [GUARD]:
-        _be_guard(sys.argv[2])
-    else:
-        sys.exit(_main(sys.argv[1:]))
+    sys.exit(_main(sys.argv[1:]))

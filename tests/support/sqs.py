@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.support.servers import Server, _guard, _Order, _start, _version, free_port
+from tests.support.guard import Order
+from tests.support.servers import Server, _guard, _start, _version, free_port
 
 HOST = "127.0.0.1"
 
@@ -34,7 +35,7 @@ def sqs(port: int = 0) -> Iterator[Server]:
     with _guard("sqs") as (folder, guard):
         port = port or free_port()
         serve = [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(port)]
-        order = _Order([], serve, signal.SIGTERM, {})
+        order = Order([], serve, signal.SIGTERM, {})
         yield _start(folder, guard, order, f"sqs+http://{HOST}:{port}")
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from celery import Celery, Signature, states
 
 from tests.e2e.databases import Database
+from tests.support.machine import patience
 from tests.support.outside import ROOT
 
 PATIENCE = 120.0
@@ -153,7 +154,7 @@ class Jobs:
     def wait_until_idle(self) -> None:
         """Return when nothing is waiting: no message, no copy, no task."""
         quiet = 0
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + patience(PATIENCE)
         while quiet < 2:  # what was on its way at the first look is there at the second
             assert time.monotonic() < deadline, "It does not come to rest."
             quiet = 0 if self._is_busy() else quiet + 1
@@ -178,7 +179,7 @@ class Jobs:
 
 def until(condition: Callable[[], object]) -> None:
     """Wait until the condition holds; it is asked seldom, as other processes need the time."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience(PATIENCE)
     while not condition():
         assert time.monotonic() < deadline, "It did not happen."
         time.sleep(0.1)

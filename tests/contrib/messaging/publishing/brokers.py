@@ -17,6 +17,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 from idempotency_django.contrib.messaging import Event, Publisher
 from idempotency_django.contrib.messaging.outbox.topics import Topic
 from tests.support.kafka import bootstrap, make_topic
+from tests.support.machine import patience
 from tests.support.servers import Server
 from tests.support.sqs import kombu_url, make_queue
 
@@ -52,7 +53,7 @@ class Broker:
     def events(self, count: int) -> list[Event]:
         """The events that came, in their order, once there are so many; it takes them away."""
         events: list[Event] = []
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + patience(PATIENCE)
         while len(events) < count and time.monotonic() < deadline:
             events += self.receive()
         return events + self.receive()

@@ -18,6 +18,7 @@ from idempotency_django.contrib.messaging.models import InboxMessage
 from tests.contrib.messaging.transports.brokers import SQS, Kafka, RabbitMQ, Redis, await_that
 from tests.contrib.messaging.transports.consumers import AFTER, WITHIN, started
 from tests.support.kafka import bootstrap
+from tests.support.machine import patience
 from tests.support.outside import environment, running
 from tests.support.shared import effect_counts
 from tests.support.sqs import client_options
@@ -131,15 +132,15 @@ def test_killed_and_poisoned(recipe: Recipe, start: Any, tmp_path: Path) -> None
     recipe.publish(paid(tmp_path, "c", strike=AFTER), paid(tmp_path, "b"))
     for _ in range(2):
         process = start()
-        assert process.wait(PATIENCE) == -signal.SIGKILL, (tmp_path / "log").read_text()
+        assert process.wait(patience(PATIENCE)) == -signal.SIGKILL, (tmp_path / "log").read_text()
     last = start()
     dead = InboxMessage.objects.filter(source="consumer:billing", state="dead")
     await_that(
         lambda: len(effect_counts()) == 4 and dead.count() == 2 and recipe.broker.waiting() == 0,
-        PATIENCE,
+        patience(PATIENCE),
     )
     last.send_signal(signal.SIGTERM)
-    assert last.wait(PATIENCE) == 0
+    assert last.wait(patience(PATIENCE)) == 0
     assert effect_counts() == dict.fromkeys(["a", "w", "c", "b"], 1)
     assert {each: started(tmp_path).count(each) for each in "awcbp"} == {
         "a": 1,

@@ -23,15 +23,16 @@ from idempotency_django.contrib.messaging.brokers.kafka import KafkaSource
 from idempotency_django.contrib.messaging.brokers.kombu import KombuSource
 from idempotency_django.contrib.messaging.brokers.loop import ConsumerLoop, Source
 from tests.support.kafka import bootstrap, make_topic
+from tests.support.machine import patience
 from tests.support.servers import Server
 from tests.support.sqs import client_options, kombu_url, make_queue
 
 PATIENCE = 120  # seconds
 
 
-def await_that(condition: Callable[[], bool], patience: float = PATIENCE) -> None:
+def await_that(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
     """Return when it is true."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + patience(seconds)
     while not condition():
         assert time.monotonic() < deadline, "it took too long"
         time.sleep(0.02)
@@ -97,7 +98,7 @@ class Broker(ABC):
             yield running
         finally:
             running.stop.set()
-            thread.join(PATIENCE)
+            thread.join(patience(PATIENCE))
         assert not thread.is_alive()
 
     def drain(self, consumer: Consumer, until: Callable[[], bool], **options: Any) -> None:
@@ -147,7 +148,7 @@ class Kafka(Broker):
             number, self._published = self._published, self._published + 1
             body = event if isinstance(event, bytes) else event.to_json().encode()
             self._producer.produce(self.place, body, partition=number % self.partitions)
-        assert self._producer.flush(PATIENCE) == 0
+        assert self._producer.flush(patience(PATIENCE)) == 0
 
     def publish_binary(self, event: Event) -> None:
         headers, body = event.to_http()
@@ -157,11 +158,11 @@ class Kafka(Broker):
             body,
             headers={name.replace("ce-", "ce_"): value for name, value in headers.items()},
         )
-        assert self._producer.flush(PATIENCE) == 0
+        assert self._producer.flush(patience(PATIENCE)) == 0
 
     def left(self) -> int:
         places = [TopicPartition(self.place, number) for number in range(self.partitions)]
-        committed = self._looker.committed(places, timeout=PATIENCE)
+        committed = self._looker.committed(places, timeout=patience(PATIENCE))
         return self._published - sum(max(0, place.offset) for place in committed)
 
     def source(self) -> Source:

@@ -19,6 +19,7 @@ from django.conf import settings
 
 from idempotency_django.contrib.messaging import Event
 from tests.faults.faulty_servers import restartable_postgres
+from tests.support.machine import patience
 from tests.support.outside import ROOT, environment, running
 from tests.support.servers import Server
 from tests.support.shared import effect_counts
@@ -71,7 +72,7 @@ def paid(folder: Path, number: str, **data: Any) -> Event:
 
 def ends(process: subprocess.Popen[str]) -> int:
     """Its exit code, once it has ended."""
-    return process.wait(PATIENCE)
+    return process.wait(patience(PATIENCE))
 
 
 def test_killed_and_stopped(broker: Broker, start: Start, tmp_path: Path) -> None:
