@@ -19,7 +19,7 @@ from rest_framework.request import Empty, Request
 from rest_framework.response import Response
 
 from ..errors import IdempotencyError
-from ..http.bodies import as_file, body_of, body_that_django_ignores, form_of, raw_body_of, rewind
+from ..http.bodies import as_file, body_of, form_of, is_too_large, raw_body_of, rewind, was_read
 from ..http.dialects import dialect
 from ..http.messages import (
     Adapter,
@@ -35,7 +35,7 @@ from ..http.replays import check_object, defining_module, has_object
 from ..http.serving import serve
 from ..policy import Policy, resolve
 from ..policy.fingerprints import is_json, media_type_of
-from ..policy.invocation import Body, Form, Hashed, Invocation, Parsed
+from ..policy.invocation import Body, Form, Invocation, Parsed
 from ..stores.records import Record
 
 
@@ -234,16 +234,11 @@ class DRFAdapter(Adapter):
     def _body(self) -> Body:
         """The body, parsed by the view's parser; the view can read it again."""
         http: Any = self.http_request
-        unseen = body_that_django_ignores(http)
-        if unseen is not None:
-            return unseen
         request: Any = self.request  # some of whose attributes its types say may be missing
-        if http._read_started and not hasattr(
-            http, "_body"
-        ):  # an authentication has looked into a form
+        if was_read(http):  # an authentication has looked into a form
             return self._parsed(None)
         parser: Any = request.negotiator.select_parser(request, request.parsers)
-        if type(parser) in (MultiPartParser, FormParser):
+        if type(parser) in (MultiPartParser, FormParser) or is_too_large(http):
             return body_of(http)
         raw = raw_body_of(http)
         if parser is None:  # the view reads the stream itself, or refuses
@@ -260,9 +255,9 @@ class DRFAdapter(Adapter):
             request._data = request._files = request._full_data = Empty
             return raw
         finally:
-            rewind(http, http._stream)
+            rewind(http)
 
-    def _parsed(self, raw: bytes | Hashed | None) -> Body:
+    def _parsed(self, raw: bytes | None) -> Body:
         """The body as the view's parser reads it: a form, or plain data."""
         data, files = self.request.data, self.request.FILES
         if not (files or isinstance(data, QueryDict)):

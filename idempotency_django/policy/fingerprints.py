@@ -20,7 +20,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from .digests import canonical, framed
-from .invocation import Body, Form, Hashed, Invocation, Parsed
+from .invocation import Body, Form, Invocation, Parsed, Unread
 
 _POSITION: Final = re.compile("[0-9]{1,9}")
 
@@ -34,7 +34,7 @@ def whole_request(invocation: Invocation) -> bytes:
     difference. Anything else does (draft-ietf-httpapi-idempotency-key-header-07, section 2.4).
     """
     body = invocation.body
-    if isinstance(body, Parsed) and isinstance(body.raw, bytes) and is_json(invocation.media_type):
+    if isinstance(body, Parsed) and body.raw is not None and is_json(invocation.media_type):
         body = body.raw  # which shows more: 1.0 and 1.00, a name that appears twice
     body = _decoded(body, invocation.media_type)
     return _request(invocation, _canonical(body, invocation.media_type))
@@ -47,7 +47,8 @@ def without_body(invocation: Invocation) -> bytes:
     ``Content-Digest`` (RFC 9530), which is part of the fingerprint. Verify the digest in the view.
     """
     headers = getattr(invocation.request, "headers", {})
-    return _request(invocation, b"unread" + headers.get("Content-Digest", "").encode())
+    body = Unread(headers.get("Content-Digest", ""))
+    return _request(invocation, _canonical(body, invocation.media_type))
 
 
 def fields(*, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> FingerprintFunction:
@@ -97,9 +98,9 @@ def field_value(invocation: Invocation, path: str) -> Any:
     return value
 
 
-def _loaded(body: bytes | Hashed, media_type: str) -> Any:
+def _loaded(body: bytes | Unread, media_type: str) -> Any:
     """The decoded JSON body as a view sees it, except for numbers with a fraction."""
-    if isinstance(body, Hashed) or not is_json(media_type):
+    if isinstance(body, Unread) or not is_json(media_type):
         return None
     try:
         return _loads(body)
@@ -168,8 +169,8 @@ def is_json(media_type: str) -> bool:
 def _canonical(body: Body, media_type: str) -> bytes:
     if isinstance(body, bytes):
         return b"raw" + hashlib.sha256(body).digest()
-    if isinstance(body, Hashed):
-        return b"raw" + bytes.fromhex(body.sha256)
+    if isinstance(body, Unread):
+        return b"unread" + body.content_digest.encode()
     if isinstance(body, Form):
         named = {name: list(values) for name, values in body.fields.items()}
         uploaded = [

@@ -27,12 +27,15 @@ class Form:
     files: tuple[UploadedFile, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hashed:
-    """A body that is too large for memory: its size in bytes and its SHA-256 (hex)."""
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A body that is not read, because it is too large: what the client says of it, if anything.
 
-    size: int
-    sha256: str
+    Attributes:
+        content_digest: the value of the header ``Content-Digest`` (RFC 9530).
+    """
+
+    content_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +49,11 @@ class Parsed:
     """
 
     value: Any
-    raw: bytes | Hashed | None = None
+    raw: bytes | None = None
     tree: bool = False
 
 
-Body = bytes | Form | Hashed | Parsed
+Body = bytes | Form | Unread | Parsed
 """The client's request, in the adapter's representation."""
 
 
