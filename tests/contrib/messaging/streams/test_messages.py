@@ -11,7 +11,7 @@ from django.test import override_settings
 
 from idempotency_django.contrib.messaging import accept, claim_stream
 from tests.models import Effect
-from tests.stores.test_messages import messages
+from tests.stores.test_round_trips import messages
 
 pytestmark = [
     pytest.mark.skipif(connection.vendor != "postgresql", reason="needs PostgreSQL"),
