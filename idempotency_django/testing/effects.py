@@ -16,7 +16,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
@@ -36,7 +35,7 @@ from .writes import table_written
 logger = logging.getLogger("idempotency_django")
 
 Kind = Literal["network", "process", "file", "database"]
-Situation = Literal["transactional", "leased", ""]
+Situation = Literal["transactional", "leased"]
 
 DID: Final[dict[Kind, str]] = {
     "network": "talked to",
@@ -63,13 +62,12 @@ class Effect:
     """Something outside of the handler's transaction. Its ``str()`` says what to do about it.
 
     Attributes:
-        operation: whose handler did it, such as ``"POST /charges/"``; empty: it was noticed in a
-            request, not in a handler.
+        operation: whose handler did it, such as ``"POST /charges/"``.
         kind: ``"network"``, ``"process"``, ``"file"``; or ``"database"``: a write of a leased
             handler outside of a step.
         peer: what it was done to: ``"api.stripe.com:443"``, a program, a file, a table.
         where: the innermost line of the project, such as ``"shop/views.py:12"``; empty: unknown.
-        situation: ``"transactional"``, ``"leased"``, or empty as the operation.
+        situation: ``"transactional"`` or ``"leased"``.
     """
 
     operation: str
@@ -82,10 +80,6 @@ class Effect:
         where = f" at {self.where}" if self.where else ""
         advice = _ADVICE[self.situation].format(where=where)
         return f"{self.operation} {DID[self.kind]} {self.peer} {advice}"
-
-
-OfRequest = dict[tuple[Kind, str], Effect]
-"""The effects of a request by their kind and line of code: in a loop there may be any number."""
 
 
 @contextmanager
@@ -119,20 +113,7 @@ def effects_outside() -> Iterator[list[Effect]]:
         yield noticed
 
 
-@contextmanager
-def effects_of_request() -> Iterator[OfRequest]:
-    """Notice the effects of a request that the block sends, whether it is protected or not."""
-    _install()
-    noticed: OfRequest = {}
-    token = _of_request.set(noticed)
-    try:
-        yield noticed
-    finally:
-        _of_request.reset(token)
-
-
 _watches: Final[list[list[Effect]]] = []
-_of_request: ContextVar[OfRequest | None] = ContextVar("idempotency_of_request", default=None)
 _here = threading.local()  # busy: the hook itself runs; looked_up: the last host name, and its port
 
 
@@ -143,8 +124,7 @@ def _install() -> None:
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
     look = _EVENTS.get(event)
-    is_watched = _watches or _of_request.get() is not None
-    if look is None or not is_watched or getattr(_here, "busy", False):
+    if look is None or not _watches or getattr(_here, "busy", False):
         return
     _here.busy = True
     try:
@@ -162,21 +142,18 @@ _audit.__cantrace__ = True  # type: ignore[attr-defined]
 
 
 def _note(kind: Kind, peer: str) -> None:
-    """Add an effect to all that want it."""
-    of_request, execution = _of_request.get(), current_execution()
-    if of_request is None and (execution is None or current_step()):
+    """Add an effect of a handler to all that want it."""
+    execution = current_execution()
+    if execution is None or current_step():
         return
-    where = _place(sys._getframe(), kind, of_request=of_request is not None)
+    where = _place(sys._getframe(), kind)
     if where is None:
         return
-    if of_request is not None:
-        of_request.setdefault((kind, where), Effect("", kind, peer, where, ""))
-    elif execution is not None:
-        situation: Situation = "leased" if execution.operation.lease else "transactional"
-        effect = Effect(execution.operation.name, kind, peer, where, situation)
-        for noticed in _watches:
-            if effect not in noticed:
-                noticed.append(effect)
+    situation: Situation = "leased" if execution.operation.lease else "transactional"
+    effect = Effect(execution.operation.name, kind, peer, where, situation)
+    for noticed in _watches:
+        if effect not in noticed:
+            noticed.append(effect)
 
 
 # What the events tell.
@@ -251,9 +228,7 @@ def _renamed(_: Any, target: Any, *__: Any) -> tuple[Kind, str] | None:
 
 
 def _made_temporary(path: Any) -> None:
-    if (
-        _of_request.get() is not None or current_execution()
-    ):  # the handler's: a test's folder is its MEDIA_ROOT
+    if current_execution():  # the handler's: a test's folder is its MEDIA_ROOT
         _temporary.append(os.fsdecode(path))
 
 
@@ -336,35 +311,27 @@ _INSTALLED: Final = tuple(
 )
 
 
-def _place(frame: FrameType | None, kind: Kind, *, of_request: bool) -> str | None:
+def _place(frame: FrameType | None, kind: Kind) -> str | None:
     """The innermost line of the project; ``None``: what happens is no effect of the handler.
 
     Args:
         frame: where it happens.
         kind: what happens.
-        of_request: whether what is called after a commit is none.
     """
-    where, is_hook = "", False
+    is_hook = False
     while frame is not None:
         code, module = frame.f_code, frame.f_globals.get("__name__", "")
-        if code.co_name == _COMMIT_HOOKS:
-            if of_request:
-                return None
-            is_hook = True  # the database's frames around it only call what the handler gave them
-        if not where:
-            frozen = code.co_filename.startswith(_FROZEN)  # the import system
-            if kind != "database" and not is_hook and (frozen or _is_innocent(module)):
-                return None
-            if _is_project(code.co_filename):
-                where = f"{_relative(code.co_filename)}:{frame.f_lineno}"
-        elif not of_request:
-            break
-        if module == _AROUND_HANDLERS:
-            break
-        if not where and (module, code.co_name) == _OF_ASYNC_CODE:
+        # The database's frames around a hook only call what the handler gave them.
+        is_hook = is_hook or code.co_name == _COMMIT_HOOKS
+        frozen = code.co_filename.startswith(_FROZEN)  # the import system
+        if kind != "database" and not is_hook and (frozen or _is_innocent(module)):
+            return None
+        if _is_project(code.co_filename):
+            return f"{_relative(code.co_filename)}:{frame.f_lineno}"
+        if module == _AROUND_HANDLERS or (module, code.co_name) == _OF_ASYNC_CODE:
             break
         frame = frame.f_back
-    return where
+    return ""
 
 
 @lru_cache(maxsize=4096)
