@@ -37,7 +37,7 @@ wrong configuration is Django's own :exc:`django.core.exceptions.ImproperlyConfi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 State = Literal["not-executed", "in-progress", "executed", "unknown"]
 """What became of an operation, as far as it is known."""
@@ -72,6 +72,12 @@ class IdempotencyError(Exception):
     retryable: bool = False
     safe_new_key: bool = False
 
+    def __init_subclass__(cls, **described: Any) -> None:
+        """A kind of error is described by the arguments of its class."""
+        super().__init_subclass__()
+        for name, value in described.items():
+            setattr(cls, name, value)
+
     def __init__(self, detail: str = "", *, retry_after: int | None = None) -> None:
         self.detail = detail or self.default_detail
         self.retry_after = retry_after
@@ -87,62 +93,78 @@ def all_errors(base: type[IdempotencyError] = IdempotencyError) -> Iterator[type
             yield error
 
 
-class KeyRefused(IdempotencyError):
+class KeyRefused(
+    IdempotencyError,
+    status=400,
+    slug="key-refused",
+    title="Invalid idempotency key",
+    state="not-executed",
+    safe_new_key=True,
+    default_detail="The idempotency key cannot be used for this operation.",
+):
     """The key cannot be used; nothing was looked up and nothing was executed."""
 
-    status = 400
-    slug = "key-refused"
-    title = "Invalid idempotency key"
-    state: State = "not-executed"
-    safe_new_key = True
-    default_detail = "The idempotency key cannot be used for this operation."
 
-
-class KeyMissing(KeyRefused):
-    """The operation requires a key and the request carries none."""
-
-    slug = "key-missing"
-    title = "Idempotency key required"
-    default_detail = (
+class KeyMissing(
+    KeyRefused,
+    slug="key-missing",
+    title="Idempotency key required",
+    default_detail=(
         "This operation requires an idempotency key. Send a new, unique key with each new "
         "operation and the same key with each retry of it."
-    )
+    ),
+):
+    """The operation requires a key and the request carries none."""
 
 
-class KeyMalformed(KeyRefused):
+class KeyMalformed(
+    KeyRefused,
+    slug="key-malformed",
+    title="Malformed or guessable idempotency key",
+    default_detail="The idempotency key must be one string of 1-255 visible ASCII characters.",
+):
     """The key is not 1-255 visible ASCII characters, or not in the policy's format."""
 
-    slug = "key-malformed"
-    title = "Malformed or guessable idempotency key"
-    default_detail = "The idempotency key must be one string of 1-255 visible ASCII characters."
 
-
-class KeyGuessable(KeyRefused):
-    """Unauthenticated callers share a scope, so their keys must be unguessable."""
-
-    slug = "key-malformed"
-    title = "Malformed or guessable idempotency key"
-    default_detail = (
+class KeyGuessable(
+    KeyRefused,
+    slug="key-malformed",
+    title="Malformed or guessable idempotency key",
+    # The caller may have been logged in for an earlier request with the key.
+    state="unknown",
+    safe_new_key=False,
+    default_detail=(
         "Without authentication, only the idempotency key protects the response, so the key must "
         "be unguessable: a random UUID, a ULID, or at least 22 URL-safe characters."
-    )
-    # The caller may have been logged in for an earlier request with the key.
-    state = "unknown"
-    safe_new_key = False
+    ),
+):
+    """Unauthenticated callers share a scope, so their keys must be unguessable."""
 
 
-class KeyUnsupported(KeyRefused):
-    """The view cannot be protected, so it takes no keys."""
-
-    slug = "key-unsupported"
-    title = "Idempotency key not supported"
-    default_detail = (
+class KeyUnsupported(
+    KeyRefused,
+    slug="key-unsupported",
+    title="Idempotency key not supported",
+    default_detail=(
         "This operation takes no idempotency key, so a retry of it would be executed again. "
         "Nothing was executed. Send the request without the key if you never retry it."
-    )
+    ),
+):
+    """The view cannot be protected, so it takes no keys."""
 
 
-class OperationInProgress(IdempotencyError):
+class OperationInProgress(
+    IdempotencyError,
+    status=409,
+    slug="in-progress",
+    title="Operation in progress",
+    state="in-progress",
+    retryable=True,
+    default_detail=(
+        "A request with this idempotency key is being processed. Retry later with the same key to "
+        "get its response."
+    ),
+):
     """Another process is executing the operation.
 
     Attributes:
@@ -153,77 +175,72 @@ class OperationInProgress(IdempotencyError):
             operation may not be in progress at all.
     """
 
-    status = 409
-    slug = "in-progress"
-    title = "Operation in progress"
-    state = "in-progress"
-    retryable = True
-    default_detail = (
-        "A request with this idempotency key is being processed. Retry later with the same key to "
-        "get its response."
-    )
     remaining: float | None = None
     busy: bool = False
 
 
-class OperationHeld(IdempotencyError):
+class OperationHeld(
+    IdempotencyError,
+    status=409,
+    slug="held",
+    title="Operation held for an operator",
+    default_detail=(
+        "An earlier attempt at this operation was interrupted and its effects are unknown, or the "
+        "operation has used up its attempts. It is not executed again until an operator completes "
+        "or releases it."
+    ),
+):
     """An operator must say what becomes of the operation.
 
     An attempt was interrupted, what it did is unknown, and the policy says to ask a person; or as
     many attempts as its caller allows have failed or were interrupted.
     """
 
-    status = 409
-    slug = "held"
-    title = "Operation held for an operator"
-    default_detail = (
-        "An earlier attempt at this operation was interrupted and its effects are unknown, or the "
-        "operation has used up its attempts. It is not executed again until an operator completes "
-        "or releases it."
-    )
 
-
-class FingerprintMismatch(IdempotencyError):
-    """The key was used before for a request that asked for something else."""
-
-    status = 422
-    slug = "mismatch"
-    title = "Idempotency key used for a different request"
-    state = "not-executed"
-    default_detail = (
+class FingerprintMismatch(
+    IdempotencyError,
+    status=422,
+    slug="mismatch",
+    title="Idempotency key used for a different request",
+    state="not-executed",
+    default_detail=(
         "This idempotency key was already used with a different request. Retry with the "
         "original request, or send the new request with a new key."
-    )
+    ),
+):
+    """The key was used before for a request that asked for something else."""
 
 
-class ResponseNotStored(IdempotencyError):
+class ResponseNotStored(
+    IdempotencyError,
+    status=409,
+    slug="response-not-stored",
+    title="Response not stored",
+    state="executed",
+    default_detail=(
+        "The operation with this idempotency key was executed and is not executed again. Its "
+        "response was not stored, because it was streamed, too large, or a page of HTML. "
+        "Look up the result instead of retrying."
+    ),
+):
     """The operation was executed before, but its response was not kept.
 
     It was streamed, too large, or a page of HTML.
     """
 
-    status = 409
-    slug = "response-not-stored"
-    title = "Response not stored"
-    state = "executed"
-    default_detail = (
-        "The operation with this idempotency key was executed and is not executed again. Its "
-        "response was not stored, because it was streamed, too large, or a page of HTML. "
-        "Look up the result instead of retrying."
-    )
 
-
-class KeyExpired(IdempotencyError):
-    """The operation was executed before; its record has expired, and is still there."""
-
-    status = 409
-    slug = "key-expired"
-    title = "Key expired"
-    state = "executed"
-    default_detail = (
+class KeyExpired(
+    IdempotencyError,
+    status=409,
+    slug="key-expired",
+    title="Key expired",
+    state="executed",
+    default_detail=(
         "The operation with this idempotency key was executed and is not executed again. Its "
         "response has expired. Look up the result instead of retrying."
-    )
+    ),
+):
+    """The operation was executed before; its record has expired, and is still there."""
 
 
 UNCONFIRMED_MESSAGE: Final = (
@@ -241,105 +258,123 @@ ROLLED_BACK_MESSAGE: Final = (
 )
 
 
-class StoreUnavailable(IdempotencyError):
+class StoreUnavailable(
+    IdempotencyError,
+    status=503,
+    slug="store-unavailable",
+    title="Idempotency store unavailable",
+    retryable=True,
+    default_detail=(
+        "The idempotency store cannot be reached, so nothing was executed. Retry later with "
+        "the same key."
+    ),
+):
     """The store cannot be reached; nothing was executed.
 
     Attributes:
         rolled_back: whether a transaction that was to be committed is known to be rolled back.
     """
 
-    status = 503
-    slug = "store-unavailable"
     rolled_back = False
-    title = "Idempotency store unavailable"
-    retryable = True
-    default_detail = (
-        "The idempotency store cannot be reached, so nothing was executed. Retry later with "
-        "the same key."
-    )
 
 
-class StepsChanged(IdempotencyError):
-    """The attempt ended without a step that an earlier attempt has stored."""
-
-    slug = "steps-changed"
-    title = "Steps of the operation changed"
-    default_detail = (
+class StepsChanged(
+    IdempotencyError,
+    slug="steps-changed",
+    title="Steps of the operation changed",
+    default_detail=(
         "The attempt ended without a step that an earlier attempt has stored. The effects of both "
         "attempts stay. An operator must complete or release the operation."
-    )
+    ),
+):
+    """The attempt ended without a step that an earlier attempt has stored."""
 
 
-class ClaimLost(IdempotencyError):
-    """The claim was lost while its owner executed: taken over after its lease, or deleted."""
-
-    slug = "claim-lost"
-    title = "Claim lost"
-    retryable = True
-    default_detail = (
+class ClaimLost(
+    IdempotencyError,
+    slug="claim-lost",
+    title="Claim lost",
+    retryable=True,
+    default_detail=(
         "The claim on this idempotency key was lost during execution, so the attempt could not "
         "commit. Check whether its record was deleted or changed by hand, and retry with the same "
         "key."
-    )
+    ),
+):
+    """The claim was lost while its owner executed: taken over after its lease, or deleted."""
 
 
-class PreconditionFailed(IdempotencyError):
-    """A conditional header of the request does not hold; nothing was done."""
-
-    status = 412
-    slug = "precondition-failed"
-    title = "Precondition failed"
-    state = "not-executed"
-    default_detail = (
+class PreconditionFailed(
+    IdempotencyError,
+    status=412,
+    slug="precondition-failed",
+    title="Precondition failed",
+    state="not-executed",
+    default_detail=(
         "The resource has changed since you read it, or it already exists, so the request was not "
         "executed. Read the resource again and retry with its new ETag."
-    )
+    ),
+):
+    """A conditional header of the request does not hold; nothing was done."""
 
 
-class PreconditionRequired(IdempotencyError):
-    """The change must be conditional, and the request has no ``If-Match``."""
-
-    status = 428
-    slug = "precondition-required"
-    title = "Precondition required"
-    state = "not-executed"
-    default_detail = (
+class PreconditionRequired(
+    IdempotencyError,
+    status=428,
+    slug="precondition-required",
+    title="Precondition required",
+    state="not-executed",
+    default_detail=(
         "A change of this resource requires its current version. Send If-Match with the ETag that "
         "you received with the resource."
-    )
+    ),
+):
+    """The change must be conditional, and the request has no ``If-Match``."""
 
 
-class ConcurrentModification(IdempotencyError):
+class ConcurrentModification(
+    IdempotencyError,
+    status=409,
+    slug="state-conflict",
+    title="Conflict with the state of the object",
+    state="not-executed",
+    retryable=True,
+    default_detail=(
+        "The object was changed by another process after it was loaded, so nothing was written. "
+        "Load it again and repeat the change."
+    ),
+):
     """The object was changed or deleted by another process after it was loaded; nothing was
     written.
 
     It can be caught within a transaction, which stays usable.
     """
 
-    status = 409
-    slug = "state-conflict"
-    state = "not-executed"
-    title = "Conflict with the state of the object"
-    retryable = True
-    default_detail = (
-        "The object was changed by another process after it was loaded, so nothing was written. "
-        "Load it again and repeat the change."
-    )
 
-
-class IllegalTransition(IdempotencyError):
+class IllegalTransition(
+    IdempotencyError,
+    status=409,
+    slug="state-conflict",
+    title="Conflict with the state of the object",
+    state="not-executed",
+    default_detail=(
+        "This transition does not start from the object's current state, so nothing was done."
+    ),
+):
     """The transition does not start from the object's state; the effect was not run."""
 
-    status = 409
-    slug = "state-conflict"
-    state = "not-executed"
-    title = "Conflict with the state of the object"
-    default_detail = (
-        "This transition does not start from the object's current state, so nothing was done."
-    )
 
-
-class DeadLettered(IdempotencyError):
+class DeadLettered(
+    IdempotencyError,
+    status=409,
+    slug="held",
+    title="Operation held for an operator",
+    default_detail=(
+        "The handler of this message has used up its attempts, so the message is a dead letter. "
+        "It is not handled until an operator releases it. Keep it, for example in a dead-letter "
+        "queue, and deliver it again after that."
+    ),
+):
     """A message failed as often as its consumer allows, and is held until an operator settles it.
 
     Its ``__cause__`` is the handler's error, if the handler ran in this call. Keep the message: a
@@ -347,28 +382,20 @@ class DeadLettered(IdempotencyError):
     next delivery runs the handler again.
     """
 
-    status = 409
-    slug = "held"
-    title = "Operation held for an operator"
-    default_detail = (
-        "The handler of this message has used up its attempts, so the message is a dead letter. "
-        "It is not handled until an operator releases it. Keep it, for example in a dead-letter "
-        "queue, and deliver it again after that."
-    )
 
-
-class UnknownEventType(IdempotencyError):
-    """The consumer has no handler for an event of this type; nothing was claimed or executed."""
-
-    status = 422
-    slug = "unknown-event-type"
-    title = "Unknown event type"
-    state = "not-executed"
-    safe_new_key = True
-    default_detail = (
+class UnknownEventType(
+    IdempotencyError,
+    status=422,
+    slug="unknown-event-type",
+    title="Unknown event type",
+    state="not-executed",
+    safe_new_key=True,
+    default_detail=(
         "The consumer has no handler for this event type. Nothing was executed or recorded. "
         "Register a handler and deliver the event again."
-    )
+    ),
+):
+    """The consumer has no handler for an event of this type; nothing was claimed or executed."""
 
 
 class StreamFenced(Exception):
@@ -383,46 +410,49 @@ class AlreadyProcessed(Exception):
     """The effects of this offset of the stream were committed before; nothing was executed."""
 
 
-class SignatureRefused(IdempotencyError):
-    """A webhook was not signed with one of the receiver's secrets, or not lately."""
-
-    status = 401
-    slug = "delivery-refused"
-    title = "Webhook delivery refused"
-    state = "not-executed"
-    safe_new_key = True
-    default_detail = (
+class SignatureRefused(
+    IdempotencyError,
+    status=401,
+    slug="delivery-refused",
+    title="Webhook delivery refused",
+    state="not-executed",
+    safe_new_key=True,
+    default_detail=(
         "The signature does not match a secret of this receiver, or the timestamp is too far from "
         "the current time. Nothing was stored."
-    )
+    ),
+):
+    """A webhook was not signed with one of the receiver's secrets, or not lately."""
 
 
-class DeliveryMalformed(IdempotencyError):
-    """A webhook does not say which message it is, or its body could not be read."""
-
-    status = 400
-    slug = "delivery-refused"
-    title = "Webhook delivery refused"
-    state = "not-executed"
-    safe_new_key = True
-    default_detail = (
+class DeliveryMalformed(
+    IdempotencyError,
+    status=400,
+    slug="delivery-refused",
+    title="Webhook delivery refused",
+    state="not-executed",
+    safe_new_key=True,
+    default_detail=(
         "The delivery has a valid signature, but its id or type is missing or invalid. Nothing "
         "was stored."
-    )
+    ),
+):
+    """A webhook does not say which message it is, or its body could not be read."""
 
 
-class DeliveryTooLarge(IdempotencyError):
-    """The body of a webhook is larger than its receiver takes; it was not read."""
-
-    status = 413
-    slug = "delivery-refused"
-    title = "Webhook delivery refused"
-    state = "not-executed"
-    safe_new_key = True
-    default_detail = (
+class DeliveryTooLarge(
+    IdempotencyError,
+    status=413,
+    slug="delivery-refused",
+    title="Webhook delivery refused",
+    state="not-executed",
+    safe_new_key=True,
+    default_detail=(
         "The body of the delivery is larger than this receiver allows. Nothing was stored. Send a "
         "smaller body, or raise the receiver's max_body_bytes."
-    )
+    ),
+):
+    """The body of a webhook is larger than its receiver takes; it was not read."""
 
 
 __all__ = [

@@ -259,17 +259,6 @@ def test_view_still_has_its_files(method: str) -> None:
     assert files["photo"].read() == b"\x00\xff"
 
 
-def test_large_file_is_hashed_in_chunks() -> None:
-    """A file that Django keeps on disk is known by its content too, and can be read again."""
-    content = b"0123456789" * 400_000
-    request = multipart(content=content)
-    body = body_of(request)
-    assert isinstance(body, Form)
-    assert body.files[0].size == len(content)
-    assert request.FILES["photo"].read() == content
-    request.close()
-
-
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
 def test_form_by_field(method: str) -> None:
     """An urlencoded form is known by its fields, with every method, empty ones included."""
