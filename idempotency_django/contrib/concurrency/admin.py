@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from django.apps import apps
 from django.contrib import messages
 from django.contrib.admin import ModelAdmin
+from django.contrib.admin.sites import all_sites
 from django.contrib.admin.utils import flatten_fieldsets
 from django.core.checks import CheckMessage, Error
 from django.db import models
 from django.http import HttpRequest, HttpResponseRedirect
 
 from ...errors import ConcurrentModification
-from .forms import STALE, VersionedForm
-from .versions import version_field
+from .forms import VersionedForm
+from .versions import STALE, version_field
 
 
 class VersionedAdmin(ModelAdmin):  # type: ignore[type-arg]  # Django's is not generic at run time
@@ -74,3 +77,19 @@ class VersionedAdmin(ModelAdmin):  # type: ignore[type-arg]  # Django's is not g
             obj=type(self),
             id="idempotency_django.E034",
         )
+
+
+def unversioned_inlines(model: type[models.Model]) -> Iterator[Error]:
+    """The inlines of a versioned model whose form may lack the version."""
+    for site in all_sites:
+        for each in filter(site.is_registered, apps.get_models()):
+            parent = site.get_model_admin(each)
+            for inline in parent.inlines:
+                if inline.model is model and not issubclass(inline.form, VersionedForm):
+                    yield Error(
+                        f"{inline.__name__} of {type(parent).__name__} has a form that may lack "
+                        "the version. A save of a stale line would overwrite newer changes.",
+                        hint="Write form = VersionedForm in the inline.",
+                        obj=inline,
+                        id="idempotency_django.E034",
+                    )

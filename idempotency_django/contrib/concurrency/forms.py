@@ -1,27 +1,22 @@
-"""Forms of versioned models: a stale one is refused, with a message for its user."""
+"""Forms of versioned models, which carry the version that the user saw."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from django.core.exceptions import ImproperlyConfigured, ValidationError
+from django.core.exceptions import ImproperlyConfigured
 from django.forms import ModelForm
-from django.utils.translation import gettext_lazy as _
 
 from .versions import version_field
 
-STALE = _(
-    "This has changed since you opened the page. Your changes were not saved. Open the page again "
-    "to see the current data."
-)
-
 
 class VersionedForm(ModelForm):  # type: ignore[type-arg]  # Django's is not generic at run time
-    """A ``ModelForm`` that is invalid if its object was changed since the form was shown.
+    """A ``ModelForm`` that has the version field of its object, and cannot lack it.
 
-    Its version field must be among its fields; it is hidden. What is changed between validation
-    and ``save()`` is refused by the model's ``save()``. A new object's version is not the user's to
-    choose: what is sent for it is ignored.
+    Each form with the version, which is hidden, is invalid if its object was changed since the form
+    was shown: the model validates that. What is changed between validation and ``save()`` is
+    refused by the model's ``save()``. A new object's version is not the user's to choose: what is
+    sent for it is ignored.
 
     Raises:
         ImproperlyConfigured: raised by ``clean()`` if the version is not among the fields.
@@ -43,6 +38,4 @@ class VersionedForm(ModelForm):  # type: ignore[type-arg]  # Django's is not gen
                 "Add the field to Meta.fields; it is hidden. If your template renders the fields "
                 "one by one, also render the hidden fields."
             )
-        if not self.instance._state.adding and name in self.changed_data:
-            raise ValidationError(STALE, code="stale")
         return cleaned

@@ -15,17 +15,19 @@ than the object in memory.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+from django.apps import apps
 from django.core.checks import CheckMessage, Error
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.db import connections, models, transaction
 from django.db.models import F
 from django.forms import Field as FormField
 from django.forms import HiddenInput
+from django.utils.translation import gettext_lazy as _
 
 from ...errors import ConcurrentModification
 from .locks import (
@@ -36,6 +38,11 @@ from .locks import (
     on_rollback,
     table_row,
     write_alias,
+)
+
+STALE = _(
+    "This has changed since you opened the page. Your changes were not saved. Open the page again "
+    "to see the current data."
 )
 
 
@@ -172,6 +179,16 @@ class Versioned(models.Model):
             claim_version(self, using)  # first, so that it cannot change while it is deleted
             return super().delete(using=using, keep_parents=keep_parents)
 
+    def clean_fields(self, exclude: Collection[str] | None = None) -> None:
+        """Validate the version, too, so that a stale form has an error."""
+        super().clean_fields(exclude=exclude)
+        field = version_field(type(self))
+        if self._state.adding or field.name in (exclude or ()):
+            return
+        row = type(self)._base_manager.using(write_alias(self)).filter(pk=self.pk)
+        if not row.filter(**{field.attname: getattr(self, field.attname)}).exists():
+            raise ValidationError(STALE, code="stale")
+
     @classmethod
     def check(cls, **options: Any) -> list[CheckMessage]:
         errors = super().check(**options)
@@ -179,6 +196,10 @@ class Versioned(models.Model):
             version_field(cls)
         except ImproperlyConfigured as error:
             errors.append(Error(str(error), obj=cls, id="idempotency_django.E032"))
+        if apps.is_installed("django.contrib.admin"):
+            from .admin import unversioned_inlines  # noqa: PLC0415  # it needs the admin
+
+            errors += unversioned_inlines(cls)
         return errors
 
 

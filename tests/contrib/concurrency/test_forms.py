@@ -10,7 +10,7 @@ import pytest
 from django import forms
 from django.contrib import admin
 from django.contrib.auth.models import User
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.db import connection
 from django.db.models import F
 from django.db.models.signals import pre_save
@@ -20,10 +20,10 @@ from django.urls import path
 from django.utils.html import escape
 
 from idempotency_django.contrib.concurrency import VersionedAdmin, VersionedForm
-from idempotency_django.contrib.concurrency.forms import STALE
+from idempotency_django.contrib.concurrency.versions import STALE
 from idempotency_django.errors import ConcurrentModification
 from idempotency_django.testing.contract import in_threads
-from tests.contrib.concurrency.models import Extended, Ticket
+from tests.contrib.concurrency.models import Deed, Extended, Owner, Ticket
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
@@ -43,7 +43,19 @@ class TicketAdmin(VersionedAdmin):
     fieldsets = [("First", {"fields": ["title"]}), ("Second", {"fields": ("amount",)})]
 
 
+class DeedInline(admin.TabularInline):
+    """An inline that knows nothing of versions."""
+
+    model = Deed
+    extra = 0
+
+
+class OwnerAdmin(admin.ModelAdmin):
+    inlines = [DeedInline]
+
+
 site.register(Extended, VersionedAdmin)
+site.register(Owner, OwnerAdmin)
 urlpatterns = [path("admin/", site.urls)]
 
 TicketForm = modelform_factory(Ticket, form=VersionedForm, fields=["title", "version"])
@@ -82,6 +94,16 @@ class TestForm:
         with pytest.raises(ConcurrentModification):
             form.save()
         assert Ticket.objects.get().title == "a"
+
+    def test_any_form(self) -> None:
+        """So is a form of Django's own that has the version among its fields."""
+        ticket = Ticket.objects.create(title="a")
+        Ticket.objects.get().save()
+        plain = modelform_factory(Ticket, fields=["title", "version"])
+        form = plain({"title": "b", "version": "1"}, instance=Ticket.objects.get())
+        assert form.non_field_errors() == [STALE]
+        with pytest.raises(ValidationError, match="changed since"):
+            ticket.full_clean()
 
     def test_left_out(self) -> None:
         """A client that leaves the version out does not overwrite blindly."""
@@ -185,6 +207,29 @@ class TestAdmin:
         extended = Extended.objects.create(name="a")
         text = client.get(f"/admin/tests/extended/{extended.pk}/change/").content.decode()
         assert text.count('<input type="hidden" name="revision" value="1"') == 1
+
+    def test_stale_line(self, client: Client, page: Callable[[str], Any]) -> None:
+        """A line of an inline that was changed meanwhile is an error of the form."""
+        page("")
+        deed = Deed.objects.create(owner=Owner.objects.create(name="a"))
+        url = f"/admin/tests/owner/{deed.owner_id}/change/"
+        lines = {"TOTAL_FORMS": 1, "INITIAL_FORMS": 1, "0-id": deed.pk, "0-owner": deed.owner_id}
+        form = {f"deed_set-{name}": value for name, value in {**lines, "0-version": 1}.items()}
+        Deed.objects.get().save()
+        refused = client.post(url, {"name": "b", **form})
+        assert refused.status_code == 200
+        assert str(STALE) in refused.content.decode()
+        assert (Owner.objects.get().name, Deed.objects.get().version) == ("a", 2)
+        assert client.post(url, {"name": "b", **form, "deed_set-0-version": 2}).status_code == 302
+
+    def test_check_of_an_inline(self) -> None:
+        """An inline whose form may lack the version is named by a check of its model."""
+        [error] = Deed.check()
+        assert error.id == "idempotency_django.E034"
+        assert "DeedInline of OwnerAdmin" in error.msg
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(DeedInline, "form", VersionedForm)
+            assert Deed.check() == []
 
     @pytest.mark.parametrize(
         "attributes",
