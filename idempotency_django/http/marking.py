@@ -72,17 +72,14 @@ def executed(outcome: Executed, operation: Operation, elapsed: float) -> str:
             return NOT_STORED
     if operation.ttl is None:
         return "executed"
-    return f"executed; ttl={_full_seconds(operation.ttl.total_seconds() - elapsed)}"
+    left = operation.ttl.total_seconds() - elapsed
+    return f"executed; ttl={max(0, int(left))}"
 
 
 def replayed(record: Record) -> str:
     """The status of a replay."""
-    ttl = "" if record.ttl_left is None else f"; ttl={_full_seconds(record.ttl_left)}"
+    ttl = "" if record.ttl_left is None else f"; ttl={max(0, int(record.ttl_left))}"
     return f"replayed{ttl}; attempt={record.attempt}"
-
-
-def _full_seconds(left: float) -> int:
-    return max(0, int(left))
 
 
 def refused(error: IdempotencyError) -> str:

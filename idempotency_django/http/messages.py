@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from django.conf import settings
-from django.core.exceptions import DisallowedHost, ImproperlyConfigured
+from django.core.exceptions import ImproperlyConfigured
 from django.forms import BaseForm, BaseFormSet
 from django.http import HttpRequest, HttpResponse
 from django.http.request import HttpHeaders, split_domain_port
@@ -148,11 +148,9 @@ def host_of(request: HttpRequest) -> str:
 
     It is not checked against ``ALLOWED_HOSTS``: the view may not check it either.
     """
-    try:
-        host = request.get_host()
-    except (DisallowedHost, KeyError):  # the latter of a request that a test made by hand
-        host = request.META.get("HTTP_HOST", "")
-    return _without_port(host)
+    meta = request.META
+    host = meta.get("HTTP_X_FORWARDED_HOST") if settings.USE_X_FORWARDED_HOST else None
+    return _without_port(host or meta.get("HTTP_HOST") or meta.get("SERVER_NAME", ""))
 
 
 @lru_cache(maxsize=256)
