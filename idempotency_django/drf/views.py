@@ -95,7 +95,7 @@ class IdempotentViewMixin:  # see below
         It is called before every replay, after everything that ``initial()`` checks. If the URL
         names an object, the default calls ``get_object()``: the object must be in the view's
         queryset, and its permissions are checked. An object that no longer exists is not a reason
-        to refuse. A ``get_object()`` with parameters gets the URL's arguments.
+        to refuse. A ``get_object()`` that takes arguments is not called.
 
         Raises:
             PermissionDenied: or ``Http404``, or any other exception. The caller gets the response
