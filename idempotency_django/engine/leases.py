@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
-from weakref import WeakKeyDictionary, finalize
+from weakref import WeakKeyDictionary
 
 from ..errors import ClaimLost, OperationInProgress
 from ..stores import Store
@@ -45,14 +45,24 @@ class Lease:
         self.store = store
         self.claim = claim
         self.seconds = seconds
-        self.ended = False
-        self.renewed = False
-        self._valid_until = asked_at + self.seconds
+        longest = claim.operation.max_duration
+        self.kept_until = asked_at + longest.total_seconds() if longest else math.inf
+        self._valid_until = asked_at + seconds
 
     @property
     def is_over(self) -> bool:
         """Whether another attempt may have the claim by now."""
         return time.monotonic() >= self._valid_until
+
+    def ensure(self) -> None:
+        """Make sure that the claim is still its owner's; ask the store if it may not be.
+
+        Raises:
+            ClaimLost: it is not.
+            StoreUnavailable: the store cannot be reached, so it is unknown.
+        """
+        if self.is_over:
+            self.renew()
 
     def renew(self) -> None:
         """Ask the store for more time.
@@ -67,154 +77,135 @@ class Lease:
             raise ClaimLost
 
     def note(self, extended: bool, asked_at: float) -> bool:
-        """Take note of whether the store, ``asked`` at that time, could still extend the lease."""
-        if extended:
-            self.renewed = True
-            self._valid_until = asked_at + self.seconds
-        else:
-            self._valid_until = 0.0  # ensure() asks again: from within a test's transaction, say
+        """Note whether the store, which was asked at that time, could still extend the lease."""
+        # If it could not, ensure() asks again: from within a test's transaction, say.
+        self._valid_until = asked_at + self.seconds if extended else 0.0
         return extended
-
-    def ensure(self) -> None:
-        """Make sure that the claim is still its owner's; ask the store if it may not be.
-
-        Raises:
-            ClaimLost: it is not.
-            StoreUnavailable: the store cannot be reached, so it is unknown.
-        """
-        if self.is_over:
-            self.renew()
 
 
 @contextmanager
 def kept_alive(lease: Lease) -> Iterator[None]:
     """Renew the lease for the length of the block, from another thread."""
-    heartbeat = _heartbeat_of(lease.store)
+    heartbeat = heartbeat_of(lease.store)
     heartbeat.add(lease)
     try:
         yield
     finally:
-        lease.ended = True
         heartbeat.drop(lease)
 
 
-class _Heartbeat:
+class Heartbeat:
     """Renews the leases of one store from one thread, in each tick with one statement.
 
-    The thread sleeps until a lease is due, and a lease that is due later than it wakes anyway does
-    not wake it: an execution that is over by then costs nothing.
+    The thread sleeps until a lease is due, and ends when it finds none. A lease that is due later
+    than the thread wakes anyway does not wake it: an execution that is over by then costs nothing.
+
+    Args:
+        name: the store's.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._name = f"idempotency-heartbeat-{store.alias}"
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._condition = threading.Condition()
         self._due: dict[Lease, float] = {}
-        self._wakes_at = 0.0  # while the thread is awake: it looks before it sleeps
         self._thread: threading.Thread | None = None
-        self._stopped = False
-        self.finalizer = finalize(store, self._stop)  # when the store is gone
-        self.finalizer.atexit = False  # the thread ends with its process anyway
+        self._wakes_at = 0.0  # while the thread is awake: it looks before it sleeps
 
     def add(self, lease: Lease) -> None:
+        """Renew the lease from now on."""
         with self._condition:
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                name = f"idempotency-heartbeat-{self._name}"
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
                 thread.start()  # if there are too many threads, the next lease tries again
                 self._thread = thread
             due = self._due[lease] = time.monotonic() + lease.seconds / RENEWALS
             if due < self._wakes_at:
-                self._wakes_at = due
                 self._condition.notify()
 
-    def drop(self, lease: Lease) -> None:
+    def drop(self, lease: Lease) -> bool:
+        """Renew the lease no more; whether it was renewed until now."""
         with self._condition:
-            self._due.pop(lease, None)
-            if lease.renewed and not self._due:
-                self._condition.notify()  # the thread may let go of its connections
-
-    def _stop(self) -> None:
-        with self._condition:
-            self._stopped = True
-            self._condition.notify()
+            return self._due.pop(lease, None) is not None
 
     def _run(self) -> None:
-        while due := self._next(patient=True):
+        while due := self._next():
             try:
-                # The next lease may be far off, so no connection is held until then.
+                # For this tick only: the next lease may be far off.
                 with due[0].store.dedicated_connection():
-                    while due:
-                        self._renew(due)
-                        due = []  # nor any lease, and with it the store, while this thread waits
-                        due = self._next(patient=False)
+                    self._renew(due)
             except Exception:
-                due = []
                 logger.warning(
                     "The heartbeat could not open or close its connections.", exc_info=True
                 )
-                self._postpone()
+                self._put_off(due, due[0].seconds / RETRIES)
+            del due  # so that no lease, and with it the store, is kept while this thread waits
 
-    def _next(self, *, patient: bool) -> list[Lease]:
-        """Wait until a lease is due; none, if it is to stop, or not patient and without leases."""
+    def _next(self) -> list[Lease]:
+        """Wait until a lease is due; the leases of its length that are due soon; none: it ends."""
         with self._condition:
-            while not self._stopped and (self._due or patient):
-                left = min(self._due.values(), default=math.inf) - time.monotonic()
-                if left <= 0:
-                    return self._most_urgent()
-                self._sleep(left)
+            while self._due:
+                now, first = time.monotonic(), min(self._due.values())
+                if first <= now:
+                    seconds = min(self._due, key=self._due.__getitem__).seconds
+                    soon = now + seconds / EARLY
+                    due = [lease for lease, at in self._due.items() if at <= soon]
+                    return [lease for lease in due if lease.seconds == seconds]
+                self._wakes_at = first
+                self._condition.wait(first - now)
+                self._wakes_at = 0.0
+            self._thread = None
             return []
-
-    def _most_urgent(self) -> list[Lease]:
-        """The lease that is due first, and those of the same length that are due soon."""
-        first = min(self._due, key=self._due.__getitem__)
-        soon = time.monotonic() + first.seconds / EARLY
-        alike = (lease for lease in self._due if lease.seconds == first.seconds)
-        return [lease for lease in alike if self._due[lease] <= soon]
-
-    def _sleep(self, seconds: float) -> None:
-        self._wakes_at = time.monotonic() + seconds
-        self._condition.wait(None if seconds == math.inf else seconds)
-        self._wakes_at = 0.0
 
     def _renew(self, leases: Sequence[Lease]) -> None:
         """Renew leases of one length, and see when each is due again."""
         asked_at, seconds = time.monotonic(), leases[0].seconds
+        for lease in leases:
+            if lease.kept_until <= asked_at and self.drop(lease):
+                _log_overdue(lease.claim)
+        kept = [lease for lease in leases if asked_at < lease.kept_until]
+        if not kept:
+            return
         problem: Exception = OperationInProgress("The record is locked by another transaction.")
-        replies: dict[Lease, bool | None] = dict.fromkeys(leases)
+        replies: Sequence[bool | None] = [None] * len(kept)
         try:
-            extended = leases[0].store.extend_many([lease.claim for lease in leases], seconds)
-            replies = dict(zip(leases, extended, strict=True))
+            replies = kept[0].store.extend_many([lease.claim for lease in kept], seconds)
         except Exception as error:  # noqa: BLE001  # whatever it is, it is tried again
             problem = error
-        for lease, reply in replies.items():
-            if reply is None:
-                self._again(lease, seconds / RETRIES)
-            elif lease.note(reply, asked_at):
-                self._again(lease, seconds / RENEWALS)
-            else:
-                self.drop(lease)
-                if not lease.ended:
-                    logger.warning(
-                        "Attempt %d of %s tried to renew its lease too late: another attempt took "
-                        "over, and this one can no longer complete.",
-                        lease.claim.attempt,
-                        lease.claim.operation.name,
-                    )
-        if failed := [lease for lease, reply in replies.items() if reply is None]:
+        for lease, reply in zip(kept, replies, strict=True):
+            if reply is not None and not lease.note(reply, asked_at) and self.drop(lease):
+                logger.warning(
+                    "Attempt %d of %s tried to renew its lease too late: another attempt took "
+                    "over, and this one can no longer complete.",
+                    lease.claim.attempt,
+                    lease.claim.operation.name,
+                )
+        failed = [lease for lease, reply in zip(kept, replies, strict=True) if reply is None]
+        self._put_off(kept, seconds / RENEWALS)
+        if failed:
+            self._put_off(failed, seconds / RETRIES)
             logger.warning(
                 "%s could not be renewed; trying again.", _listed(failed), exc_info=problem
             )
 
-    def _again(self, lease: Lease, seconds: float) -> None:
+    def _put_off(self, leases: Sequence[Lease], seconds: float) -> None:
         with self._condition:
-            if lease in self._due:  # it has not ended meanwhile
-                self._due[lease] = time.monotonic() + seconds
+            for lease in leases:
+                if lease in self._due:  # it has not ended meanwhile
+                    self._due[lease] = min(time.monotonic() + seconds, lease.kept_until)
 
-    def _postpone(self) -> None:
-        """Leave what is due for a while, so that a fault that lasts is not met in a tight loop."""
-        with self._condition:
-            now = time.monotonic()
-            for lease, due in self._due.items():
-                self._due[lease] = max(due, now + lease.seconds / RETRIES)
+
+def _log_overdue(claim: Claim) -> None:
+    """Tell the operator of a handler that takes too long."""
+    logger.error(
+        "Attempt %d of %s has run for its max_duration of %s, so its lease is not renewed any "
+        "more. After the lease, the operation counts as interrupted (key %s). If the handler "
+        "hangs, end its process.",
+        claim.attempt,
+        claim.operation.name,
+        claim.operation.max_duration,
+        claim.key,
+    )
 
 
 def _listed(leases: Sequence[Lease]) -> str:
@@ -223,24 +214,13 @@ def _listed(leases: Sequence[Lease]) -> str:
     return f"The lease{'s' if len(leases) > 1 else ''} of {', '.join(names)}{more}"
 
 
-_heartbeats: WeakKeyDictionary[Store, _Heartbeat] = WeakKeyDictionary()
-_making = threading.Lock()
+_heartbeats: WeakKeyDictionary[Store, Heartbeat] = WeakKeyDictionary()
 
 
-def _heartbeat_of(store: Store) -> _Heartbeat:
-    with _making:
-        if store not in _heartbeats:
-            _heartbeats[store] = _Heartbeat(store)
-        return _heartbeats[store]
+def heartbeat_of(store: Store) -> Heartbeat:
+    """The store's heartbeat; two threads that ask for it at once get the same."""
+    return _heartbeats.get(store) or _heartbeats.setdefault(store, Heartbeat(store.alias))
 
 
-def _forget_heartbeats() -> None:
-    """A forked process has none of its parent's threads, and leases of its own."""
-    global _making  # noqa: PLW0603  # it may be held by a thread that is not here
-    _making = threading.Lock()
-    for heartbeat in _heartbeats.values():
-        heartbeat.finalizer.detach()  # who holds the heartbeat's lock may not be here either
-    _heartbeats.clear()
-
-
-os.register_at_fork(after_in_child=_forget_heartbeats)
+# A forked process has none of its parent's threads, and leases of its own.
+os.register_at_fork(after_in_child=_heartbeats.clear)

@@ -196,6 +196,7 @@ def _operation_template(policy: Policy) -> partial[Operation]:
         ttl=policy.ttl,
         retention=policy.retention,
         refuse_expired=policy.on_expired == "refuse",
+        max_duration=policy.max_duration,
         hold=policy.on_interrupted == "hold",
         wait=_longest_wait(policy),
         count_replays=conf.record_replays,

@@ -133,6 +133,10 @@ _lease = _valid(
     "a timedelta above 0 up to a day, such as timedelta(seconds=30)",
     lambda value: is_duration(value, timedelta(days=1)) and bool(value),
 )
+_max_duration = _valid(
+    "a timedelta above 0, such as timedelta(hours=1), or None for no limit",
+    lambda value: value is None or (is_duration(value, _LONGEST) and bool(value)),
+)
 _on_conflict = _valid(
     "'reject', 'wait', 'accepted' or the timedelta to wait at most",
     lambda value: (
@@ -243,6 +247,7 @@ class PolicyFields(TypedDict, total=False):
     on_replay: ReplayFunction | None
     rebuild: RebuildFunction | None
     lease: timedelta
+    max_duration: timedelta | None
     on_interrupted: Literal["resume", "hold"]
 
 
@@ -344,6 +349,11 @@ class Policy:
     lease: timedelta = _field(timedelta(seconds=30), _lease)
     """How long a leased claim outlives its owner. It is renewed while the view runs, so it may be
     shorter than the view takes."""
+
+    max_duration: timedelta | None = _field(timedelta(hours=1), _max_duration)
+    """How long the lease is renewed while the view runs; ``None``: without a limit. A view that
+    hangs would keep its key forever. After this time, an error is logged, and the attempt counts
+    as interrupted when its lease ends, even if the view still runs."""
 
     on_interrupted: Literal["resume", "hold"] = _field("resume", _one_of("resume", "hold"))
     """The behaviour after an attempt was interrupted and its effects are unknown. ``"resume"``: a

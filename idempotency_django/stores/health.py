@@ -20,6 +20,9 @@ from .records import Status
 MAX_COUNTED: Final = 10_000
 """The most rows that a finding counts."""
 
+NAMED: Final = 10
+"""The most rows whose operations are named."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -143,14 +146,19 @@ def _keys(
     )
     late = DatabaseNow() - limits.max_age
     interrupted = unfinished.filter(hold=False, lease_expires_at__lte=late)
-    yield finding_of(
-        "keys interrupted",
-        using,
-        ages(interrupted, "lease_expires_at"),
-        "Their process was killed, and no retry has arrived. Check what happened, and complete or "
-        "release them in the admin.",
-    )
+    waited = ages(interrupted, "lease_expires_at")
+    yield finding_of("keys interrupted", using, waited, _interrupted(interrupted) if waited else "")
     yield overdue("keys to purge", using, rows.purgeable(limits.purge_age))
+
+
+def _interrupted(rows: QuerySet[Any]) -> str:
+    """What is wrong with these records, with the names of the operations that wait longest."""
+    oldest = rows.order_by("lease_expires_at").values_list("operation", flat=True)[:NAMED]
+    return (
+        f"{', '.join(dict.fromkeys(oldest))}: the process was killed, or took longer than the "
+        "max_duration of its policy, and no retry has arrived. Check what happened, and complete "
+        "or release them in the admin."
+    )
 
 
 def _unowned(held: QuerySet[Any], owners: Iterable[Callable[[Names], Names]]) -> list[timedelta]:

@@ -39,6 +39,7 @@ class Operation:
             not.
         lease: how long a claim on it lives without renewal; ``None``: the claim lives as long as
             the transaction that made it.
+        max_duration: how long an attempt's lease is renewed; ``None``: as long as its handler runs.
         hold: do not resume an attempt whose lease expired until an operator settles it.
         max_attempts: how many attempts may fail or be interrupted before an operator must settle
             it; ``None``: any number.
@@ -63,6 +64,7 @@ class Operation:
     retention: timedelta = timedelta(0)
     refuse_expired: bool = False
     lease: timedelta | None = None
+    max_duration: timedelta | None = None
     hold: bool = False
     max_attempts: int | None = None
     wait: timedelta | None = None

@@ -54,6 +54,7 @@ def defaults() -> Iterator[tuple[str, Any]]:
     yield "`ttl`, policy", DEFAULTS.ttl
     yield "`retention`, policy", DEFAULTS.retention
     yield "`lease`, policy", DEFAULTS.lease
+    yield "`max_duration`, policy", DEFAULTS.max_duration
     yield '`on_conflict="wait"`, policy', LONGEST_WAIT
     yield "`RETRY_AFTER`, setting", Settings().retry_after
     yield "`ttl`, consumer's policy", consumers.LIFETIME

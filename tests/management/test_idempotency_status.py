@@ -268,6 +268,16 @@ def test_keys(using: str) -> None:
     }
 
 
+def test_interrupted_operations_are_named(using: str) -> None:
+    """The problem names the operations, those that wait longest first, each once."""
+    records(
+        2, interrupted=True, operation="POST /slow/", lease_expires_at=ago(hours=3), alias=using
+    )
+    records(1, interrupted=True, operation="POST /pay/", lease_expires_at=ago(hours=2), alias=using)
+    problem = status("--max-age", "1h")[1]["keys interrupted", using]["problem"]
+    assert problem.startswith("POST /slow/, POST /pay/: the process was killed, or took longer")
+
+
 def test_no_purge(using: str) -> None:
     """Rows that were to be purged long ago are reported: no purge runs."""
     old = ago(days=5)
