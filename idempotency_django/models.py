@@ -86,10 +86,6 @@ class ExactCharField(models.CharField):  # type: ignore[type-arg]  # not subscri
 class IdempotencyKeyQuerySet(models.QuerySet["IdempotencyKey"]):
     """The queries of operators on the records."""
 
-    def expired(self) -> IdempotencyKeyQuerySet:
-        """The records that are no longer replayed, by the database's clock."""
-        return self.filter(expires_at__lte=DatabaseNow())
-
     def interrupted(self) -> IdempotencyKeyQuerySet:
         """The records in progress whose owner is dead, or late: their lease is over.
 
