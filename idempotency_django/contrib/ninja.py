@@ -31,13 +31,12 @@ from ..errors import IdempotencyError
 from ..http import (
     ADAPTER,
     ViewAdapter,
-    describe,
-    error_schema,
     invocation_of,
     name_of,
     principal_of,
 )
 from ..policy import UNSAFE_METHODS, Invocation, Policy
+from .described import describe, error_schema
 
 _CALLBACKS: Final = "_ninja_contribute_to_operation"
 """The attribute of a function with what ninja calls for each operation that is made of it."""

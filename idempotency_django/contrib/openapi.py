@@ -16,7 +16,7 @@ from drf_spectacular.plumbing import ResolvedComponent
 
 from ..checks import endpoint_of
 from ..conf import conf
-from ..http import describe, error_schema
+from .described import describe, error_schema
 
 
 def _component() -> ResolvedComponent:

@@ -3,7 +3,7 @@
 An adapter subclasses :class:`Adapter` and calls :func:`serve` or :func:`aserve`.
 """
 
-from .described import describe, error_schema
+from .dialects import dialect
 from .messages import (
     REPLAYED_HEADER,
     Adapter,
@@ -43,8 +43,7 @@ __all__ = [
     "ViewAdapter",
     "aserve",
     "cached_on",
-    "describe",
-    "error_schema",
+    "dialect",
     "has_object",
     "innermost",
     "invocation_of",

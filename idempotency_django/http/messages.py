@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -29,7 +28,7 @@ from ..errors import IdempotencyError, KeyMissing, KeyRefused, ResponseNotStored
 from ..policy import NEVER_STORED, UNSET, Policy, identity
 from ..policy.digests import digest
 from ..policy.invocation import Body, Invocation
-from ..stores.records import REASON, Operation, Payload, Record
+from ..stores.records import REASON, Payload, Record
 from .bodies import body_of
 from .dialects import dialect
 from .marking import mark, refused
@@ -287,8 +286,6 @@ def problem_response(error: IdempotencyError) -> HttpResponse:
     return response
 
 
-logger = logging.getLogger("idempotency_django")
-
 _OURS: Final = "idempotency_django."
 
 
@@ -409,34 +406,25 @@ def result_of(adapter: Adapter, response: HttpResponseBase) -> Result:
     """The result for the engine: the response, and the payload to store or the reason for storing
     none.
     """
-    policy = adapter.policy
-    try:
-        unwanted = reason_not_to_store(adapter, response)
-    except Exception:
-        operation: Operation = adapter.http_request.idempotency.operation  # type: ignore[attr-defined]
-        if operation.lease is None:
-            raise  # all of it rolls back
-        # Its effects stay. If it failed, a retry would repeat them.
-        logger.exception(
-            "%s was executed, and its should_store failed. Its response is not stored. A retry "
-            "gets 409, and is not executed.",
-            operation.name,
-        )
-        payload = replace(payload_of(response, policy), body=None)
-    else:
-        if unwanted:
-            return Result(response, None, error=unwanted, failed=response.status_code >= 500)
-        payload = _labelled(adapter.http_request, response, policy)
-    return Result(response, payload)
+    unwanted = reason_not_to_store(adapter, response)
+    if unwanted:
+        return Result(response, None, error=unwanted, failed=response.status_code >= 500)
+    return Result(response, _labelled(adapter.http_request, response, adapter.policy))
 
 
 def reason_not_to_store(adapter: Adapter, response: HttpResponseBase) -> str:
     """The reason for storing nothing of a response; empty: it is stored."""
-    status, policy = response.status_code, adapter.policy
+    status = response.status_code
     if status >= 500:
         return f"The response had the status {status}."
-    if policy.should_store or status in NEVER_STORED or getattr(response, "context_data", None):
-        return _unwanted(adapter, response)
+    if adapter.policy.should_store is not None:
+        wanted = _wanted(adapter, response)
+        if wanted is not None:
+            return "" if wanted else "The policy's should_store= rejected this response."
+    if status in NEVER_STORED:
+        return f"The response had the status {status}."
+    if getattr(response, "context_data", None) and shows_refused_form(response):
+        return "The response contains a form with errors."
     return ""
 
 
@@ -487,16 +475,6 @@ def _is_refused_form(value: Any) -> bool:
         if isinstance(form, BaseForm | BaseFormSet) and form.is_bound and not form.is_valid():
             return True
     return False
-
-
-def _unwanted(adapter: Adapter, response: HttpResponseBase) -> str:
-    """The reason for not storing a response with a status that is stored; empty: it is stored."""
-    wanted = _wanted(adapter, response)
-    if wanted is not None:
-        return "" if wanted else "The policy's should_store= rejected this response."
-    if response.status_code in NEVER_STORED:
-        return f"The response had the status {response.status_code}."
-    return "The response contains a form with errors." if shows_refused_form(response) else ""
 
 
 def _wanted(adapter: Adapter, response: HttpResponseBase) -> bool | None:

@@ -24,10 +24,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from idempotency_django import errors
+from idempotency_django.contrib.described import problems_of, promise_of
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.errors import KeyExpired, StoreUnavailable, all_errors
-from idempotency_django.http.described import problems_of, promise_of
 from idempotency_django.http.messages import error_body
 from idempotency_django.policy import PAYMENT, Policy, keys
 from tests.support.outside import ROOT

@@ -87,10 +87,6 @@ def by_header(request: HttpRequest, response: HttpResponse) -> bool:
     return "X-Errors" not in response
 
 
-def failing(request: HttpRequest, response: HttpResponse) -> bool:
-    raise LookupError("boom")
-
-
 def rendered(request: HttpRequest) -> HttpResponse:
     """What ``render()`` makes: nobody can know that it is a form with errors."""
     Effect.objects.create(reference="a")
@@ -142,8 +138,6 @@ urlpatterns = [
     path("stored/", protected(order, should_store=lambda request, response: True)),
     path("rendered/", protected(rendered, should_store=by_header)),
     path("arendered/", protected(arendered, should_store=by_header)),
-    path("leased-failing/", protected(rendered, mode="leased", should_store=failing)),
-    path("aleased-failing/", protected(arendered, should_store=failing)),
     path("wrong/", protected(rendered, should_store=lambda request, response: response)),
     path("api/", Api.as_view()),
     path("reason/", protected(reason)),
@@ -204,19 +198,6 @@ def test_wrong_return() -> None:
     with pytest.raises(ImproperlyConfigured, match="returned a HttpResponse; it must return True"):
         send("/wrong/", new_key(), "5")
     assert effects() == 0
-
-
-def test_failing_when_leased(caplog: pytest.LogCaptureFixture) -> None:
-    """After a leased view, a ``should_store`` that fails keeps the key: no retry has the effect."""
-    for where in ("/leased-failing/", "/aleased-failing/"):
-        key = new_key()
-        assert send(where, key, "5").content == b"done"
-        assert effects() == 1
-        assert "should_store failed" in caplog.text
-        assert_problem(send(where, key, "5"), 409, "response-not-stored")
-        assert effects() == 1
-        Effect.objects.all().delete()
-        caplog.clear()
 
 
 class TestReason:

@@ -19,9 +19,8 @@ from ..errors import (
     State,
     StoreUnavailable,
 )
+from ..http import REPLAYED_HEADER, dialect, status_of
 from ..policy import Policy, keys
-from .dialects import dialect
-from .messages import REPLAYED_HEADER, status_of
 
 PROBLEM_SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
