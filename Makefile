@@ -87,7 +87,7 @@ FAULTS := tests/faults
 OUTSIDE = $(filter-out $(FAULTS)/%,$(call files_with,mark\.e2e))
 DRIVER = $(call files_with,mark\.driver)
 
-test-inside test-ring test-faults: export TEST_DATABASES := postgres
+test-inside test-ring test-outside test-faults: export TEST_DATABASES := postgres
 test-inside:
 	$(PART) -m "not e2e and not nightly" $(INSIDE)
 

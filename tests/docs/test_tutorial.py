@@ -131,6 +131,7 @@ def a_reader(folder: Path) -> Iterator[Reader]:
 
 
 @pytest.mark.e2e
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the tutorial needs curl")
 def test_the_tutorial(tmp_path: Path) -> None:
     """A reader who follows the tutorial sees what it shows."""

@@ -29,6 +29,7 @@ def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.nightly
 def test_the_demo_succeeds() -> None:
     """Where every response and count is right, the demo says so and ends with 0."""
     run = demo()
@@ -41,6 +42,7 @@ def test_the_demo_succeeds() -> None:
     assert all(len(line) <= 80 for line in scenes.splitlines())
 
 
+@pytest.mark.nightly
 def test_the_demo_fails_where_a_count_is_wrong() -> None:
     """Shown an endpoint without protection, the demo says what is wrong and ends with 1."""
     run = demo(UNPROTECTED)
@@ -49,6 +51,7 @@ def test_the_demo_fails_where_a_count_is_wrong() -> None:
     assert "WRONG" in run.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("safe_path", ["", "1"], ids=["as ever", "with a safe path"])
 @pytest.mark.parametrize(
     ("folder", "called"),

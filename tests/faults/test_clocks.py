@@ -18,6 +18,7 @@ from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.stores.records import Record, Status
 from idempotency_django.testing import eventually
 from tests.faults.late_processes import PLACES, SCOPE, Place, Worker, place, started
+from tests.support.nightly import few
 from tests.support.shared import new_key
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True, databases="__all__")]
@@ -55,7 +56,7 @@ class Site:
     monotonic: bool
 
 
-@pytest.fixture(scope="module", params=[*PLACES, "postgres, monotonic"])
+@pytest.fixture(scope="module", params=few([*PLACES, "postgres, monotonic"]))
 def site(
     request: pytest.FixtureRequest, django_db_setup: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:
@@ -75,7 +76,7 @@ def at(site: Site) -> Place:
     return site.at
 
 
-@pytest.fixture(params=["fast first", "slow first"])
+@pytest.fixture(params=few(["fast first", "slow first"]))
 def pair(request: pytest.FixtureRequest, site: Site) -> list[Worker]:
     """An owner and a contender."""
     return site.workers if request.param == "fast first" else site.workers[::-1]
@@ -141,6 +142,7 @@ def test_live_lease_is_respected(site: Site, at: Place, pair: list[Worker]) -> N
     assert at.done(key) == 1
 
 
+@pytest.mark.nightly
 def test_expired_lease_is_taken_over(at: Place, pair: list[Worker]) -> None:
     """A paused owner is taken over when its lease is over by the server's clock, not before."""
     owner, contender = pair

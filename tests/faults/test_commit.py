@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.nightly import few
+
 from .ledger import Ledger
 from .processes import Ended, Order, Workers, workers
 from .proxy import Cut, Proxy, proxy_to
@@ -61,7 +63,7 @@ def bank(mode: Mode, with_environment: Workers, state: State, ledger: Ledger, sh
     return Bank(with_environment({**mode.environment, "LEASE_SECONDS": LEASE}), state, ledger)
 
 
-@pytest.mark.parametrize("mode", [LEASED, STEPPED], ids=str)
+@pytest.mark.parametrize("mode", few([LEASED, STEPPED]), ids=str)
 def test_answer_that_cannot_be_stored(bank: Bank, proxy: Proxy, mode: Mode) -> None:
     """The database is away from the moment at which a response is to be stored, and for longer
     than the lease, the client is told what was done; a retry resumes it and is told the same.
@@ -79,7 +81,7 @@ def test_answer_that_cannot_be_stored(bank: Bank, proxy: Proxy, mode: Mode) -> N
     assert bank.assert_recovered(mode, order).body == told.body
 
 
-@pytest.mark.parametrize("mode", COMMITS, ids=str)
+@pytest.mark.parametrize("mode", few(COMMITS), ids=str)
 def test_connection_lost_at_every_commit(
     bank: Bank, proxy: Proxy, mode: Mode, capsys: pytest.CaptureFixture[str]
 ) -> None:

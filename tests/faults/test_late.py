@@ -19,7 +19,7 @@ from idempotency_django.stores.records import Claim, Operation, Payload, Record,
 from idempotency_django.testing import RESPONSE, an_operation, eventually, in_threads
 from tests.faults.late_processes import DATABASES, PLACES, SCOPE, Place, Worker, place, started
 from tests.models import Effect
-from tests.support.nightly import sizes
+from tests.support.nightly import few, sizes
 from tests.support.shared import new_key
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True, databases="__all__")]
@@ -29,7 +29,7 @@ MINUTE = timedelta(minutes=1)
 LATE = Payload(201, (), b"late")
 
 
-@pytest.fixture(scope="module", params=PLACES)
+@pytest.fixture(scope="module", params=few(PLACES))
 def at(request: pytest.FixtureRequest, django_db_setup: None) -> Iterator[Place]:
     """A place to keep records at."""
     with place(request.param) as made:
@@ -81,6 +81,7 @@ def test_paused_in_its_handler(at: Place, workers: list[Worker]) -> None:
     assert at.store.get(key, SCOPE).attempt == 2  # type: ignore[union-attr]
 
 
+@pytest.mark.nightly
 @on_databases
 @pytest.mark.parametrize(
     ("how", "moment"),
@@ -180,6 +181,7 @@ def test_late_completions(at: Place, tries: int, capsys: pytest.CaptureFixture[s
     assert not any(accepted.values())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("races", sizes(5, 20))
 def test_completion_races_with_take_over(
     at: Place, races: int, capsys: pytest.CaptureFixture[str]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nightly import sizes
+from tests.support.nightly import few, sizes
 
 from .boundaries import Strike
 from .ledger import Ledger
@@ -45,7 +45,7 @@ def undisturbed(mode: Mode, with_environment: Workers) -> Forks:
     return with_environment(mode.undisturbed)
 
 
-@pytest.mark.parametrize("mode", ALL, ids=str)
+@pytest.mark.parametrize("mode", few(ALL), ids=str)
 def test_crash_at_every_boundary(
     bank: Bank, undisturbed: Forks, mode: Mode, stride: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,7 +60,7 @@ def test_crash_at_every_boundary(
         print(f"\n{mode}: killed at {len(points)} points, each recovered to one effect")
 
 
-@pytest.mark.parametrize("mode", FAILING, ids=str)
+@pytest.mark.parametrize("mode", few(FAILING), ids=str)
 def test_crash_while_failing(
     bank: Bank, undisturbed: Forks, mode: Mode, stride: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,7 +21,7 @@ import pytest
 
 from idempotency_django.testing import eventually
 from tests.e2e import databases
-from tests.support.nightly import sizes
+from tests.support.nightly import few, sizes
 from tests.support.redis_servers import client, command, valkey_at
 from tests.support.servers import free_port
 
@@ -223,7 +223,7 @@ NEEDS = {"cached": "postgres", "redis": ""}
 
 
 @pytest.mark.parametrize("seconds", sizes(1, 10, "NEMESIS_SECONDS"))
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", few(TARGETS))
 def test_nemesis(
     name: str,
     seconds: int,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from idempotency_django.testing import PATIENCE
-from tests.support.nightly import sizes
+from tests.support.nightly import few, sizes
 
 from .faulty_servers import find_pgbouncer, pgbouncer
 from .ledger import Ledger
@@ -47,7 +47,7 @@ def sites(pooled: str, ledger: Ledger, log: Path) -> Iterator[list[Site]]:
 
 
 @pytest.mark.parametrize("keys", sizes(2, 10))
-@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("mode", few(MODES), ids=str)
 def test_duplicates_through_a_pool(
     sites: list[Site],
     state: State,
@@ -79,7 +79,7 @@ def test_duplicates_through_a_pool(
 
 
 @pytest.mark.parametrize("stride", sizes(4, 1))
-@pytest.mark.parametrize("mode", [TRANSACTIONAL, STEPPED], ids=str)
+@pytest.mark.parametrize("mode", few([TRANSACTIONAL, STEPPED]), ids=str)
 def test_crash_behind_a_pool(
     pooled: str,
     state: State,

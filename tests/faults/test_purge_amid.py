@@ -16,7 +16,7 @@ from idempotency_django.testing import eventually
 from tests.faults.late_processes import DATABASES, Place, Worker, place, started
 from tests.faults.late_views import SLOW
 from tests.models import Effect
-from tests.support.nightly import nightly
+from tests.support.nightly import few, nightly
 from tests.support.shared import new_key
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True, databases="__all__")]
@@ -30,7 +30,7 @@ DEATHS = 4
 PATH = "/leased/lives/"
 
 
-@pytest.fixture(scope="module", params=DATABASES)
+@pytest.fixture(scope="module", params=few(DATABASES))
 def at(request: pytest.FixtureRequest, django_db_setup: None) -> Iterator[Place]:
     """A database, which has to be purged."""
     with place(request.param) as made:

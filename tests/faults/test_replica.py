@@ -16,7 +16,7 @@ from idempotency_django.testing import eventually
 from tests.e2e import databases
 from tests.faults.late_processes import Worker, started, worker
 from tests.faults.replicas import Replica, replica_of
-from tests.support.nightly import sizes
+from tests.support.nightly import few, sizes
 from tests.support.shared import new_key
 
 pytestmark = pytest.mark.e2e
@@ -76,7 +76,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
                 yield Site(asked, replica, workers, environment)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", few(PATHS))
 def test_retry_is_replayed_at_once(site: Site, path: str) -> None:
     """The retry is served by the primary, while the replica knows nothing of the first."""
     key, [one, other] = new_key(), site.workers
@@ -91,7 +91,7 @@ def test_retry_is_replayed_at_once(site: Site, path: str) -> None:
 
 
 @pytest.mark.parametrize("rounds", sizes(3, 10))
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", few(PATHS))
 def test_duplicates_have_one_effect(
     site: Site, path: str, rounds: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,6 +111,7 @@ def test_duplicates_have_one_effect(
         print(f"\n{path}: {rounds} keys, twice each at once: {said.count(409)} told to wait")
 
 
+@pytest.mark.nightly
 def test_steps_are_resumed(site: Site) -> None:
     """A retry resumes behind the steps of the attempt that has just failed."""
     key, [one, other] = new_key(), site.workers
@@ -133,6 +134,7 @@ def test_running_operation_is_seen(site: Site) -> None:
     assert site.effects(key) == 1
 
 
+@pytest.mark.nightly
 def test_purge_goes_to_the_primary(site: Site) -> None:
     """What the replica has never seen is counted and purged, and what lives is not."""
     [one, other], keys = site.workers, [new_key() for _ in range(3)]
@@ -154,6 +156,7 @@ def test_purge_goes_to_the_primary(site: Site) -> None:
     assert site.ask(f"{steps} = %s", site.record(keys[2])) == 3
 
 
+@pytest.mark.nightly
 def test_admin_shows_the_primary(site: Site) -> None:
     """The admin lists and shows a key at once, and asks the replica nothing about it."""
     key, one = new_key(), site.workers[0]
@@ -168,6 +171,7 @@ def test_admin_shows_the_primary(site: Site) -> None:
     assert site.lags(key)
 
 
+@pytest.mark.nightly
 def test_store_on_the_replica(site: Site, tmp_path: Path) -> None:
     """A store that was put on the replica by mistake is refused, and executes nothing."""
     reads = dict(dj_database_url.parse(site.replica.url))
@@ -185,6 +189,7 @@ def test_store_on_the_replica(site: Site, tmp_path: Path) -> None:
         assert site.effects(key) == 0
 
 
+@pytest.mark.nightly
 def test_replica_catches_up(site: Site) -> None:
     """When the replica has caught up it agrees, and nothing has happened twice."""
     key, [one, other] = new_key(), site.workers

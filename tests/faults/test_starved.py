@@ -19,7 +19,7 @@ from tests.faults.late_processes import (
     place,
     started,
 )
-from tests.support.nightly import nightly
+from tests.support.nightly import few, nightly
 from tests.support.shared import new_key
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True, databases="__all__")]
@@ -32,7 +32,7 @@ PAUSE = 0.02
 """Between two tries of a contender, all of which are refused at once."""
 
 
-@pytest.fixture(scope="module", params=PLACES)
+@pytest.fixture(scope="module", params=few(PLACES))
 def at(request: pytest.FixtureRequest, django_db_setup: None) -> Iterator[Place]:
     """A place to keep records at."""
     with place(request.param) as made:
@@ -64,6 +64,7 @@ def assert_superseded(at: Place, late: dict[str, Any], successor: dict[str, Any]
     assert at.done(key) == 1
 
 
+@pytest.mark.nightly
 def test_long_call_starves_the_heartbeat(at: Place, workers: list[Worker]) -> None:
     """A handler that holds the interpreter's lock too long is taken over, and is late."""
     owner, contender = workers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -30,3 +31,9 @@ def first_database(name: str, *, indirect: bool = True) -> Any:
     """
     first, *others = settings.ALIASES
     return pytest.mark.parametrize(name, [first, *map(nightly, others)], indirect=indirect)
+
+
+def few(values: Iterable[Any], count: int = 1) -> list[Any]:
+    """The first of these parameters; the others are for ``make nightly``."""
+    taken = list(values)
+    return [*taken[:count], *map(nightly, taken[count:])]

@@ -11,7 +11,7 @@ import pytest
 
 from tests.contrib.jobs.workers import Jobs, until
 from tests.e2e.databases import Database
-from tests.support.nightly import sizes
+from tests.support.nightly import few, sizes
 from tests.support.servers import Server
 
 pytestmark = pytest.mark.e2e
@@ -21,7 +21,7 @@ SILENCE = 20.0
 """Seconds without a word of the worker after which it has nothing left to do: leases take one."""
 
 
-@pytest.fixture(params=["redis", "rabbitmq"])
+@pytest.fixture(params=few(["redis", "rabbitmq"]))
 def jobs(
     request: pytest.FixtureRequest, database: Database, redis_server: Server, log: Path
 ) -> Jobs:

@@ -63,6 +63,7 @@ def test_on_redis(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
         assert 1 < deliveries[kind] <= 2 + (SECONDS / VISIBILITY) * (SECONDS / LEASE)
 
 
+@pytest.mark.nightly
 def test_on_rabbitmq(rabbit: Server, database: Database, redis_server: Server, log: Path) -> None:
     """A worker that loses its connection goes on with its tasks, which RabbitMQ delivers again at
     once. Celery executes them again, even where it looks for results; a protected task has one

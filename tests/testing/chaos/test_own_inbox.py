@@ -12,6 +12,7 @@ from tests.testing.chaos.harness import Report, chaos
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.nightly,
     pytest.mark.django_db(transaction=True, databases="__all__"),
     pytest.mark.urls(hooks.__name__),
 ]

@@ -21,6 +21,7 @@ from tests.testing.chaos.harness import Report, Service, chaos
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.nightly,
     pytest.mark.django_db(transaction=True, databases="__all__"),
     pytest.mark.urls(__name__),
 ]

@@ -9,7 +9,7 @@ import sys
 import pytest
 from django.conf import settings
 
-from tests.support.nightly import sizes
+from tests.support.nightly import nightly, sizes
 from tests.support.outside import ROOT, environment
 
 from .test_storm import LONGEST
@@ -22,7 +22,7 @@ pytestmark = [
 
 @pytest.mark.parametrize(
     ("mode", "group"),
-    [("transactional", "g"), ("transactional", ""), ("leased", "g")],
+    [("transactional", "g"), nightly("transactional", ""), nightly("leased", "g")],
     ids=["grouped", "ungrouped", "leased"],
 )
 @pytest.mark.parametrize("name", list(settings.ALIASES))

@@ -14,6 +14,7 @@ from idempotency_django.contrib.messaging.models import OutboxMessage
 from idempotency_django.contrib.messaging.settling import retry
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from tests.models import Effect
+from tests.support.nightly import few
 from tests.support.outside import environment, running
 
 from .killing import OUTBOX, make
@@ -40,7 +41,7 @@ def states() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("group", [None, "g"], ids=["alone", "in a group"])
-@pytest.mark.parametrize("topic", ["local", "after_commit"])
+@pytest.mark.parametrize("topic", few(["local", "after_commit"]))
 def test_killer(topic: str, group: str | None) -> None:
     """A message whose handler ends the process is dead after max_attempts such ends, and the others
     are handled. An operator's retry is one attempt more.

@@ -28,10 +28,12 @@ from tests.contrib.messaging.outbox.conftest import Broker as Memory
 from tests.contrib.messaging.outbox.conftest import broker as memory  # noqa: F401  # a fixture
 from tests.contrib.messaging.outbox.conftest import outbox
 from tests.models import Effect
+from tests.support.nightly import few
 from tests.support.outside import environment, running
 from tests.support.shared import LONG_AGO
 
 from .brokers import Broker
+from .conftest import BROKERS
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LONGEST = 120  # seconds
@@ -58,6 +60,7 @@ def relayed(broker: Broker, *kill: str) -> int:
 
 
 @pytest.mark.e2e
+@pytest.mark.parametrize("broker", few(BROKERS), indirect=True)
 def test_killed_after_sending(broker: Broker, request: pytest.FixtureRequest) -> None:
     """A relay that is killed after the broker has confirmed, and before it has noted that, leaves
     messages that are sent again with the same ids. Each has one effect, in the order of its group.

@@ -19,6 +19,7 @@ from tests.contrib.messaging.transports.brokers import SQS, Kafka, RabbitMQ, Red
 from tests.contrib.messaging.transports.consumers import AFTER, WITHIN, started
 from tests.support.kafka import bootstrap
 from tests.support.machine import patience
+from tests.support.nightly import few
 from tests.support.outside import environment, running
 from tests.support.shared import effect_counts
 from tests.support.sqs import client_options
@@ -101,7 +102,7 @@ class Recipe:
         return kombu.Queue(self.broker.place, no_declare=True)
 
 
-@pytest.fixture(params=RECIPES)
+@pytest.fixture(params=few(RECIPES))
 def recipe(request: pytest.FixtureRequest) -> Iterator[Recipe]:
     """Each of them."""
     made = Recipe(request.param, request.getfixturevalue(RECIPES[request.param]))

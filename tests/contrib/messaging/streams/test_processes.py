@@ -108,6 +108,7 @@ def test_paused_through_a_rebalance(using: str, pair: list[Process]) -> None:
     assert effect_counts(using) == once(PAUSED, *range(8))
 
 
+@pytest.mark.nightly
 def test_paused_within_a_message(using: str, pair: list[Process]) -> None:
     """While an owner sleeps within a transaction, nobody gets its stream; its message counts."""
     late, other = pair

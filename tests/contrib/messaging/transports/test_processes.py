@@ -20,11 +20,13 @@ from django.conf import settings
 from idempotency_django.contrib.messaging import Event
 from tests.faults.faulty_servers import restartable_postgres
 from tests.support.machine import patience
+from tests.support.nightly import few
 from tests.support.outside import ROOT, environment, running
 from tests.support.servers import Server
 from tests.support.shared import effect_counts
 
 from .brokers import PATIENCE, SQS, Broker, RabbitMQ, Redis, await_that
+from .conftest import SERVERS
 from .consumers import AFTER, WITHIN, started
 
 pytestmark = [
@@ -75,6 +77,7 @@ def ends(process: subprocess.Popen[str]) -> int:
     return process.wait(patience(PATIENCE))
 
 
+@pytest.mark.parametrize("broker", few(SERVERS), indirect=True)
 def test_killed_and_stopped(broker: Broker, start: Start, tmp_path: Path) -> None:
     """Killed within the handler, and between commit and acknowledgement: one effect each.
 
@@ -127,6 +130,7 @@ def test_paused_through_a_rebalance(place: Any, start: Start, tmp_path: Path) ->
     assert broker.left() == 0
 
 
+@pytest.mark.nightly
 def test_rebalanced_while_a_handler_runs(place: Any, start: Start, tmp_path: Path) -> None:
     """A second process of a Kafka group waits for the handler of the first, and then gets its
     share: one effect each.
@@ -159,6 +163,7 @@ def lines(folder: Path) -> list[str]:
     return (folder / "starts").read_text().splitlines()
 
 
+@pytest.mark.nightly
 def test_the_database_restarts(rabbit: Server, start: Start, tmp_path: Path) -> None:
     """PostgreSQL crashes while messages are handled: one effect each, and none is given up."""
     if alias("postgres") and os.environ.get("TEST_PSYCOPG") == "2":
