@@ -34,10 +34,10 @@ demo: $(VENV)/.installed-app  ## Show retries, races and crashes, on SQLite.
 serve: $(VENV)/.installed-app  ## Run the reference app; settings: PORT, WORKERS, DATABASE_URL, REDIS_URL, ASGI …
 	@$(PY) -m testproject.server
 
-quick: $(VENV)/.installed-test  ## Run the most useful tests, on PostgreSQL and SQLite: under two minutes on two cores.
+quick: $(VENV)/.installed-test  ## Run the most useful tests: under a minute on two cores.
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target quick-stores quick-adapters
 
-# Tests with database code run on both; all others on SQLite, which starts at once. Slow tests
+# Tests with database code run on PostgreSQL; all others on SQLite, which starts at once. Slow tests
 # (races, processes, clocks) run in `make test` only.
 QUICK_STORES := contract/test_stores.py \
     $(patsubst %,engine/test_%.py,atomic_requests calls engine executions failed_records leases) \
@@ -52,7 +52,7 @@ QUICK_ADAPTERS := docs/test_completeness.py docs/test_guarantees.py checks/test_
 QUICKLY := -m pytest -m "not e2e and not nightly" -q -rNfE  # MariaDB is not missed here
 
 quick-stores:
-	@TEST_DATABASES=postgres,sqlite $(PY) $(QUICKLY) $(QUICK_STORES:%=tests/%)
+	@TEST_DATABASES=postgres $(PY) $(QUICKLY) $(QUICK_STORES:%=tests/%)
 
 quick-adapters:
 	@TEST_DATABASES=sqlite $(PY) $(QUICKLY) $(QUICK_ADAPTERS:%=tests/%)

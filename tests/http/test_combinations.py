@@ -235,8 +235,7 @@ AROUND_SYNC_VIEWS: dict[str, Decorator] = {
 DECORATORS = {**KNOWN, **UNKNOWN, **AROUND_VIEWS, **AROUND_SYNC_VIEWS}
 
 SHORT = {
-    *("none", "permission_required", "decorator_from_middleware", "two"),
-    *("wrapping", "hiding", "object", "called-object", "marked-wrapping", "marked-hiding"),
+    *("none", "permission_required", "wrapping", "hiding", "marked-hiding"),
 }
 """Those with which ``make test`` combines everything; ``make nightly`` takes all decorators."""
 

@@ -27,7 +27,7 @@ from tests.contrib.messaging.outbox.conftest import Broker
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
-FEW, MANY = 100, 5_000
+FEW, MANY = 50, 2_000
 
 
 @pytest.fixture(params=list(settings.ALIASES))

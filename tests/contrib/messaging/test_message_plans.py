@@ -16,6 +16,7 @@ from idempotency_django.contrib.messaging.inbox import processing as claiming
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.contrib.messaging.outbox.relay import Batch
 from idempotency_django.models import DatabaseNow
+from tests.support.nightly import few
 from tests.support.plans import rows_read
 
 pytestmark = [
@@ -69,7 +70,7 @@ def read(using: str, function: Callable[[], Any]) -> int:
     return max(rows_read(using, sql) for sql in found)
 
 
-@pytest.mark.parametrize("sources", [[], ["busy"]])
+@pytest.mark.parametrize("sources", few([[], ["busy"]]))
 def test_inbox(using: str, sources: list[str]) -> None:
     """Messages that are due are found among many of a new source that are done."""
     receive(using, "busy", MANY, state="done", process_after=None)
@@ -80,7 +81,7 @@ def test_inbox(using: str, sources: list[str]) -> None:
     assert read(using, lambda: rows.get(source="busy", message_id=f"{MANY + MOST + 7}")) == 1
 
 
-@pytest.mark.parametrize("group", ["", "a"])
+@pytest.mark.parametrize("group", few(["", "a"]))
 def test_outbox(using: str, group: str) -> None:
     """A batch is found and noted among many messages of a stream that wait, or are sent."""
     grouped = {"group": group, "stream": f"orders/{group}" if group else ""}

@@ -17,6 +17,7 @@ from idempotency_django.contrib.messaging.brokers import kombu as by_kombu
 from tests.models import Effect
 from tests.support.kafka import kafka as kafka_server
 from tests.support.kafka import make_topic
+from tests.support.nightly import few
 from tests.support.servers import Server, free_port
 from tests.support.sqs import make_queue
 from tests.support.sqs import sqs as sqs_server
@@ -170,7 +171,7 @@ def test_the_connection_breaks(rabbit: Server, caplog: pytest.LogCaptureFixture)
     broker.close()
 
 
-@pytest.mark.parametrize("name", ["kafka", "sqs"])
+@pytest.mark.parametrize("name", few(["kafka", "sqs"]))
 def test_the_broker_restarts(name: str) -> None:
     """The servers of Kafka and SQS go, and others come in their place: the loop goes on.
 
