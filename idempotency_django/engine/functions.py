@@ -1,12 +1,10 @@
-"""The guarantees for plain Python: :func:`idempotent_call` runs a function once per key.
-
-:func:`idempotent_outcome` does the same, and also says whether the function ran in this call.
-"""
+"""The guarantees for plain Python: :func:`idempotent_call` runs a function once per key."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, assert_never
@@ -117,70 +115,29 @@ async def aidempotent_call(
 ) -> Any:
     """:func:`idempotent_call` for a coroutine function."""
     plan = _plan(function, policy, key, scope, name, fingerprint, asynchronous=True)
-    return (await arun_plan(plan, function)).result
-
-
-def idempotent_outcome(
-    function: Callable[[ExecutionContext], Any],
-    /,
-    *,
-    key: str,
-    scope: str,
-    fingerprint: Any = None,
-    name: str = "",
-    policy: Policy | None = None,
-) -> CallOutcome:
-    """:func:`idempotent_call` for callers who must tell an execution from a replay.
-
-    It takes the same arguments and raises the same errors.
-
-    Returns:
-        The result, and whether it is a replay.
-    """
-    plan = _plan(function, policy, key, scope, name, fingerprint)
-    return run_plan(plan, function)
-
-
-async def aidempotent_outcome(
-    function: Callable[[ExecutionContext], Awaitable[Any]],
-    /,
-    *,
-    key: str,
-    scope: str,
-    fingerprint: Any = None,
-    name: str = "",
-    policy: Policy | None = None,
-) -> CallOutcome:
-    """:func:`idempotent_outcome` for a coroutine function."""
-    plan = _plan(function, policy, key, scope, name, fingerprint, asynchronous=True)
-    return await arun_plan(plan, function)
-
-
-def run_plan(plan: Plan, function: Callable[[ExecutionContext], Any]) -> CallOutcome:
-    """:func:`idempotent_outcome` for an adapter that has planned the call itself."""
-
-    def execute(execution: ExecutionContext) -> Result:
-        return json_result(plan, function(execution))
-
-    try:
-        outcome = run(plan.store, plan.operation, execute, reraise)
-        return _result(outcome, plan)
-    except IdempotencyError as error:
-        error.foreign = True  # a request that makes the call is another operation
-        raise
-
-
-async def arun_plan(
-    plan: Plan, function: Callable[[ExecutionContext], Awaitable[Any]]
-) -> CallOutcome:
-    """:func:`run_plan` for a coroutine function."""
 
     async def execute(execution: ExecutionContext) -> Result:
         return json_result(plan, await function(execution))
 
+    with _foreign_errors():
+        return _outcome_of(await arun(plan.store, plan.operation, execute, reraise), plan).result
+
+
+def run_plan(plan: Plan, function: Callable[[ExecutionContext], Any]) -> CallOutcome:
+    """:func:`idempotent_call` for an adapter that has planned the call itself."""
+
+    def execute(execution: ExecutionContext) -> Result:
+        return json_result(plan, function(execution))
+
+    with _foreign_errors():
+        return _outcome_of(run(plan.store, plan.operation, execute, reraise), plan)
+
+
+@contextmanager
+def _foreign_errors() -> Iterator[None]:
+    """Mark the errors of the call: a request that makes it is another operation."""
     try:
-        outcome = await arun(plan.store, plan.operation, execute, reraise)
-        return _result(outcome, plan)
+        yield
     except IdempotencyError as error:
         error.foreign = True
         raise
@@ -231,7 +188,7 @@ def json_result(plan: Plan, result: Any) -> Result:
     return Result(json.loads(text), Payload(200, headers, body if kept else None))
 
 
-def _result(outcome: Outcome, plan: Plan) -> CallOutcome:
+def _outcome_of(outcome: Outcome, plan: Plan) -> CallOutcome:
     match outcome:
         case Executed(result):
             return CallOutcome(result, replayed=False)

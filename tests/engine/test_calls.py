@@ -15,11 +15,8 @@ from django.test import override_settings
 
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.engine.functions import (
-    CallOutcome,
     aidempotent_call,
-    aidempotent_outcome,
     idempotent_call,
-    idempotent_outcome,
 )
 from idempotency_django.errors import (
     FingerprintMismatch,
@@ -72,30 +69,18 @@ def test_once(policy: Policy) -> None:
     assert effects() == 2
 
 
-def test_outcome(policy: Policy) -> None:
-    """An outcome says who executed the function: this call, or an earlier one."""
-    asked: Any = {"key": "order-17", "scope": "payments", "policy": policy}
-    first, second = idempotent_outcome(pay, **asked), idempotent_outcome(pay, **asked)
-    result = {"paid": True, "attempt": 1, "pair": [1, 2]}
-    assert first == CallOutcome(result, replayed=False)
-    assert second == CallOutcome(result, replayed=True)
-    assert call(policy) == result
-    assert effects() == 1
-    assert idempotent_outcome(pay, **asked | {"key": "order-18"}).replayed is False
-
-
-def test_async_outcome() -> None:
-    """So does the outcome of a coroutine function."""
+def test_coroutine_function() -> None:
+    """A coroutine function is called once, too."""
 
     async def apay(execution: ExecutionContext) -> Any:
         await sync_to_async(Effect.objects.create)(reference="a")
         return execution.attempt
 
-    async def twice() -> list[CallOutcome]:
+    async def twice() -> list[Any]:
         asked: Any = {"key": "order-17", "scope": "payments", "policy": MODES[1]}
-        return [await aidempotent_outcome(apay, **asked) for _ in range(2)]
+        return [await aidempotent_call(apay, **asked) for _ in range(2)]
 
-    assert asyncio.run(twice()) == [CallOutcome(1, replayed=False), CallOutcome(1, replayed=True)]
+    assert asyncio.run(twice()) == [1, 1]
     assert effects() == 1
 
 
