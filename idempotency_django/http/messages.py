@@ -222,16 +222,13 @@ def render(response: HttpResponseBase) -> HttpResponseBase:
 
 def response_of(payload: Payload) -> HttpResponse:
     """The stored response: the same status, headers and bytes, marked as a replay."""
-    response = HttpResponse(payload.body, status=payload.status)
-    del response["Content-Type"]  # HttpResponse's own; the stored one follows, if there was one
-    for name, value in payload.sent_headers:
-        response[name] = value
-    if response.has_header("Location") and 300 <= payload.status < 400:
+    headers = {**dict(payload.headers), REPLAYED_HEADER: "true"}
+    reason = headers.pop(REASON, None)
+    response = HttpResponse(payload.body, status=payload.status, reason=reason, headers=headers)
+    if "content-type" not in map(str.lower, headers):
+        del response["Content-Type"]  # HttpResponse's own
+    if 300 <= payload.status < 400 and response.has_header("Location"):
         response.url = response["Location"]  # type: ignore[attr-defined]  # as redirects have it
-    reason = payload.note(REASON)
-    if reason:
-        response.reason_phrase = reason
-    response[REPLAYED_HEADER] = "true"
     return response
 
 

@@ -53,6 +53,7 @@ urlpatterns = [
     path("decorated/", idempotent(plain)),
     path("async/", in_async),
     path("reads/", idempotent(key=keys.form_field())(plain)),
+    path("uuid/", idempotent(key=keys.form_field(), required=True, key_format="uuid")(plain)),
 ]
 
 
@@ -104,6 +105,22 @@ class TestForms:
         other = client.post("/order/", {"idempotency_key": key, "reference": "b"})
         assert_problem(other, 422, "mismatch")
         assert effects() == 1
+
+    def test_beside_a_header_that_the_browser_made_up(self) -> None:
+        """The form's own key counts, also where a key must have a format of the project's."""
+        client = Client()
+        client.force_login(User.objects.create_user("alice"))
+        sent = {"idempotency_key": new_key(), "reference": "a"}
+        first, again = (
+            client.post("/uuid/", sent, headers={"Idempotency-Key": f'"{made_up}"'})
+            for made_up in ("17463529834658723465", "56432785643892536471")
+        )
+        assert (first.status_code, is_replay(again)) == (201, True)
+        assert effects() == 1
+        alone = client.post(
+            "/uuid/", {"reference": "a"}, headers={"Idempotency-Key": '"17463529834658723465"'}
+        )
+        assert_problem(alone, 400, "key-malformed")
 
     def test_guessable(self) -> None:
         """Of callers who are not told apart a key is taken only where it cannot be guessed."""
