@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpResponse, QueryDict
+from django.http import QueryDict
 from django.http.response import HttpResponseBase
 from django.utils.datastructures import MultiValueDict
 from rest_framework.exceptions import APIException
@@ -98,18 +98,20 @@ class StoredResponse(Response):
     """A response from stored bytes, with their parsed content in its ``data``.
 
     Args:
-        stored: the status, the headers and the bytes.
+        content: the bytes.
+        status: the status.
+        reason: the reason phrase; ``None``: it follows the status.
+        headers: the headers.
     """
 
-    def __init__(self, stored: HttpResponse) -> None:
-        super().__init__(status=stored.status_code)
+    def __init__(
+        self, content: bytes, *, status: int, reason: str | None, headers: dict[str, str]
+    ) -> None:
+        super().__init__(status=status, headers=headers)
         del self.data  # created again on access
-        self.headers = stored.headers
-        if stored.reason_phrase != self.reason_phrase:  # else it follows the status code
-            self.reason_phrase = stored.reason_phrase
-        self.content = stored.content
-        if hasattr(stored, "url"):
-            self.url = stored.url
+        if reason is not None:
+            self.reason_phrase = reason
+        self.content = content
 
     @cached_property
     def data(self) -> Any:
@@ -140,6 +142,8 @@ def overrides_replay_check(view_class: type) -> bool:
 
 class DRFAdapter(Adapter):
     """One request within a DRF view."""
+
+    response_class = StoredResponse
 
     def __init__(self, view: Any, request: Request, handler: Callable[[], Any]) -> None:
         self.http_request = request._request
@@ -209,11 +213,6 @@ class DRFAdapter(Adapter):
         view_class: Any = type(self.view)
         hook = defining_module(view_class, "rebuild_idempotent_response")
         return bool(hook) or super().can_rebuild()
-
-    def native(self, response: HttpResponseBase) -> HttpResponseBase:
-        if isinstance(response, Response) or not isinstance(response, HttpResponse):
-            return response
-        return StoredResponse(response)
 
     def recover(self, error: Exception) -> HttpResponseBase:
         # Not rendered here: under ATOMIC_REQUESTS the exception handler may have marked the

@@ -220,11 +220,27 @@ def render(response: HttpResponseBase) -> HttpResponseBase:
     return response.render() if hasattr(response, "render") else response
 
 
-def response_of(payload: Payload) -> HttpResponse:
+def replay_of(
+    payload: Payload, response_class: Callable[..., HttpResponse] = HttpResponse
+) -> HttpResponse:
     """The stored response: the same status, headers and bytes, marked as a replay."""
-    headers = {**dict(payload.headers), REPLAYED_HEADER: "true"}
+    response = response_of(payload, response_class)
+    response[REPLAYED_HEADER] = "true"
+    return response
+
+
+def response_of(
+    payload: Payload, response_class: Callable[..., HttpResponse] = HttpResponse
+) -> HttpResponse:
+    """The response that a payload describes.
+
+    Args:
+        payload: its status, headers and bytes.
+        response_class: makes it.
+    """
+    headers = dict(payload.headers)
     reason = headers.pop(REASON, None)
-    response = HttpResponse(payload.body, status=payload.status, reason=reason, headers=headers)
+    response = response_class(payload.body, status=payload.status, reason=reason, headers=headers)
     if "content-type" not in map(str.lower, headers):
         del response["Content-Type"]  # HttpResponse's own
     if 300 <= payload.status < 400 and response.has_header("Location"):
@@ -294,7 +310,11 @@ class Adapter(ABC):
         request: the request as the framework's own views know it.
         method: the request's method.
         policy: the view's policy, resolved; it is known from :func:`~.serving.serve` on.
+        response_class: makes the responses of this package, of the bytes, the status, the reason
+            phrase and the headers.
     """
+
+    response_class: Callable[..., HttpResponse] = HttpResponse
 
     http_request: HttpRequest
     request: Any
@@ -345,10 +365,6 @@ class Adapter(ABC):
         check = self.policy.check_replay
         if check is not None:
             refuse_result(check(self.request, record), "check_replay of a policy")
-
-    def native(self, response: HttpResponseBase) -> HttpResponseBase:
-        """A response of this package, of the class that the framework's views return."""
-        return response
 
 
 def refuse_result(result: object, name: str) -> None:

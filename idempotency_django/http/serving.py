@@ -47,12 +47,13 @@ from .messages import (
     PLANNED,
     REPLAYED_HEADER,
     Adapter,
+    replay_of,
     response_of,
     result_of,
     result_of_error,
     retry_after,
 )
-from .status import accepted_response
+from .status import accepted_payload
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -204,7 +205,8 @@ def _response(adapter: Adapter, plan: Plan, outcome: Outcome, asked_at: float) -
             response = _replay(adapter, record)
             mark(response, replayed(record))
         case InProgress(busy=False) if adapter.policy.on_conflict == "accepted":
-            response = adapter.native(accepted_response(plan, adapter.http_request))
+            accepted = accepted_payload(plan, adapter.http_request)
+            response = response_of(accepted, adapter.response_class)
             mark(response, IN_PROGRESS)
         case InProgress() | Held() | Mismatched() | Expired():
             raise refusal(outcome)
@@ -217,9 +219,10 @@ def _response(adapter: Adapter, plan: Plan, outcome: Outcome, asked_at: float) -
 
 def _replay(adapter: Adapter, record: Record) -> HttpResponseBase:
     """The response of a record, as the policy's ``on_replay`` returns it."""
+    response: HttpResponseBase
     payload, on_replay = record.payload, adapter.policy.on_replay
     if payload is not None and payload.body is not None:
-        response = adapter.native(response_of(payload))
+        response = replay_of(payload, adapter.response_class)
         if on_replay is None:
             return response
     else:

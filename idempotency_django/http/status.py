@@ -8,13 +8,14 @@ operation. The caller must be the user who started the operation, or have the sa
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from typing import Any, Final
 
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signing import BadSignature, Signer
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 
 from ..conf import conf
@@ -29,17 +30,20 @@ UNKNOWN: Final = "unknown"
 """The owner of an operation whose caller a status view cannot tell from others."""
 
 
-def accepted_response(plan: Plan, request: HttpRequest) -> HttpResponse:
+def accepted_payload(plan: Plan, request: HttpRequest) -> Payload:
     """The response to a duplicate of an operation in progress: 202, and where its status is.
 
     Raises:
         ImproperlyConfigured: the project's URLs have no status view.
     """
-    response = JsonResponse({"status": Status.IN_PROGRESS}, status=202)
-    response["Location"] = location(plan.store, plan.operation, *_owners(plan, request))
-    response["Retry-After"] = str(retry_after())
-    response["Cache-Control"] = "no-store"
-    return response
+    headers = {
+        "Content-Type": "application/json",
+        "Location": location(plan.store, plan.operation, *_owners(plan, request)),
+        "Retry-After": str(retry_after()),
+        "Cache-Control": "no-store",
+    }
+    body = json.dumps({"status": Status.IN_PROGRESS}).encode()
+    return Payload(202, tuple(headers.items()), body)
 
 
 def _owners(plan: Plan, request: HttpRequest) -> list[str]:

@@ -204,6 +204,6 @@ def test_no_docstring_to_inherit(view: Any) -> None:
 
 def test_data_of_bytes_without_a_type() -> None:
     """Bytes that do not say what they are have no data."""
-    stored = HttpResponse(b"{}")
-    del stored["Content-Type"]
-    assert StoredResponse(stored).data is None
+    response = StoredResponse(b"{}", status=200, reason=None, headers={})
+    del response["Content-Type"]
+    assert response.data is None

@@ -39,7 +39,7 @@ from idempotency_django.http.messages import (
     payload_of,
     principal_of,
     problem_response,
-    response_of,
+    replay_of,
     status_of,
 )
 from idempotency_django.http.serving import serve
@@ -63,7 +63,7 @@ def policy(**fields: Any) -> Policy:
 
 def replay(response: HttpResponseBase, **fields: Any) -> HttpResponse:
     """The response as a retry gets it."""
-    return response_of(payload_of(response, policy(**fields)))
+    return replay_of(payload_of(response, policy(**fields)))
 
 
 def a_post(data: Any = b"{}", content_type: str = "application/json", **extra: Any) -> HttpRequest:
@@ -344,7 +344,7 @@ def test_cookies_are_never_kept() -> None:
     first["Set-Cookie"] = "sessionid=secret"
     payload = payload_of(first, DEFAULTS)
     assert "secret" not in repr(payload)
-    assert not response_of(payload).cookies
+    assert not replay_of(payload).cookies
 
 
 def test_headers_that_the_project_excludes(settings: Any) -> None:

@@ -22,7 +22,7 @@ from rest_framework.views import APIView
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.http.messages import payload_of, response_of
+from idempotency_django.http.messages import payload_of, replay_of
 from idempotency_django.policy import DEFAULTS, Policy
 from idempotency_django.stores.records import REASON
 from tests.models import Effect
@@ -217,7 +217,7 @@ class TestReason:
         assert dict(payload.headers)[REASON] == "Order Accepted"
         usual = payload_of(HttpResponse(status=201), DEFAULTS)
         assert REASON not in dict(usual.headers)
-        replay = response_of(usual)
+        replay = replay_of(usual)
         replay.status_code = 200
         assert replay.reason_phrase == "OK"
 
