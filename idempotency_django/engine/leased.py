@@ -106,27 +106,26 @@ class LeasedRun:
     # Claim.
 
     async def _try_once(self) -> Outcome:
-        asked_at = time.monotonic()
-        claimed = await self.driver.call(self._claim)
-        if not isinstance(claimed, Claim):
-            return claimed
-        self.claim = claimed
-        self.lease = Lease(self.store, claimed, self.seconds, asked_at)
-        # Where a transaction holds all that the handler does, no attempt resumes another one.
-        lease = None if self.together else self.lease
-        self.execution = ExecutionContext(self.store, claimed, lease)
-        return await self._attempt()
+        outcome = await self.driver.call(self._claim)
+        return await self._attempt() if outcome is None else outcome
 
-    def _claim(self) -> Claim | Outcome:
-        store, operation = self.store, self.operation
+    def _claim(self) -> Outcome | None:
+        """Claim the operation; else the outcome without an attempt."""
+        store, operation, asked_at = self.store, self.operation, time.monotonic()
         try:
             known = store.recall(operation) if store.has_cache else None
             claim_or_record = known or acquire(store, operation)
         except OperationInProgress as error:
             return in_progress(store, operation, error)
         if isinstance(claim_or_record, Claim):
-            exhausted = claim_or_record.interrupted and hold_exhausted(store, claim_or_record)
-            return Held() if exhausted else claim_or_record
+            if claim_or_record.interrupted and hold_exhausted(store, claim_or_record):
+                return Held()
+            self.claim = claim_or_record
+            self.lease = Lease(store, self.claim, self.seconds, asked_at)
+            # Where a transaction holds all that the handler does, no attempt resumes another one.
+            lease = None if self.together else self.lease
+            self.execution = ExecutionContext(store, self.claim, lease)
+            return None
         outcome = self._admitted(claim_or_record)
         if isinstance(outcome, Replayed) and not outcome.record.counted:
             store.record_replay(outcome.record, operation)

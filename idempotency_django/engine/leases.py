@@ -35,7 +35,7 @@ class Lease:
     is counted from *before* the store was asked, by a monotonic clock.
 
     Args:
-        store: where the claim was made.
+        store: where the claim was made, by this thread.
         claim: the claim.
         seconds: how long it lives without renewal.
         asked_at: ``time.monotonic()`` before the store was asked for the claim.
@@ -45,9 +45,14 @@ class Lease:
         self.store = store
         self.claim = claim
         self.seconds = seconds
+        self.place = store.place()
         longest = claim.operation.max_duration
         self.kept_until = asked_at + longest.total_seconds() if longest else math.inf
         self._valid_until = asked_at + seconds
+
+    def is_like(self, other: Lease) -> bool:
+        """Whether one statement can renew both."""
+        return (self.seconds, self.place) == (other.seconds, other.place)
 
     @property
     def is_over(self) -> bool:
@@ -132,7 +137,7 @@ class Heartbeat:
         while due := self._next():
             try:
                 # For this tick only: the next lease may be far off.
-                with due[0].store.dedicated_connection():
+                with due[0].store.dedicated_connection(due[0].place):
                     self._renew(due)
             except Exception:
                 logger.warning(
@@ -142,15 +147,16 @@ class Heartbeat:
             del due  # so that no lease, and with it the store, is kept while this thread waits
 
     def _next(self) -> list[Lease]:
-        """Wait until a lease is due; the leases of its length that are due soon; none: it ends."""
+        """Wait until a lease is due; those like it that are due soon; none are left: none."""
         with self._condition:
             while self._due:
                 now, first = time.monotonic(), min(self._due.values())
                 if first <= now:
-                    seconds = min(self._due, key=self._due.__getitem__).seconds
-                    soon = now + seconds / EARLY
-                    due = [lease for lease, at in self._due.items() if at <= soon]
-                    return [lease for lease in due if lease.seconds == seconds]
+                    lease = min(self._due, key=self._due.__getitem__)
+                    soon = now + lease.seconds / EARLY
+                    return [
+                        each for each, at in self._due.items() if at <= soon and each.is_like(lease)
+                    ]
                 self._wakes_at = first
                 self._condition.wait(first - now)
                 self._wakes_at = 0.0
@@ -158,7 +164,7 @@ class Heartbeat:
             return []
 
     def _renew(self, leases: Sequence[Lease]) -> None:
-        """Renew leases of one length, and see when each is due again."""
+        """Renew leases that are alike, and see when each is due again."""
         asked_at, seconds = time.monotonic(), leases[0].seconds
         for lease in leases:
             if lease.kept_until <= asked_at and self.drop(lease):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
@@ -17,15 +17,22 @@ SHARED: Final = ("pool", "isolation_level")
 
 
 @contextmanager
-def unpooled_connection(using: str) -> Iterator[None]:
+def unpooled_connection(using: str, *, schema: object = None) -> Iterator[None]:
     """In the block, this thread has a connection of its own to the database, not from a pool.
 
     It sees what others have committed so far, at any isolation level.
+
+    Args:
+        using: the database.
+        schema: the schema of a tenant, of django-tenants; ``None``: there are no tenants.
     """
     usual = connections[using]
     settings = dict(usual.settings_dict)
     settings["OPTIONS"] = {k: v for k, v in settings["OPTIONS"].items() if k not in SHARED}
-    own = connections[using] = type(usual)(settings, using)
+    own: Any = type(usual)(settings, using)
+    connections[using] = own
+    if schema is not None:
+        own.set_schema(schema)
     try:
         yield
     finally:

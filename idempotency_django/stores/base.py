@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -303,8 +303,15 @@ class Store(ABC):
         except OperationInProgress:
             return None
 
-    def dedicated_connection(self) -> AbstractContextManager[object]:
-        """In the block, this thread uses the store over connections of its own.
+    def place(self) -> Hashable:
+        """Where the calls of this thread find their records now, such as the schema of a tenant.
+
+        ``None``: always at the same place.
+        """
+        return None
+
+    def dedicated_connection(self, place: Hashable) -> AbstractContextManager[object]:
+        """In the block, this thread uses the store over connections of its own, at that place.
 
         A heartbeat renews leases in the block, so the connections must not come from a pool: if the
         owners of the leases used all connections of the pool, no lease would be renewed. The

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -96,8 +96,8 @@ class Noted(MemoryStore):
         return [True] * len(claims)
 
     @contextmanager
-    def dedicated_connection(self) -> Iterator[None]:
-        with super().dedicated_connection():
+    def dedicated_connection(self, place: Hashable) -> Iterator[None]:
+        with super().dedicated_connection(place):
             yield
         self.let_go.set()
 
@@ -200,11 +200,11 @@ def test_heartbeat_that_cannot_connect_tries_again(
         faults = 1
 
         @contextmanager
-        def dedicated_connection(self) -> Iterator[None]:
+        def dedicated_connection(self, place: Hashable) -> Iterator[None]:
             faulty, self.faults = self.faults, 0
             if faulty and fault == "open":
                 raise OperationalError("too many connections")
-            with super().dedicated_connection():
+            with super().dedicated_connection(place):
                 yield
             if faulty:
                 raise OperationalError("the server has gone away")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import cached_property, partial
@@ -462,8 +462,11 @@ class DatabaseStore(Store):
     def on_commit(self, function: Callable[[], object]) -> None:
         transaction.on_commit(function, using=self.using, robust=True)
 
-    def dedicated_connection(self) -> AbstractContextManager[None]:
-        return unpooled_connection(self.using)
+    def place(self) -> str | None:
+        return getattr(connections[self.using], "schema_name", None)  # of django-tenants
+
+    def dedicated_connection(self, place: Hashable) -> AbstractContextManager[None]:
+        return unpooled_connection(self.using, schema=place)
 
     def _restore_autocommit(self, claim: Claim, *, commit: bool) -> None:
         """End the transaction that a leased view left open by leaving autocommit off.
