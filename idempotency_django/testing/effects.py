@@ -8,26 +8,21 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import socket
 import sys
 import sysconfig
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Literal
-from urllib.parse import unquote, urlsplit
 
-from django.conf import settings
 from django.db import connections
 
-from ..conf import until_settings_change
 from ..engine import current_execution, current_step
 from ..stores import is_open
 from .writes import table_written
@@ -94,9 +89,9 @@ def effects_outside() -> Iterator[list[Effect]]:
 
     The list has each connection, process and file that a handler used within its transaction, or
     outside of a step in the leased mode. In that mode, it also has the writes to the database
-    outside of a step and of any transaction. The project's own databases, caches and brokers are
-    left out, and so are log files, datagrams to Unix sockets (syslog, statsd), the handler's
-    temporary files and compiled modules.
+    outside of a step and of any transaction. Databases, caches and brokers are left out, by the
+    modules of their clients, and so are log files, datagrams to Unix sockets (syslog, statsd), the
+    handler's temporary files and compiled modules.
 
     It sees what Python does, in each thread that runs a handler. It does not see threads that a
     handler starts, processes that ``multiprocessing`` starts without ``os.fork()``, connections
@@ -167,7 +162,7 @@ def _network(connection: Any, address: Any) -> tuple[Kind, str] | None:
         address = os.fsdecode(bytes(address))
     if isinstance(address, str):  # a Unix socket
         # A datagram to a program on this machine is a log or a metric, as of syslog and statsd.
-        if getattr(connection, "type", None) == socket.SOCK_DGRAM or _is_own_socket(address):
+        if getattr(connection, "type", None) == socket.SOCK_DGRAM:
             return None
         return "network", f"@{address.strip(_NUL)}" if address.startswith(_NUL) else address
     if not (isinstance(address, tuple) and len(address) >= 2 and isinstance(address[0], str)):
@@ -175,7 +170,7 @@ def _network(connection: Any, address: Any) -> tuple[Kind, str] | None:
     host, port = address[:2]
     looked_up = getattr(_here, "looked_up", None)
     name = looked_up[0] if looked_up and looked_up[1] == port else host
-    return None if _is_own(host, name, port) else ("network", _named(name, port))
+    return "network", _named(name, port)
 
 
 def _named(host: str, port: Any) -> str:
@@ -194,8 +189,6 @@ def _sent(connection: Any, _: object) -> tuple[Kind, str] | None:
     """A message of ``http.client``, also over a connection that was open before."""
     if getattr(connection.sock, "family", None) == getattr(socket, "AF_UNIX", ""):
         return _network(connection.sock, connection.sock.getpeername())
-    if _is_own(connection.host, connection.host, connection.port):
-        return None
     return "network", _named(connection.host, connection.port)
 
 
@@ -282,6 +275,7 @@ def _executed(execute: Callable[..., Any], sql: Any, params: Any, many: bool, co
 
 _INNOCENT: Final = (
     "_pytest",
+    "amqp",
     "coverage",
     "ctypes.util",
     "django.contrib.sessions",
@@ -291,14 +285,19 @@ _INNOCENT: Final = (
     "idempotency_django.contrib.redis",
     "idempotency_django.stores",
     "importlib",
+    "kombu",
     "logging",
     "platform",
+    "pymemcache",
+    "redis",
     "tempfile",
     "uuid",
+    "valkey",
 )
 """Modules whose connections, processes and files are no effects of the handler that calls them.
 
-The database's, a session's and a cache's are here; so are log files, temporary and compiled ones.
+The database's, a session's, a cache's and a broker's are here; so are log files, temporary and
+compiled ones.
 """
 _FROZEN: Final = "<frozen importlib"
 _AROUND_HANDLERS: Final = "idempotency_django.engine.running"
@@ -347,123 +346,3 @@ def _is_project(file: str) -> bool:
 def _relative(file: str) -> str:
     path = Path(file)
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
-
-
-# The project's own databases, caches and brokers.
-
-_OWN_SETTINGS: Final = (
-    "DATABASES",
-    "CACHES",
-    "CELERY_BROKER_URL",
-    "CELERY_RESULT_BACKEND",
-    "IDEMPOTENCY",
-)
-_PORTS: Final = {
-    "amqp": 5672,
-    "amqps": 5671,
-    "http": 80,
-    "https": 443,
-    "memcached": 11211,
-    "mysql": 3306,
-    "oracle": 1521,
-    "postgis": 5432,
-    "postgresql": 5432,
-    "redis": 6379,
-    "rediss": 6379,
-}
-_POSTGRES_FOLDERS: Final = ("/run/postgresql", "/var/run/postgresql", "/tmp")  # noqa: S108
-_SOCKETS: Final = {
-    "mysql": ("/run/mysqld/mysqld.sock", "/var/lib/mysql/mysql.sock", "/tmp/mysql.sock"),  # noqa: S108
-    "postgis": _POSTGRES_FOLDERS,
-    "postgresql": _POSTGRES_FOLDERS,
-}
-"""Where clients look for the server of a database without a host; for PostgreSQL the folders."""
-_POSTGRES_SOCKET: Final = ".s.PGSQL."
-_HOST_AND_PORT: Final = re.compile(r"([\w.-]+|\[[\w.:%]+\]):(\d+)")
-
-Peer = tuple[str, int]
-
-
-@until_settings_change
-@lru_cache(maxsize=1)
-def _own_peers() -> tuple[frozenset[Peer], frozenset[str]]:
-    """The hosts and ports of the project's databases, caches and brokers, and their paths."""
-    peers: set[Peer] = set()
-    paths: set[str] = set()
-    for name in _OWN_SETTINGS:
-        for host, port in _peers_in(getattr(settings, name, None)):
-            if host.startswith("/"):
-                paths.add(os.path.realpath(host))
-            elif host:
-                peers.add((_plain(host), port))
-    return frozenset(peers), frozenset(paths)
-
-
-def _peers_in(value: Any) -> Iterator[Peer]:
-    if isinstance(value, Mapping):
-        engine = str(value.get("ENGINE", "")).rpartition(".")[2].removesuffix("_psycopg2")
-        hosts = str(value.get("HOST") or "").split(",")  # PostgreSQL takes several
-        ports = str(value.get("PORT") or _PORTS.get(engine, 0)).split(",")
-        if not hosts[0] and engine in _SOCKETS:
-            hosts = ["localhost", *_SOCKETS[engine]]
-        for place, host in enumerate(hosts):
-            port = ports[place] if len(ports) == len(hosts) else ports[0]
-            yield host.strip(), int(port) if port.strip().isdigit() else 0
-        for each in value.values():
-            yield from _peers_in(each)
-    elif isinstance(value, list | tuple):
-        if len(value) == 2 and isinstance(value[0], str) and type(value[1]) is int:
-            yield value[0], value[1]  # as a Sentinel is written
-        for each in value:
-            yield from _peers_in(each)
-    elif isinstance(value, str):
-        for each in re.split("[;,]", value):
-            with suppress(ValueError):  # it is no URL
-                yield from _peers_of(each.strip())
-
-
-def _peers_of(text: str) -> Iterator[Peer]:
-    if text.startswith("/"):
-        yield text, 0
-    elif "://" in text or text.startswith("unix:"):
-        parts = urlsplit(text)
-        is_path = parts.scheme == "unix" or not parts.hostname
-        host = unquote(parts.path) if is_path else str(parts.hostname)
-        yield host, parts.port or _PORTS.get(parts.scheme, 0)
-    elif found := _HOST_AND_PORT.fullmatch(text):
-        yield found[1], int(found[2])
-
-
-def _is_own_socket(address: str) -> bool:
-    """Whether a Unix socket is a server's of the project, or is PostgreSQL's in such a folder."""
-    if address.startswith(_NUL):  # it has no path
-        return False
-    folder, name = os.path.split(path := os.path.realpath(address))
-    _, paths = _own_peers()
-    return path in paths or (name.startswith(_POSTGRES_SOCKET) and folder in paths)
-
-
-def _is_own(host: str, name: str, port: Any) -> bool:
-    peers, _ = _own_peers()
-    own = {each for each, its_port in peers if its_port == port}
-    if own & {_plain(host), _plain(name)}:
-        return True
-    # As its address, where another thread has looked the name up, as in async code.
-    return any(_addresses(each, port) & _addresses(host, port) for each in own)
-
-
-def _plain(host: str) -> str:
-    """A host in one notation."""
-    try:
-        address = ip_address(host.strip("[]").partition("%")[0])
-    except ValueError:
-        return host.lower().rstrip(".")
-    return str(getattr(address, "ipv4_mapped", None) or address)
-
-
-@lru_cache(maxsize=64)
-def _addresses(host: str, port: int) -> frozenset[str]:
-    try:
-        return frozenset(_plain(str(found[4][0])) for found in socket.getaddrinfo(host, port))
-    except (OSError, UnicodeError):
-        return frozenset()

@@ -16,7 +16,6 @@ import tempfile
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from functools import partial
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,14 +26,12 @@ import httpx
 import pytest
 import requests
 from asgiref.sync import async_to_sync, sync_to_async
-from django.conf import settings as django_settings
 from django.core.cache import caches
 from django.db import connection, transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from idempotency_django import Policy, idempotent, idempotent_call, part_of_view
-from idempotency_django.testing import effects as module
 from idempotency_django.testing.effects import Effect, effects_outside
 from tests.models import Effect as Row
 from tests.support.shared import new_key
@@ -105,9 +102,8 @@ def send(view: Callable[..., Any]) -> HttpResponse:
     return response
 
 
-def connected(address: Any, settings: Any, named: dict[str, Any]) -> list[tuple[str, str]]:
-    """The effects of a view that connects to a Unix socket, with these settings."""
-    project = {"CACHES": {}, "CELERY_BROKER_URL": "", "IDEMPOTENCY": {}}
+def connected(address: Any) -> list[tuple[str, str]]:
+    """The effects of a view that connects to a Unix socket."""
 
     def connect() -> None:
         with socket.socket(socket.AF_UNIX) as client:
@@ -116,26 +112,7 @@ def connected(address: Any, settings: Any, named: dict[str, Any]) -> list[tuple[
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
         listening.listen()
-        for name, value in {**project, **named}.items():
-            setattr(settings, name, value)
-        effects = noticed(connect)
-    if isinstance(address, str) and address.startswith("/"):
-        Path(address).unlink()
-    return [(effect.kind, effect.peer) for effect in effects]
-
-
-@pytest.fixture
-def database(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Gives the project one more database, which nothing connects to."""
-
-    def give(engine: str, **given: Any) -> None:
-        own = {"ENGINE": f"django.db.backends.{engine}", **given}
-        monkeypatch.setitem(django_settings.DATABASES, "another", own)
-        module._own_peers.cache_clear()
-
-    yield give
-    monkeypatch.undo()
-    module._own_peers.cache_clear()
+        return [(effect.kind, effect.peer) for effect in noticed(connect)]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -225,11 +202,11 @@ class TestNetwork:
 
     @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has abstract sockets")
     @pytest.mark.parametrize("as_bytes", [False, True])
-    def test_abstract_socket(self, settings: Any, as_bytes: bool) -> None:
+    def test_abstract_socket(self, as_bytes: bool) -> None:
         """A socket without a file is named as the system's tools do."""
         name = f"\0idempotency-{new_key()}"
         address: Any = name.encode() if as_bytes else name
-        assert connected(address, settings, {}) == [("network", f"@{name[1:]}")]
+        assert connected(address) == [("network", f"@{name[1:]}")]
 
     def test_http_over_a_unix_socket(self) -> None:
         """A service that speaks HTTP over a Unix socket, such as Docker, is one peer."""
@@ -465,74 +442,6 @@ class TestNoFalseAlarm:
         assert effects == []
         assert noticed(later) == []
 
-    def test_own_peers(self, server: int, settings: Any) -> None:
-        """The project's own databases, caches and brokers are left out, however they are named."""
-        url = f"redis://localhost:{server}/0"
-
-        def connect() -> None:
-            for host in ("127.0.0.1", "localhost"):
-                socket.create_connection((host, server)).close()
-            with closing(HTTPConnection("127.0.0.1", server)) as connection:
-                connection.request("POST", "/")
-
-        assert noticed(connect)
-        for named in (
-            {"CELERY_BROKER_URL": f"amqp://elsewhere; {url}"},
-            {"CACHES": {"default": {"BACKEND": "redis", "LOCATION": [url]}}},
-            {"CACHES": {"default": {"BACKEND": "memcached", "LOCATION": f"localhost:{server}"}}},
-            {"CACHES": {"default": {"OPTIONS": {"sentinels": [("localhost", server)]}}}},
-            {"IDEMPOTENCY": {"OUTBOX": {"topic": {"OPTIONS": {"url": url}}}}},
-        ):
-            changed = {"CACHES": settings.CACHES, "CELERY_BROKER_URL": "", "IDEMPOTENCY": {}}
-            for name, value in {**changed, **named}.items():
-                setattr(settings, name, value)
-            assert noticed(connect) == [], named
-
-    def test_own_unix_sockets(self, settings: Any) -> None:
-        """So are the Unix sockets of their servers, however they are named, and no others."""
-        with tempfile.TemporaryDirectory() as folder:  # its name is short enough for a socket
-            path, other = f"{folder}/s", f"{folder}/other"
-            Path(folder, "run").symlink_to(folder)  # as /var/run is one of /run
-            for named in (
-                {"CELERY_BROKER_URL": f"unix://{path}"},
-                {"CELERY_BROKER_URL": f"unix://user:secret@{path}?db=1"},
-                {"CELERY_BROKER_URL": f"redis+socket://{path}?virtual_host=1"},
-                {"CACHES": {"default": {"LOCATION": f"unix:{path}"}}},
-                {"CACHES": {"default": {"LOCATION": f"unix://{folder}/run/s?db=1"}}},
-            ):
-                assert connected(path, settings, {}) == [("network", path)]
-                assert connected(path, settings, named) == [], named
-                assert connected(other, settings, named) == [("network", other)], named
-
-    def test_own_unix_sockets_of_databases(self, database: Any, tmp_path: Path) -> None:
-        """PostgreSQL is known by the folder of its socket, and MariaDB by the socket."""
-        (tmp_path / "run").symlink_to(tmp_path)
-        path, other = f"{tmp_path}/.s.PGSQL.5432", f"{tmp_path}/other"
-        database("postgresql", HOST=f"{tmp_path}/run")
-        assert module._network(None, path) is None
-        assert module._network(None, other) == ("network", other)
-        database("mysql", HOST="localhost", OPTIONS={"unix_socket": f"{tmp_path}/run/other"})
-        assert module._network(None, path) == ("network", path)
-        assert module._network(None, other) is None
-
-    @pytest.mark.parametrize(
-        ("engine", "path", "port"),
-        [
-            ("postgresql", "/var/run/postgresql/.s.PGSQL.5432", 5432),
-            ("postgis", "/tmp/.s.PGSQL.5432", 5432),
-            ("mysql", "/run/mysqld/mysqld.sock", 3306),
-        ],
-    )
-    def test_database_without_a_host(
-        self, database: Any, engine: str, path: str, port: int
-    ) -> None:
-        """A database without a host has its server's usual socket, or is on this machine."""
-        database(engine, HOST="", PORT="")
-        assert module._network(None, path) is None
-        assert module._network(None, ("127.0.0.1", port)) is None
-        assert module._network(None, "/run/docker.sock") == ("network", "/run/docker.sock")
-        assert module._network(None, "/tmp/other") == ("network", "/tmp/other")
-
     def test_unix_datagrams(self) -> None:
         """Datagrams to a Unix socket are logs and metrics, such as those for syslog and statsd."""
         with (
@@ -548,69 +457,6 @@ class TestNoFalseAlarm:
                     sender.sendmsg([b"count:1|c"])
 
             assert noticed(count) == []
-
-    @pytest.mark.parametrize(
-        ("named", "host"),
-        [
-            ("redis://[::1]:{}/0", "::1"),
-            ("redis://[0:0:0:0:0:0:0:1]:{}/0", "::1"),
-            ("[::1]:{}", "::1"),
-            ("redis://[::1]:{}/0", "0:0:0:0:0:0:0:1"),
-            ("redis://[::1]:{}/0", "::1%lo"),
-            ("redis://127.0.0.1:{}/0", "::ffff:127.0.0.1"),
-            ("redis://127.0.0.1:{}/0", "localhost"),
-            ("redis://localhost.:{}/0", "127.0.0.1"),
-        ],
-    )
-    def test_own_addresses(self, settings: Any, named: str, host: str) -> None:
-        """A peer is the project's own under each name and notation of its address."""
-        settings.CELERY_BROKER_URL = named.format(6380)
-        assert module._network(None, (host, 6380, 0, 0)) is None
-        assert module._network(None, ("2001:db8::1", 6380)) == ("network", "[2001:db8::1]:6380")
-        assert module._network(None, ("192.0.2.1", 6380)) == ("network", "192.0.2.1:6380")
-
-    def test_several_hosts(self, database: Any) -> None:
-        """PostgreSQL takes several hosts, with one port or as many."""
-        hosts = "192.0.2.1,192.0.2.2"
-        for ports, own in (("", (5432, 5432)), ("5433", (5433, 5433)), ("5433,5434", (5433, 5434))):
-            database("postgresql", HOST=hosts, PORT=ports)
-            for host, port in zip(hosts.split(","), own, strict=True):
-                assert module._network(None, (host, port)) is None
-        assert module._network(None, ("192.0.2.1", 5434)) == ("network", "192.0.2.1:5434")
-
-    @pytest.mark.parametrize(
-        "odd", ["https://{host}:{port}/", "http://[::1", "/", f"a{'b' * 70}:1"]
-    )
-    def test_odd_settings(self, settings: Any, odd: str) -> None:
-        """A setting that is no address, or a path of something else, hides no other peer."""
-        settings.IDEMPOTENCY = {"OUTBOX": {"topic": {"OPTIONS": {"template": odd}}}}
-        assert module._network(None, ("192.0.2.1", 1)) == ("network", "192.0.2.1:1")
-        assert module._network(None, "/run/docker.sock") == ("network", "/run/docker.sock")
-
-    def test_other_port(self, server: int, settings: Any) -> None:
-        """Another port of the broker's host is no broker."""
-        settings.CELERY_BROKER_URL = "redis://localhost/0"
-        assert noticed(lambda: socket.create_connection(("localhost", server)).close())
-
-    def test_databases(self) -> None:
-        """Databases are known by host and port, or by the folder of their socket."""
-        own = {
-            "a": {"ENGINE": "django.db.backends.postgresql", "HOST": "DB.internal", "PORT": ""},
-            "b": {"ENGINE": "django.db.backends.mysql", "HOST": "/run/mysqld.sock"},
-            "c": {"ENGINE": "django.db.backends.mysql", "HOST": "10.0.0.1", "PORT": "3307"},
-        }
-        assert set(module._peers_in(own)) >= {
-            ("DB.internal", 5432),
-            ("/run/mysqld.sock", 3306),
-            ("10.0.0.1", 3307),
-        }
-        assert set(module._peers_in("unix:///run/redis.sock")) == {("/run/redis.sock", 0)}
-
-    def test_upper_case(self, settings: Any) -> None:
-        """A host's name is the same in upper case."""
-        settings.CACHES = {"default": {"BACKEND": "memcached", "LOCATION": "Cache.Internal:11211"}}
-        assert module._is_own("192.0.2.1", "CACHE.internal", 11211)
-        assert not module._is_own("192.0.2.1", "other.internal", 11211)
 
     def test_caches_logs_and_temporary_files(
         self, tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
@@ -653,12 +499,14 @@ class TestNoFalseAlarm:
             "django.db.backends.sqlite3.base",
             "idempotency_django.contrib.redis",
             "importlib.metadata",
+            "kombu.connection",
+            "redis.asyncio.connection",
             "platform",
             "uuid",
         ],
     )
     def test_modules(self, name: str, tmp_path: Path) -> None:
-        """What the database, sessions, uploads and Python itself open is no effect of a view."""
+        """What databases, caches, brokers, uploads and Python itself open is no effect."""
         module: dict[str, Any] = {"__name__": name}
         exec("def write(path): open(path, 'w').close()", module)
         assert noticed(lambda: module["write"](tmp_path / "a")) == []
