@@ -106,7 +106,9 @@ async def _serve(
 ) -> HttpResponseBase:
     request, adapter.policy = adapter.http_request, policy
     takes_part = init_idempotency(request) and adapter.method in UNSAFE_METHODS
-    plan = await driver.plan(adapter) if takes_part else None
+    plan = None
+    if takes_part:
+        plan = await driver.call(make_plan, policy, adapter, asynchronous=driver.asynchronous)
     if plan is None:
         response = await driver.respond(adapter)
         if takes_part:
@@ -116,7 +118,10 @@ async def _serve(
     async def execute(execution: ExecutionContext) -> Result:
         request.idempotency = execution  # type: ignore[attr-defined]
         try:
-            return await driver.call(result_of, adapter, await driver.respond(adapter))
+            response = await driver.respond(adapter)
+            if policy.should_store is None and not hasattr(response, "context_data"):
+                return result_of(adapter, response)  # without a cancellation between
+            return await driver.call(result_of, adapter, response)
         finally:
             request.idempotency = None  # type: ignore[attr-defined]  # a second run needs a claim
 
@@ -125,6 +130,9 @@ async def _serve(
     asked_at = time.monotonic()
     try:
         outcome = await driver.run(plan, execute, partial(_recover, adapter), adapter.authorize)
+        if isinstance(outcome, Executed):
+            return _response(adapter, plan, outcome, asked_at)
+        # What rebuilds or alters a replay may ask the database.
         return await driver.call(_response, adapter, plan, outcome, asked_at)
     except IdempotencyError as error:
         _explain(error, plan.operation)
@@ -137,8 +145,7 @@ Execute = Callable[[ExecutionContext], Coroutine[Any, Any, Result]]
 class _Blocking:
     """Drives the flow of a sync view, in its thread."""
 
-    async def plan(self, adapter: Adapter) -> Plan | None:
-        return make_plan(adapter.policy, adapter)
+    asynchronous = False
 
     async def respond(self, adapter: Adapter) -> HttpResponseBase:
         return adapter.respond()
@@ -156,8 +163,7 @@ class _Blocking:
 class _Awaiting:
     """Drives the flow of an async view. What may ask the database is called in a thread."""
 
-    async def plan(self, adapter: Adapter) -> Plan | None:
-        return await self.call(make_plan, adapter.policy, adapter, asynchronous=True)
+    asynchronous = True
 
     async def respond(self, adapter: Adapter) -> HttpResponseBase:
         return await adapter.arespond()
