@@ -18,12 +18,13 @@ from .outcomes import (
     Replayed,
     Result,
     decide,
+    describe_error,
     refusal,
     reraise,
 )
 from .planning import Plan, lease_of, make_plan, plan_call
 from .running import arun, replay, run
-from .steps import current_step, describe_error
+from .steps import current_step
 
 __all__ = [
     "Admit",

@@ -13,9 +13,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
-from typing import Final, ParamSpec, TypeGuard, TypeVar
+from typing import Final, TypeGuard
 
-from asgiref.sync import sync_to_async
 from django.dispatch import Signal
 
 from .. import signals
@@ -23,6 +22,7 @@ from ..errors import ClaimLost, IdempotencyError, OperationInProgress, StoreUnav
 from ..stores import Store
 from ..stores.records import Claim, Operation, Payload, Record, Status
 from .context import ExecutionContext, entered
+from .flows import Awaiting, Blocking
 from .leases import Lease, kept_alive
 from .outcomes import (
     Admit,
@@ -56,17 +56,15 @@ HELD_MESSAGE: Final = (
 PERSISTENCE: Final = (0.05, 0.2, 0.5, 1.0, 2.0)
 """Seconds between attempts to store the result of an executed operation."""
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 
 class LeasedRun:
     """One operation to run, by one attempt at most.
 
     Args:
-        driver: runs the handler, and calls what asks the store.
+        driver: calls what asks the store.
         store: where the operation's record lives.
         operation: the operation to execute.
+        execute: executes it.
         lease: the operation's.
         recover: turns what the handler raised into a response, or raises it again.
         admit: raises to refuse a replay.
@@ -83,6 +81,7 @@ class LeasedRun:
         driver: Blocking | Awaiting,
         store: Store,
         operation: Operation,
+        execute: Callable[[ExecutionContext], Awaitable[Result]],
         lease: timedelta,
         recover: Recover,
         admit: Admit | None,
@@ -91,6 +90,7 @@ class LeasedRun:
         self.driver = driver
         self.store = store
         self.operation = operation
+        self.execute = execute
         self.seconds = lease.total_seconds()
         self.recover = recover
         self.admit = admit
@@ -167,7 +167,7 @@ class LeasedRun:
                     raise self.driver.cancelled
                 self.begun = True
                 with entered(self.execution):
-                    result = await self.driver.execute(self.execution)
+                    result = await self.execute(self.execution)
                 if not isinstance(result.payload, Payload):
                     raise RolledBack(result)
                 self.payload = result.payload
@@ -334,60 +334,3 @@ class LeasedRun:
         if record is None or record.status is Status.FAILED:
             raise ClaimLost
         return self._admitted(record)
-
-
-class Blocking:
-    """Drives a flow in the caller's thread.
-
-    Args:
-        handler: the handler.
-    """
-
-    cancelled: asyncio.CancelledError | None = None
-
-    def __init__(self, handler: Callable[[ExecutionContext], Result]) -> None:
-        self._handler = handler
-
-    async def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return function(*args, **kwargs)
-
-    async def execute(self, execution: ExecutionContext) -> Result:
-        return self._handler(execution)
-
-    async def pause(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-
-class Awaiting:
-    """Leaves the event loop to others; plain functions are called in a thread.
-
-    A cancellation ends the handler at once. A call of the store is finished first: otherwise it
-    could make a claim without an owner.
-
-    Args:
-        handler: the handler, a coroutine function.
-
-    Attributes:
-        cancelled: a cancellation that came during a call, to raise when nothing is interrupted.
-    """
-
-    def __init__(self, handler: Callable[[ExecutionContext], Awaitable[Result]]) -> None:
-        self._handler = handler
-        self.cancelled: asyncio.CancelledError | None = None
-
-    async def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        task = asyncio.ensure_future(sync_to_async(function)(*args, **kwargs))
-        while not task.done():
-            try:
-                await asyncio.wait([task])
-            except asyncio.CancelledError as error:
-                self.cancelled = error
-        return task.result()
-
-    async def execute(self, execution: ExecutionContext) -> Result:
-        return await self._handler(execution)
-
-    async def pause(self, seconds: float) -> None:
-        if self.cancelled:
-            raise self.cancelled
-        await asyncio.sleep(seconds)

@@ -27,7 +27,6 @@ from ..errors import (
 )
 from ..stores import Store
 from ..stores.records import Claim, Operation, Payload, Record, Status
-from .steps import describe_error
 
 logger = logging.getLogger("idempotency_django")
 
@@ -216,6 +215,19 @@ def in_progress(store: Store, operation: Operation, error: OperationInProgress) 
 def reraise(error: Exception) -> Result:
     """A :data:`Recover` of a handler whose errors are its caller's."""
     raise error
+
+
+def text_of(error: BaseException) -> str:
+    """The text of an error, also if its own ``__str__()`` fails."""
+    try:
+        return str(error)
+    except Exception as failure:  # noqa: BLE001  # the error is reported anyway
+        return f"str() of the error failed ({type(failure).__name__})"
+
+
+def describe_error(error: BaseException) -> str:
+    """The class of an error and its text, for records and logs."""
+    return f"{type(error).__name__}: {text_of(error)}"
 
 
 def failure(error: BaseException) -> Result:

@@ -14,8 +14,8 @@ from ..conf import conf
 from ..stores import Store
 from ..stores.records import Operation, Record
 from .context import ExecutionContext
-from .flows import finish
-from .leased import Awaiting, Blocking, LeasedRun
+from .flows import Awaiting, Blocking, finish
+from .leased import LeasedRun
 from .observing import observed
 from .outcomes import (
     Admit,
@@ -88,8 +88,14 @@ def run_unobserved(
         once = TransactionalRun(store, operation, execute, recover, admit)
         outcome = once.try_once() if operation.wait is None else once.outcome(operation.wait)
     else:
-        driver = Blocking(execute)
-        leased = LeasedRun(driver, store, operation, operation.lease, recover, admit, together)
+
+        async def executed(execution: ExecutionContext) -> Result:
+            return execute(execution)
+
+        driver, lease = Blocking(), operation.lease
+        leased = LeasedRun(
+            driver, store, operation, executed, lease, recover, admit, together=together
+        )
         outcome = finish(leased.outcome())
     announce_outcome(outcome, operation)
     return outcome
@@ -115,8 +121,8 @@ async def arun(
             f"The operation {operation.name} has no lease. arun() needs one, because Django has "
             "no transactions for async code."
         )
-    driver = Awaiting(execute)
-    leased = LeasedRun(driver, store, operation, operation.lease, recover, admit)
+    driver, lease = Awaiting(), operation.lease
+    leased = LeasedRun(driver, store, operation, execute, lease, recover, admit)
     with observed(operation) as execution:
         try:
             outcome = await leased.outcome()

@@ -146,16 +146,3 @@ def as_json(name: str, result: Any) -> str:
             f"{name!r} returned a value that is not JSON, so it cannot be stored: {error}. Return "
             "what DjangoJSONEncoder can write, for example an id instead of an object."
         ) from error
-
-
-def text_of(error: BaseException) -> str:
-    """The text of an error, also if its own ``__str__()`` fails."""
-    try:
-        return str(error)
-    except Exception as failure:  # noqa: BLE001  # the error is reported anyway
-        return f"str() of the error failed ({type(failure).__name__})"
-
-
-def describe_error(error: BaseException) -> str:
-    """The class of an error and its text, for records and logs."""
-    return f"{type(error).__name__}: {text_of(error)}"

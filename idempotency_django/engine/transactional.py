@@ -44,9 +44,9 @@ from .outcomes import (
     decide,
     failure,
     in_progress,
+    text_of,
 )
 from .settling import end_signal, fail, hold_exhausted, settle
-from .steps import text_of
 
 Execute = Callable[[ExecutionContext], Result]
 

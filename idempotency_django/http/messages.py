@@ -23,7 +23,7 @@ from django.utils.translation import get_language
 from ..conf import conf
 from ..engine import Result
 from ..engine.context import ExecutionContext
-from ..engine.steps import describe_error
+from ..engine.outcomes import describe_error
 from ..errors import IdempotencyError, KeyMissing, KeyRefused, ResponseNotStored
 from ..policy import NEVER_STORED, UNSET, Policy, identity
 from ..policy.digests import digest
