@@ -41,7 +41,6 @@ id                                     problem
 ``idempotency_django.E050``            ``CONSUMERS`` has a path of no consumer, or one name twice
 ``idempotency_django.W055``            no relay, processor or purge runs (``--deploy --database``)
 ``idempotency_django.W056``            Django's ``@condition`` handles a retry before its record
-``idempotency_django.W057``            middleware changes template responses without effect
 ``idempotency_django.E060``            a view has a policy, but no protection
 ``idempotency_django.W061``            a Celery task has a policy or key, but not our base class
 ``idempotency_django.E062``            a leased view is in a transaction of ``ATOMIC_REQUESTS``
@@ -59,7 +58,6 @@ from .configuration import (
     check_middleware,
     check_settings,
     check_stores,
-    check_template_middleware,
 )
 from .inventory import Endpoint, endpoint_of, endpoints
 from .views import check_views
@@ -72,7 +70,6 @@ def register_checks() -> None:
     register(check_settings, Tags.security)
     register(check_stores, Tags.security)
     register(check_middleware, Tags.security)
-    register(check_template_middleware, Tags.compatibility)
     register(check_views, Tags.security)
     register(check_cors, Tags.compatibility)
     register(check_live_stores, Tags.database)

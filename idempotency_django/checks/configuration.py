@@ -10,7 +10,6 @@ from typing import Any, Final, TypeVar
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's name
 from django.core.exceptions import ImproperlyConfigured
-from django.utils.module_loading import import_string
 
 from ..conf import MIDDLEWARE, NAMES, conf, default_store, did_you_mean
 from ..engine.planning import lease_of
@@ -231,28 +230,6 @@ def check_live_stores(
         if store and store.using in (databases or ())  # else check_stores reports it
         for message in store.check_live()
     ]
-
-
-def check_template_middleware(**_: Any) -> Iterator[CheckMessage]:
-    """Middleware that may change a template's context, which has no effect on protected pages."""
-    for path in settings.MIDDLEWARE:
-        try:
-            middleware = import_string(path)
-        except ImportError:
-            continue  # Django says so
-        if hasattr(middleware, "process_template_response"):
-            yield Warning(
-                f"{path} has a process_template_response. If a request has an idempotency key, "
-                "the page is rendered before this method is called, and a replay does not call "
-                "it. Its changes of the template or its context have no effect.",
-                hint=(
-                    "Add to the context with a context processor. Silence this check if the "
-                    "middleware only sets headers or cookies, or if no view with a key returns a "
-                    "template response."
-                ),
-                obj=middleware,
-                id="idempotency_django.W057",
-            )
 
 
 def check_middleware(**_: Any) -> Iterator[CheckMessage]:

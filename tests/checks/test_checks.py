@@ -508,24 +508,6 @@ def test_middleware_whose_process_view_would_be_skipped() -> None:
         assert f"{HERE}.Checking comes after" in only("E009").msg
 
 
-class Decorating(Innocent):
-    """A middleware that adds to the context of each page."""
-
-    def process_template_response(self, request: Any, response: Any) -> Any: ...
-
-
-def test_middleware_that_changes_templates() -> None:
-    """W057: what it adds is not on the page of a request with a key."""
-    paths = [f"{HERE}.Decorating", "nowhere.Middleware", *settings.MIDDLEWARE]
-    with override_settings(MIDDLEWARE=paths):
-        [warning] = configuration.check_template_middleware()
-        assert warning.id == "idempotency_django.W057"
-        assert f"{HERE}.Decorating has a process_template_response" in warning.msg
-        assert "context processor" in warning.hint
-    with override_settings(MIDDLEWARE=[*settings.MIDDLEWARE, f"{HERE}.Decorating"]):
-        only("W057")
-
-
 def test_middleware_before_the_authentication() -> None:
     """E010: before the authentication everybody is anonymous."""
     with override_settings(MIDDLEWARE=[OURS, configuration.AUTHENTICATION]):
