@@ -9,9 +9,8 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, ParamSpec, TypeVar, assert_never
+from typing import Any, assert_never
 
-from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
@@ -32,7 +31,7 @@ from ..engine import (
     run,
 )
 from ..engine.context import ExecutionContext
-from ..engine.flows import finish
+from ..engine.flows import Awaiting, Blocking, finish
 from ..engine.outcomes import Recover
 from ..engine.planning import Plan, make_plan
 from ..errors import (
@@ -54,9 +53,6 @@ from .messages import (
     retry_after,
 )
 from .status import accepted_payload
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 logger = logging.getLogger("idempotency_django")
 
@@ -98,7 +94,12 @@ def serve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
 
 async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
     """:func:`serve` for an async view."""
-    return await _serve(adapter, policy, _Awaiting())
+    driver = _Awaiting()
+    try:
+        return await _serve(adapter, policy, driver)
+    finally:
+        if driver.cancelled:
+            raise driver.cancelled
 
 
 async def _serve(
@@ -118,10 +119,7 @@ async def _serve(
     async def execute(execution: ExecutionContext) -> Result:
         request.idempotency = execution  # type: ignore[attr-defined]
         try:
-            response = await driver.respond(adapter)
-            if policy.should_store is None and not hasattr(response, "context_data"):
-                return result_of(adapter, response)  # without a cancellation between
-            return await driver.call(result_of, adapter, response)
+            return await driver.call(result_of, adapter, await driver.respond(adapter))
         finally:
             request.idempotency = None  # type: ignore[attr-defined]  # a second run needs a claim
 
@@ -142,16 +140,13 @@ async def _serve(
 Execute = Callable[[ExecutionContext], Coroutine[Any, Any, Result]]
 
 
-class _Blocking:
+class _Blocking(Blocking):
     """Drives the flow of a sync view, in its thread."""
 
     asynchronous = False
 
     async def respond(self, adapter: Adapter) -> HttpResponseBase:
         return adapter.respond()
-
-    async def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return function(*args, **kwargs)
 
     async def run(self, plan: Plan, execute: Execute, recover: Recover, admit: Admit) -> Outcome:
         def finished(execution: ExecutionContext) -> Result:
@@ -160,16 +155,13 @@ class _Blocking:
         return run(plan.store, plan.operation, finished, recover, admit=admit)
 
 
-class _Awaiting:
+class _Awaiting(Awaiting):
     """Drives the flow of an async view. What may ask the database is called in a thread."""
 
     asynchronous = True
 
     async def respond(self, adapter: Adapter) -> HttpResponseBase:
         return await adapter.arespond()
-
-    async def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await sync_to_async(function)(*args, **kwargs)
 
     async def run(self, plan: Plan, execute: Execute, recover: Recover, admit: Admit) -> Outcome:
         return await arun(plan.store, plan.operation, execute, recover, admit=admit)
