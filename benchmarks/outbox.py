@@ -78,8 +78,8 @@ def measure(rounds: int, calls: int, messages: int) -> Section:
     producer = factory_producer()
     producer.connection, producer.start, producer.stop = _Connection(), _nothing, _nothing
     relays: dict[str, Block] = {
-        RELAY: lambda: _relayed(messages, _plain, lambda: Relay(batch_size=500).drain()),
-        RELAY_GROUPED: lambda: _relayed(messages, _grouped, lambda: Relay(batch_size=500).drain()),
+        RELAY: lambda: _relayed(messages, _plain, lambda: Relay().drain()),
+        RELAY_GROUPED: lambda: _relayed(messages, _grouped, lambda: Relay().drain()),
         RELAY_PEER: lambda: _relayed(messages, _peer, producer.publish_message_from_database),
     }
     sent = interleave(relays, max(2, rounds // 4))

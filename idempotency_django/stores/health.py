@@ -44,10 +44,11 @@ class Finding:
     Attributes:
         what: which rows: ``"outbox messages waiting"``. Programs may compare it.
         where: the database, topic or source that they are of.
-        count: how many there are: ``MAX_COUNTED`` at most, which stands for any number from there.
+        count: how many there are.
         oldest: how long the oldest of them has waited; ``None``: there is none.
         problem: what is wrong and what to do; empty: nothing.
         idle: whether a process does not run, or not for these; else an operator must decide.
+        is_bounded: whether there may be more than ``count``, which is ``MAX_COUNTED`` then.
     """
 
     what: str
@@ -56,6 +57,7 @@ class Finding:
     oldest: timedelta | None = None
     problem: str = ""
     idle: bool = False
+    is_bounded: bool = False
 
 
 Source = Callable[[Limits], Iterable[Finding]]
@@ -119,6 +121,7 @@ def finding_of(
         oldest=max(waited),
         problem=problem,
         idle=idle,
+        is_bounded=len(waited) == MAX_COUNTED,
     )
 
 

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import timedelta
 from typing import Any, Final
 from urllib.parse import unquote
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from django.db.models import Q, QuerySet
+from django.db.models import Count, Max, Min, Q, QuerySet
 
 from ...models import DatabaseNow
-from ...stores import MAX_COUNTED, Finding, Limits, Names, finding_of, overdue, register_health
+from ...stores import Finding, Limits, Names, overdue, register_health
 from .consumers import consumers
 from .databases import database
 from .dead_letters import message_id_of
-from .inbox.handling import CONSUMER
+from .inbox.handling import CONSUMER, known_sources
 from .inbox.processing import INBOX
 from .inbox.receivers import receiver_of
 from .models import InboxMessage, MessageState, OutboxMessage
 from .outbox.relay import OUTBOX
-from .outbox.topics import topic
-
-Pending = tuple[timedelta, timedelta, bool]
-"""How long a message has been due (negative: not yet), its age, and whether it failed."""
+from .outbox.topics import OWN, topic, topic_names
+from .queue import Queue
 
 
 def register_sources() -> None:
@@ -36,33 +33,27 @@ def register_sources() -> None:
 
 def outbox(limits: Limits) -> Iterator[Finding]:
     """The messages of each topic that no relay sends, and the dead letters."""
-    rows = OutboxMessage.objects.using(database())
-    for name, pending in _pending(rows, "topic", "created_at"):
-        idle = (
-            f"Run relay_outbox, for this topic too. {_LOGGED} Or an earlier message of the group "
-            "is a dead letter."
-        )
-        yield _waiting("outbox messages waiting", name, pending, limits, _no_relay, idle)
-    for name, waited in _dead(rows, "topic", "created_at"):
-        yield finding_of("outbox messages dead", name, waited, f"Their groups wait. {_MEND}")
+    idle = f"Run relay_outbox, for this topic too. {_LOGGED}"
+    names = {*topic_names(relay=True)} - {*OWN}
+    yield from _waiting(OUTBOX, names, limits, _no_relay, idle)
+    dead = OUTBOX.all(database()).filter(state=MessageState.DEAD)
+    yield from _dead("outbox messages dead", OUTBOX, dead, names, f"Their groups wait. {_MEND}")
+    yield _stopped(OUTBOX, "relay_outbox")
     yield overdue("outbox messages to purge", database(), OUTBOX.over(limits.purge_age))
 
 
 def inbox(limits: Limits) -> Iterator[Finding]:
     """The messages of each source without a process, and the messages that need an operator."""
-    rows = InboxMessage.objects.using(database())
-    for name, pending in _pending(rows, "source", "received_at"):
-        idle = (
-            f"Run process_inbox, for this source too. {_LOGGED} Or an earlier message of the "
-            "group is a dead letter."
-        )
-        yield _waiting("inbox messages waiting", name, pending, limits, _no_receiver, idle)
-    for what, dead, problem in (
-        ("inbox messages dead", rows.filter(is_suspect=False), _MEND),
-        ("inbox messages to accept", rows.filter(is_suspect=True), _ACCEPT),
+    idle = f"Run process_inbox, for this source too. {_LOGGED}"
+    names = {*_sources()}
+    yield from _waiting(INBOX, names, limits, _no_receiver, idle)
+    dead = INBOX.all(database()).filter(state=MessageState.DEAD)
+    for what, rows, problem in (
+        ("inbox messages dead", dead.filter(is_suspect=False), _MEND),
+        ("inbox messages to accept", dead.filter(is_suspect=True), _ACCEPT),
     ):
-        for name, waited in _dead(dead, "source", "received_at"):
-            yield finding_of(what, name, waited, problem)
+        yield from _dead(what, INBOX, rows, names, problem)
+    yield _stopped(INBOX, "process_inbox")
     yield overdue("inbox messages to purge", database(), INBOX.over(limits.purge_age))
 
 
@@ -115,34 +106,84 @@ _ACCEPT: Final = (
 )
 
 
-def _pending(rows: QuerySet[Any], by: str, since: str) -> Iterator[tuple[str, list[Pending]]]:
-    """The messages that are to be sent or handled, by topic or source; the longest due ones."""
-    waiting = rows.filter(state="pending", process_after__isnull=False).order_by("process_after")
-    dated = waiting.annotate(failed=~Q(error=""), now=DatabaseNow())
-    columns = dated.values_list(by, "process_after", since, "failed", "now")
-    by_name: dict[str, list[Pending]] = defaultdict(list)
-    for name, process_after, created, failed, now in columns[:MAX_COUNTED]:
-        by_name[name].append((now - process_after, now - created, failed))
-    yield from sorted(by_name.items())
-
-
 def _waiting(
-    what: str,
-    where: str,
-    pending: list[Pending],
+    queue: Queue,
+    names: Collection[str],
     limits: Limits,
     unknown: Callable[[str], str],
     idle: str,
-) -> Finding:
-    late = sum(due > limits.max_age for due, _, _ in pending)
-    failing = sum(failed and age > limits.max_age >= due for due, age, failed in pending)
-    problems = [unknown(where)] if unknown(where) else []
-    if late and not problems:
-        problems.append(f"Overdue: {late}. {idle}")
-    if failing:
-        problems.append(f"Failed, to be retried: {failing}. See their errors for the reason.")
-    waited = [age for _, age, _ in pending]
-    return finding_of(what, where, waited, " ".join(problems), idle=len(problems) > bool(failing))
+) -> Iterator[Finding]:
+    """The pending messages of each topic or source: all of them, those set aside as well."""
+    pending = queue.all(database()).filter(state=MessageState.PENDING)
+    late = DatabaseNow() - limits.max_age
+    due = pending.filter(process_after__lte=late)
+    failing = pending.filter(~Q(error=""), process_after__gt=late, **{f"{queue.since}__lte": late})
+    waiting, late_ones, failed = (_counted(queue, each) for each in (pending, due, failing))
+    for name in sorted({*names, *waiting}):
+        count, oldest = waiting.get(name, NONE)
+        problems = [unknown(name)] if count and unknown(name) else []
+        if name in late_ones and not problems:
+            problems.append(f"Overdue: {late_ones[name][0]:,}. {idle}")
+        is_idle = bool(problems)
+        if name in failed:
+            problems.append(
+                f"Failed, to be retried: {failed[name][0]:,}, of {count:,} that wait. See their "
+                "errors for the reason. If the broker is away, all of them wait for it."
+            )
+        yield Finding(
+            what=f"{queue.name} messages waiting",
+            where=name,
+            count=count,
+            oldest=oldest,
+            problem=" ".join(problems),
+            idle=is_idle,
+        )
+
+
+NONE: Final[tuple[int, timedelta | None]] = (0, None)
+
+
+def _counted(queue: Queue, rows: QuerySet[Any]) -> dict[str, tuple[int, timedelta | None]]:
+    """The number of the rows and the age of the oldest, by topic or source."""
+    grouped = rows.order_by().values_list(queue.place)
+    counts = grouped.annotate(count=Count("*"), oldest=Min(queue.since), now=Max(DatabaseNow()))
+    return {name: (count, now - oldest) for name, count, oldest, now in counts}
+
+
+def _dead(
+    what: str, queue: Queue, rows: QuerySet[Any], names: Collection[str], problem: str
+) -> Iterator[Finding]:
+    found = _counted(queue, rows)
+    for name in sorted({*names, *found}):
+        count, oldest = found.get(name, NONE)
+        yield Finding(
+            what=what, where=name, count=count, oldest=oldest, problem=problem if count else ""
+        )
+
+
+def _stopped(queue: Queue, command: str) -> Finding:
+    """The groups whose first message was deleted, until a process goes on with them."""
+    found, _ = queue.stopped(database(), seconds=SEARCH)
+    names = ", ".join(map(repr, [*found][:NAMED]))
+    return Finding(
+        what=f"{queue.name} groups stopped",
+        where=database(),
+        count=len(found),
+        problem=f"Their first messages were deleted: {names}. {command} goes on." if found else "",
+        idle=bool(found),
+    )
+
+
+SEARCH: Final = 1.0
+"""Seconds for which such groups are looked for."""
+NAMED: Final = 5
+
+
+def _sources() -> list[str]:
+    try:
+        return known_sources() if getattr(settings, "ROOT_URLCONF", None) else []
+    except ImproperlyConfigured:  # the line of its messages says so
+        return []
 
 
 def _no_relay(name: str) -> str:
@@ -171,12 +212,3 @@ def _no_receiver(source: str) -> str:
         "No WebhookReceiver in the URLconf has this source. If it was renamed, restore the old "
         "source."
     )
-
-
-def _dead(rows: QuerySet[Any], by: str, since: str) -> Iterator[tuple[str, list[timedelta]]]:
-    """The ages of the dead letters, by topic or source."""
-    by_name: dict[str, list[timedelta]] = defaultdict(list)
-    columns = rows.filter(state=MessageState.DEAD).values_list(by, since, DatabaseNow())
-    for name, created, now in columns[:MAX_COUNTED]:
-        by_name[name].append(now - created)
-    yield from sorted(by_name.items())

@@ -53,6 +53,8 @@ class InboxMessage(models.Model):
     type = models.CharField(_("type"), max_length=255, default="", blank=True)
     # Messages of one group are handled one after the other, in the order they came in.
     group = ExactCharField(_("group"), max_length=255, default="", blank=True)
+    # The source and the group; empty where there is no group.
+    stream = ExactCharField(_("stream"), max_length=406, default="", blank=True)
     headers = StoredTextField(_("headers"), default="[]", blank=True)
     body = StoredBinaryField(_("body"))
     digest = ExactCharField(_("digest"), max_length=64)
@@ -90,14 +92,8 @@ class InboxMessage(models.Model):
                 fields=["unique_digest", "source"], name="idempotency_inbox_digest_uniq"
             ),
         ]
+        # The queue's indexes are made in the migration: on PostgreSQL, they are partial.
         indexes = [
-            models.Index(fields=["process_after"], name="idempotency_inbox_due_idx"),
-            # For the messages before and after one of a group. PostgreSQL has an expression in
-            # place of the id; see the migration.
-            models.Index(
-                fields=["group", "source", "state", "id"], name="idempotency_inbox_order_idx"
-            ),
-            models.Index(fields=["purge_at"], name="idempotency_inbox_purge_idx"),
             # For the admin, which lists the newest first.
             models.Index(fields=["received_at"], name="idempotency_inbox_received_idx"),
         ]
@@ -160,20 +156,12 @@ class OutboxMessage(models.Model):
     purge_at = models.DateTimeField(_("purged after"), null=True, blank=True)
 
     class Meta:
+        # Its indexes are made in the migration: on PostgreSQL, they are partial.
         verbose_name = _("outbox message")
         verbose_name_plural = _("outbox messages")
         permissions = [
             ("view_outbox_payload", _("Can see the payloads of outbox messages")),
             ("settle_outbox", _("Can retry, discard and resend outbox messages")),
-        ]
-        indexes = [
-            models.Index(fields=["process_after"], name="idempotency_outbox_due_idx"),
-            models.Index(
-                fields=["stream", "state", "sequence"], name="idempotency_outbox_order_idx"
-            ),
-            models.Index(fields=["purge_at"], name="idempotency_outbox_purge_idx"),
-            # For timelines, which list the messages of an operation.
-            models.Index(fields=["caused_by"], name="idempotency_outbox_cause_idx"),
         ]
 
     def __str__(self) -> str:

@@ -8,24 +8,27 @@ index leads to what is due, and no claim reads what waits in a group, however mu
 Making a message due is always safe, by any method: it is set aside again if it is not the first.
 Setting one aside is safe only while the first of its group is locked and unfinished. What finishes
 that one promotes a message that was set aside, in the same transaction. So it either comes before
-the lock, and the first is another one; or after it, and sees what was set aside.
+the lock, and the first is another one; or after it, and sees what was set aside. What was deleted
+promotes none: an idle process looks for such groups, a few at a time.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import groupby, takewhile
+from itertools import takewhile
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 from django.db import Error as DatabaseFault
 from django.db import connections, transaction
-from django.db.models import F, Func, Model, OuterRef, QuerySet, Subquery
+from django.db.models import BigIntegerField, F, Min, Model, QuerySet
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Coalesce
 
 from ...errors import StoreUnavailable
@@ -37,65 +40,64 @@ logger = logging.getLogger("idempotency_django")
 
 PENDING: Final = MessageState.PENDING
 LOOK: Final = 500
-"""The most messages that one transaction examines if it sets some aside."""
+"""The most messages, or groups, that one statement examines."""
 LOOKS: Final = 20
-"""The most such transactions of a claim: many new messages of one group must not hide later
-messages of other groups."""
-FEW: Final = 10
-"""Among so many messages of a group, the first one that was set aside is promoted. Those before it
-are claimed or delayed, or are new, and promote another when they are finished."""
+"""The most further looks of a claim that has found some: many new messages of one group must not
+hide later messages of other groups."""
+REVIVAL: Final = 0.1
+"""Seconds for which an idle process looks for groups whose first message was deleted; the next time
+it goes on from there."""
+SEARCHED: Final = 100
+"""The messages that one statement of that search reads; PostgreSQL finds up to 100 groups at a time
+by a partial index."""
 UNITED: Final = 200
 """The most groups in one statement: SQLite unites at most 500 queries."""
 
 
-class Unkeyed(Func):
-    """The primary key as the expression of an index.
-
-    PostgreSQL would read a table in the order of its primary key, if its statistics say that a
-    group is most of the table. It has an index on this expression instead, which only that serves.
-    """
-
-    template = "%(expressions)s"
-
-    def as_postgresql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
-        return self.as_sql(compiler, connection, template="(%(expressions)s + 0)", **extra)
-
-
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A message that is due: the first of its group, one without a group, or one that must wait.
+    """A message that is due.
 
     Attributes:
-        group: the values of the group's columns.
-        first: the first unfinished message of its group, if that is another one.
+        stream: its group; empty: it has none.
         now: when it was due, by the database's clock.
+        pending: the first pending message of its group, which may be itself.
+        dead: the first dead letter of its group.
     """
 
     pk: int
-    group: tuple[str, ...]
-    first: int | None
+    stream: str
     now: datetime
+    pending: int | None
+    dead: int | None
 
     @property
-    def is_grouped(self) -> bool:
-        return bool(self.group[-1])
+    def first(self) -> int:
+        """The first unfinished message of its group."""
+        return min(self.pk, self.pending or self.pk, self.dead or self.pk)
 
 
 class Queue:
     """A table of messages that are claimed and finished; a dead letter holds up its group.
 
     Attributes:
-        model: the table, with the columns ``state`` and ``process_after``.
-        group: the columns that name a group; the last is empty where a message has none.
-        order: the column that orders a group, as the primary key does as well. There is an index on
-            the group's columns, the state and this one.
+        name: in the names of the table's indexes.
+        model: the table, with the columns ``state``, ``stream`` (the group, or empty) and
+            ``process_after``.
+        order: the column that orders a group, as the primary key does as well.
+        place: the column that says where a message belongs: its topic or source.
+        since: the column that says when it came.
         retried: the states that an operator can retry a message in.
     """
 
+    name: ClassVar[str]
     model: ClassVar[type[Model]]
-    group: ClassVar[tuple[str, ...]]
     order: ClassVar[str]
+    place: ClassVar[str]
+    since: ClassVar[str]
     retried: ClassVar[tuple[str, ...]] = (MessageState.DEAD,)
+
+    _after: str = ""  # the last group that revive() has looked at
 
     # What an operator does to a message: each method gets its locked row, and returns the columns
     # that change. What it raises refuses the change.
@@ -125,38 +127,37 @@ class Queue:
         changes: Mapping[str, Any],
         *,
         begun: Mapping[str, Any] = MappingProxyType({}),
-        passing: Collection[str] = (),
     ) -> list[Due]:
         """Claim messages that are due, of each group the first only; the longest due come first.
 
-        An idle caller only reads: on SQLite, a transaction would take the lock of all writers.
+        None is returned only if none is due. An idle caller only reads: on SQLite, a transaction
+        would take the lock of all writers.
 
         Args:
             wanted: which messages, due or not.
             size: how many at most.
             changes: what a claim writes, ``process_after`` among it.
             begun: what it also writes for the first message, which is begun at once.
-            passing: values of the group's first column where a dead message holds up no other.
         """
         due = wanted.filter(process_after__lte=DatabaseNow())
-        if not due.exists():
+        if not due.order_by("process_after").values("pk")[:1]:  # by the index
             return []
         heads: list[Due] = []
-        for most in (size, *[LOOK] * LOOKS):
+        looks, most = 0, size
+        while True:
             with transaction.atomic(using=wanted.db):
-                found = self._look(due, most, passing)
-                waiting = [each for each in found if each.first]
-                first = [each for each in found if not each.first][: size - len(heads)]
-                if first and begun and not heads:
-                    self._rows(wanted.db, first[:1]).update(**changes, **begun)
-                if others := first[1:] if begun and not heads else first:
+                found = self._look(due, most)
+                turns = [each for each in found if each.first == each.pk]
+                new = turns[: size - len(heads)]
+                if new and begun and not heads:
+                    self._rows(wanted.db, new[:1]).update(**changes, **begun)
+                if others := new[1:] if begun and not heads else new:
                     self._rows(wanted.db, others).update(**changes)
-                if waiting:
-                    self._set_aside(wanted.db, waiting, {each.pk for each in found})
-            heads += first
-            if len(heads) >= size or len(found) < most:
-                break
-        return heads
+                self._set_aside(wanted.db, found)
+            heads += new
+            if len(heads) >= size or len(found) < most or (heads and looks >= LOOKS):
+                return heads
+            looks, most = looks + 1, LOOK
 
     def rows(
         self, using: str, heads: Sequence[Due], changes: Mapping[str, Any], *, of_each: int = 1
@@ -174,7 +175,7 @@ class Queue:
         """
         rows = {row.pk: row for row in self._rows(using, heads)} if heads else {}
         turns = [[rows[each.pk] for each in heads if each.pk in rows]]
-        grouped = [each for each in heads if each.is_grouped]
+        grouped = {each.stream: each for each in heads if each.stream}
         if of_each > 1 and grouped:
             lines = [*self._following(using, grouped, of_each)]
             longest = max(map(len, lines), default=0)
@@ -191,32 +192,71 @@ class Queue:
             messages: the messages that these are, if they are still as their owner knows them.
             changes: the new values of columns.
         """
-        groups = {tuple(getattr(each, name) for name in self.group) for each in messages}
-        groups = {group for group in groups if group[-1]}
-        if not groups or changes.get("state", PENDING) == PENDING:
+        streams = {each.stream for each in messages if each.stream}
+        if not streams or changes.get("state", PENDING) == PENDING:
             return rows.update(**changes)
         with transaction.atomic(using=rows.db, savepoint=False):
-            count = rows.update(**changes)
-            if count:
-                self.promote(rows.db, groups)
-        return count
+            finished = rows.update(**changes)
+            if finished:
+                waiting = "AND process_after IS NULL"
+                aside = self._lines(rows.db, streams, 1, "id, stream", condition=waiting)
+                self._make_due(rows.db, [row.pk for line in aside.values() for row in line])
+        return finished
 
-    def promote(self, using: str, groups: Collection[tuple[str, ...]]) -> None:
-        """Let groups continue, in the transaction that has finished a message of each of them."""
-        aside = []
-        for line in self._lines(using, groups, FEW, "process_after"):
-            aside += [row.pk for row in line if row.process_after is None][:1]
-        if aside:
-            waiting = _in_state(self.all(using), PENDING).filter(pk__in=aside)
-            waiting.update(process_after=Coalesce("process_after", DatabaseNow()))
+    def stopped(self, using: str, *, seconds: float, after: str = "") -> tuple[dict[str, int], str]:
+        """The groups whose first message was deleted, each with the message that is next.
 
-    def revive(self, using: str) -> None:
-        """Let groups continue whose first message was deleted, or no longer blocks them."""
-        aside = self.all(using).filter(state=PENDING, process_after=None)
-        pks = [*aside.filter(pk=self._first(using, PENDING)).values_list("pk", flat=True)]
-        for at in range(0, len(pks), LOOK):
-            waiting = _in_state(self.all(using), PENDING).filter(pk__in=pks[at : at + LOOK])
-            waiting.update(process_after=Coalesce("process_after", DatabaseNow()))
+        It leaps over the messages of a large group, so its cost does not grow with them.
+
+        Args:
+            using: the alias of the database.
+            seconds: for how long to look.
+            after: look at the groups after this one.
+
+        Returns:
+            Them, and the last group that was looked at; empty if that was the last of all.
+        """
+        query = (
+            f"SELECT id, stream, process_after FROM {self._in_lines(using)} "  # names
+            f"WHERE state = 'pending' AND stream > %s "
+            f"ORDER BY stream, {self._ordering(using)} LIMIT {SEARCHED:d}"
+        )
+        found: dict[str, int] = {}
+        until = time.monotonic() + seconds
+        while True:
+            with connections[using].cursor() as cursor:
+                cursor.execute(query, [after])
+                rows = cursor.fetchall()
+            first = {stream: (pk, due) for pk, stream, due in reversed(rows)}
+            aside = {stream: pk for stream, (pk, due) in first.items() if due is None}
+            found |= self._without_dead(using, aside)
+            after = rows[-1][1] if len(rows) == SEARCHED else ""
+            if not after or time.monotonic() >= until:
+                return found, after
+
+    def revive(self, using: str) -> int:
+        """Let groups continue whose first message was deleted; return their number.
+
+        It looks for a moment, and the next call goes on from there.
+        """
+        found, self._after = self.stopped(using, seconds=REVIVAL, after=self._after)
+        self._make_due(using, [*found.values()])
+        return len(found)
+
+    def unserved(self, using: str, is_served: Callable[[str], bool]) -> dict[str, int]:
+        """The number of pending messages by place, for places that no process serves."""
+        pending = self.all(using).filter(state=PENDING).order_by(self.place)
+        counts: dict[str, int] = {}
+        name: Any = ""
+        # From place to place: what waits in the others is not read, however much that is.
+        while (
+            name := pending.filter(**{f"{self.place}__gt": name})
+            .values_list(self.place, flat=True)
+            .first()
+        ):
+            if not is_served(name):
+                counts[name] = pending.filter(**{self.place: name}).count()
+        return counts
 
     def over(self, older_than: timedelta) -> QuerySet[Any]:
         """The messages that a purge deletes whose time was over that long ago."""
@@ -229,98 +269,128 @@ class Queue:
     def purge(self, older_than: timedelta, limit: int) -> int:
         """Delete up to that many messages whose time was over that long ago; how many there were.
 
-        The oldest are deleted first, in one short transaction. What is pending or dead is kept. A
-        group goes on whose dead letter was deleted by hand, or holds it up no longer.
+        The oldest are deleted first, in one short transaction. What is pending or dead is kept.
         """
         using = database()
         with transaction.atomic(using=using):
             oldest = unlocked(self.over(older_than).order_by("purge_at", "pk"))
             keys = [*oldest.values_list("pk", flat=True)[:limit]]
             deleted: int = self.all(using).filter(pk__in=keys).delete()[0]
-        if deleted < limit:
-            self.revive(using)
         return deleted
-
-    def _look(self, due: QuerySet[Any], most: int, passing: Collection[str]) -> list[Due]:
-        """Lock messages that are due, and see which of them are not the first of their groups."""
-        first = [self._first(due.db, state) for state in (PENDING, MessageState.DEAD)]
-        # By one column: of many that became due at the same time, no more than these are read.
-        rows = unlocked(due.order_by("process_after")).values_list(
-            "pk", *self.group, *first, DatabaseNow()
-        )
-        found = []
-        for pk, *group, pending, dead, now in rows[:most]:
-            blocking = [pending, None if group[0] in passing else dead] if group[-1] else []
-            earliest = min(filter(None, blocking), default=pk)
-            found.append(Due(pk, tuple(group), earliest if earliest < pk else None, now))
-        return found
-
-    def _set_aside(self, using: str, waiting: list[Due], mine: set[int]) -> None:
-        """Let messages wait, where the first ones of their groups can be locked."""
-        if others := {each.first for each in waiting} - mine:
-            unfinished = _in_state(self.all(using), PENDING, MessageState.DEAD).filter(
-                pk__in=others
-            )
-            mine = mine | set(unlocked(unfinished).values_list("pk", flat=True))
-        aside = [each for each in waiting if each.first in mine]
-        self._rows(using, aside).update(process_after=None)
-
-    def _following(self, using: str, heads: list[Due], of_each: int) -> Iterator[list[Any]]:
-        """The messages that can follow each message: neither delayed messages nor those after
-        them.
-        """
-        first = {each.group: each for each in heads}
-        now = max(each.now for each in heads)
-        for line in self._lines(using, first, of_each):
-            head = first[tuple(getattr(line[0], name) for name in self.group)]
-            after = (row for row in line if row.pk > head.pk)
-            yield [*takewhile(lambda row: not row.process_after or row.process_after <= now, after)]
-
-    def _lines(
-        self, using: str, groups: Collection[tuple[str, ...]], most: int, *columns: str
-    ) -> Iterator[list[Any]]:
-        """The first pending messages of each group, with some columns or all of them."""
-        quote = connections[using].ops.quote_name
-        table, order = quote(self.model._meta.db_table), quote(self.order)
-        if self._is_unkeyed and connections[using].vendor == "postgresql":
-            order = f"({order} + 0)"
-        names = dict.fromkeys([self.model._meta.pk.name, *self.group, self.order, *columns])
-        chosen = ", ".join(map(quote, names)) if columns else "*"
-        where = " AND ".join(f"{quote(name)} = %s" for name in (*self.group, "state"))
-        query = (
-            f"SELECT * FROM (SELECT {chosen} FROM {table} WHERE {where} "  # names
-            f"ORDER BY {order} LIMIT {most:d}) AS line"
-        )
-        given = [*groups]
-        for at in range(0, len(given), UNITED):
-            some = given[at : at + UNITED]
-            rows: Any = self.model._default_manager.raw(
-                " UNION ALL ".join([query] * len(some)),
-                [value for group in some for value in (*group, PENDING)],
-                using=using,
-            )
-            in_order = sorted(rows, key=attrgetter(*self.group, self.order))
-            for _, line in groupby(in_order, key=attrgetter(*self.group)):
-                yield [*line]
-
-    def _first(self, using: str, state: str) -> Subquery:
-        """The first message of the outer one's group that is in this state."""
-        group = {name: OuterRef(name) for name in self.group}
-        rows = self.all(using).filter(state=state, **group)
-        order = Unkeyed(self.order) if self._is_unkeyed else F(self.order)
-        return Subquery(rows.order_by(order).values("pk")[:1])
-
-    @property
-    def _is_unkeyed(self) -> bool:
-        return self.order == self.model._meta.pk.name
-
-    def _rows(self, using: str, heads: Sequence[Due]) -> QuerySet[Any]:
-        return self.all(using).filter(pk__in=[each.pk for each in heads])
 
     def all(self, using: str) -> QuerySet[Any]:
         """The rows of the table."""
         rows: QuerySet[Any] = self.model._default_manager.using(using)
         return rows
+
+    def _look(self, due: QuerySet[Any], most: int) -> list[Due]:
+        """Lock messages that are due, and see which are the first ones of their groups."""
+        table, order = self._table(due.db), self._ordering(due.db)
+        first = [
+            RawSQL(  # noqa: S611  # names
+                f"CASE WHEN {table}.stream = '' THEN NULL ELSE (SELECT earlier.id "
+                f"FROM {self._in_lines(due.db, 'earlier')} WHERE earlier.state = '{state}' "
+                f"AND earlier.stream = {table}.stream {self._only_grouped(due.db, 'earlier.')} "
+                f"ORDER BY {order} LIMIT 1) END",
+                [],
+                output_field=BigIntegerField(),
+            )
+            for state in (PENDING, MessageState.DEAD)
+        ]
+        # By one column: of many that became due at the same time, no more than these are read.
+        rows = unlocked(due.order_by("process_after"))
+        found = rows.values_list("pk", "stream", DatabaseNow(), *first)
+        return [Due(*each) for each in found[:most]]
+
+    def _set_aside(self, using: str, found: Sequence[Due]) -> None:
+        """Let messages wait, where the first ones of their groups can be locked."""
+        waiting = [each for each in found if each.first < each.pk]
+        if not waiting:
+            return
+        unfinished = _in_state(self.all(using), PENDING, MessageState.DEAD)
+        first = unfinished.filter(pk__in={each.first for each in waiting})
+        locked = {*unlocked(first).values_list("pk", flat=True)}
+        self._rows(using, [each for each in waiting if each.first in locked]).update(
+            process_after=None
+        )
+
+    def _without_dead(self, using: str, aside: Mapping[str, int]) -> dict[str, int]:
+        """Those groups' first pending messages that wait for no dead letter."""
+        if not aside:
+            return {}
+        dead = self.all(using).filter(state=MessageState.DEAD, stream__in=[*aside])
+        first = dict(dead.values_list("stream").annotate(Min("pk")))
+        return {stream: pk for stream, pk in aside.items() if first.get(stream, pk) >= pk}
+
+    def _make_due(self, using: str, pks: Sequence[int]) -> None:
+        if pks:
+            rows = _in_state(self.all(using), PENDING).filter(pk__in=pks)
+            rows.update(process_after=Coalesce("process_after", DatabaseNow()))
+
+    def _following(self, using: str, heads: Mapping[str, Due], most: int) -> Iterator[list[Any]]:
+        """The messages of each group that can follow the one that is claimed.
+
+        Neither delayed messages can, nor those after them.
+        """
+        now = max(each.now for each in heads.values())
+        for stream, line in self._lines(using, heads, most).items():
+            after = (row for row in line if row.pk > heads[stream].pk)
+            yield [*takewhile(lambda row: not row.process_after or row.process_after <= now, after)]
+
+    def _lines(
+        self,
+        using: str,
+        streams: Iterable[str],
+        most: int,
+        columns: str = "*",
+        *,
+        condition: str = "",
+    ) -> dict[str, list[Any]]:
+        """The first pending messages of each group, in their order."""
+        query = (
+            f"SELECT * FROM (SELECT {columns} FROM {self._in_lines(using)} "  # names
+            f"WHERE state = 'pending' AND stream = %s {condition} "
+            f"ORDER BY {self._ordering(using)} LIMIT {most:d}) AS line"
+        )
+        lines: dict[str, list[Any]] = {stream: [] for stream in streams}
+        given = [*lines]
+        for at in range(0, len(given), UNITED):
+            some = given[at : at + UNITED]
+            united = " UNION ALL ".join([query] * len(some))
+            rows: Any = self.model._default_manager.raw(united, some, using=using)
+            for row in rows:
+                lines[row.stream].append(row)
+        return {stream: sorted(line, key=attrgetter("pk")) for stream, line in lines.items()}
+
+    def _in_lines(self, using: str, alias: str = "") -> str:
+        """The table, read by the index that has groups in their order."""
+        table = f"{self._table(using)} {alias}"
+        if connections[using].vendor != "mysql":
+            return table
+        return f"{table} FORCE INDEX (idempotency_{self.name}_order_idx)"
+
+    def _table(self, using: str) -> str:
+        return connections[using].ops.quote_name(self.model._meta.db_table)
+
+    def _ordering(self, using: str) -> str:
+        """The column that orders a group, as its index has it.
+
+        PostgreSQL would read a table in the order of its primary key, if its statistics say that a
+        group is most of the table. Only an index on an expression serves this one.
+        """
+        is_key = self.order == self.model._meta.pk.name
+        return f"({self.order} + 0)" if is_key and _is_postgresql(using) else self.order
+
+    def _only_grouped(self, using: str, table: str = "") -> str:
+        """A condition for PostgreSQL's index, which has no others. SQLite would search by it."""
+        return f"AND {table}stream > ''" if _is_postgresql(using) else ""
+
+    def _rows(self, using: str, heads: Sequence[Due]) -> QuerySet[Any]:
+        return self.all(using).filter(pk__in=[each.pk for each in heads])
+
+
+def _is_postgresql(using: str) -> bool:
+    return connections[using].vendor == "postgresql"
 
 
 def _in_state(rows: QuerySet[Any], *states: str) -> QuerySet[Any]:

@@ -13,7 +13,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
 from ...errors import StoreUnavailable
-from ...stores.health import MAX_COUNTED, Finding, Limits, findings
+from ...stores.health import Finding, Limits, findings
 from ..arguments import duration
 
 _MAX_AGE: Final = "15m"
@@ -93,7 +93,7 @@ def _table(shown: list[Finding]) -> Iterator[str]:
 
 
 def _count(finding: Finding) -> str:
-    return f"{finding.count:,}{'+' if finding.count == MAX_COUNTED else ''}"
+    return f"{finding.count:,}{'+' if finding.is_bounded else ''}"
 
 
 def _length(age: timedelta | None) -> str:
@@ -115,7 +115,7 @@ def _as_json(found: list[Finding], limits: Limits) -> str:
                 "what": each.what,
                 "where": each.where,
                 "count": each.count,
-                "at_least": each.count == MAX_COUNTED,
+                "at_least": each.is_bounded,
                 "oldest": None if each.oldest is None else each.oldest.total_seconds(),
                 "problem": each.problem,
             }

@@ -15,8 +15,18 @@ from django.db import connections, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from idempotency_django.contrib.messaging import Outgoing, Refused, Relay, publish
-from idempotency_django.contrib.messaging.inbox.processing import INBOX, claim, mark
+from idempotency_django.contrib.messaging import (
+    Outgoing,
+    Refused,
+    Relay,
+    publish,
+    queue,
+)
+from idempotency_django.contrib.messaging.inbox.processing import (
+    INBOX,
+    claim,
+    mark,
+)
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.contrib.messaging.outbox.relay import OUTBOX
 from idempotency_django.contrib.messaging.queue import LOOK
@@ -24,6 +34,7 @@ from idempotency_django.contrib.messaging.settling import discard, retry
 from idempotency_django.models import DatabaseNow
 from idempotency_django.testing import in_threads
 from tests.contrib.messaging.outbox.conftest import Broker
+from tests.support.plans import buffers_read
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -88,6 +99,7 @@ def receive(using: str, count: int, group: str) -> None:
         InboxMessage(
             source="shop",
             group=group,
+            stream=f"shop/{group}",
             message_id=f"{group}{at}",
             body=b"",
             received_at=DatabaseNow(),
@@ -213,6 +225,7 @@ def test_finished_meanwhile(using: str) -> None:
             InboxMessage.objects.using(using).create(
                 source="shop",
                 group="g",
+                stream="shop/g",
                 message_id="next",
                 body=b"",
                 received_at=DatabaseNow(),
@@ -246,22 +259,128 @@ def test_settled(using: str, settle: Any) -> None:
         settle(rows.get(state="dead"), by="ann")
     else:
         rows.filter(state="dead").delete()
-        assert relay.drain() == 0
-        OUTBOX.purge(timedelta(0), 100)
     relay.drain()
     assert [each.data for each in Broker.got] == ([0, 1, 2] if settle == retry else [1, 2])
 
 
-def test_dead_letter_deleted(using: str) -> None:
-    """A group of the inbox whose dead letter was deleted goes on after a purge."""
-    receive(using, 2, "g")
+@contextmanager
+def searching(monkeypatch: pytest.MonkeyPatch, messages: int) -> Iterator[None]:
+    """A search reads this number of messages at a time, and begins with the first group."""
+    monkeypatch.setattr(queue, "SEARCHED", messages)
+    for each in (INBOX, OUTBOX):
+        monkeypatch.setattr(each, "_after", "")
+    yield
+
+
+def test_first_of_inbox_deleted(using: str) -> None:
+    """A group of the inbox whose first message was deleted goes on."""
+    receive(using, 3, "g")
     [first] = claim((), 10)
     mark(first, state="dead", process_after=None)
     assert claim((), 10) == []
+    assert INBOX.revive(using) == 0  # the dead letter is there
     InboxMessage.objects.using(using).filter(pk=first.pk).delete()
-    assert claim((), 10) == []
-    INBOX.purge(timedelta(0), 100)
+    assert INBOX.revive(using) == 1
     assert [each.message_id for each in claim((), 10)] == ["g1"]
+    assert INBOX.revive(using) == 0
+
+
+def test_many_groups_whose_first_is_gone(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are found a few at a time, and each of them: the next look begins after the last one."""
+    groups = [f"g{at}" for at in range(7)]
+    for group in groups:
+        write(using, 3, group)
+    rows = OutboxMessage.objects.using(using)
+    Relay(using=using, batch_size=7).send_batch()
+    rows.filter(state="pending").update(process_after=None)
+    rows.filter(group="g1", sequence=2).update(state="dead")
+    rows.filter(group="g2", sequence=2).update(process_after=DatabaseNow() + timedelta(hours=1))
+    with searching(monkeypatch, 5):
+        found, after = OUTBOX.stopped(using, seconds=0)
+        assert ([*found], after) == (["orders/g0"], "orders/g2")
+        found, after = OUTBOX.stopped(using, seconds=60)
+        assert sorted(found) == [f"orders/{each}" for each in groups if each not in ("g1", "g2")]
+        monkeypatch.setattr(queue, "REVIVAL", 0)
+        assert [OUTBOX.revive(using) for _ in range(4)] == [1, 3, 1, 0]
+    Relay(using=using).drain()
+    left = rows.filter(state="pending").values_list("group", "sequence")
+    assert sorted(left) == [("g1", 3), ("g2", 2), ("g2", 3)]
+
+
+@pytest.mark.parametrize("kind", ["inbox", "outbox"])
+def test_behind_a_dead_letter(using: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many messages wait behind a dead letter, a run does not end before later ones."""
+    monkeypatch.setattr(queue, "LOOK", 5)
+    monkeypatch.setattr(queue, "LOOKS", 2)
+    store, model = (receive, InboxMessage) if kind == "inbox" else (write, OutboxMessage)
+    store(using, 100, "g")
+    [first, *_] = model._default_manager.using(using).order_by("pk")
+    model._default_manager.using(using).filter(pk=first.pk).update(state="dead", process_after=None)
+    store(using, 1, "late")
+    if kind == "inbox":
+        assert [each.message_id for each in claim((), 2)] == ["late0"]
+    else:
+        assert Relay(using=using, batch_size=2).drain() == 1
+        assert len(got("late")) == 1
+
+
+def test_cost_of_what_is_set_aside(using: str) -> None:
+    """With 5,000 messages behind dead letters, an idle run and a purge cost what they cost with
+    400: a search reads up to 100 messages of a group, and leaps over the others.
+    """
+    runs: dict[str, Callable[[], object]] = {
+        "relay": lambda: Relay(using=using).drain(),
+        "inbox": lambda: (claim((), 10), INBOX.revive(using)),
+        "purges": lambda: [each.purge(timedelta(0), 100) for each in (INBOX, OUTBOX)],
+    }
+    costs: dict[str, list[int]] = {name: [] for name in runs}
+    for count in (4 * FEW, MANY):
+        for group in ("a", "b"):
+            receive(using, count // 2, group)
+            write(using, count // 2, group)
+        for model in (InboxMessage, OutboxMessage):
+            rows = model._default_manager.using(using)
+            rows.update(process_after=None)
+            first = [rows.filter(group=each).order_by("pk").first() for each in ("a", "b")]
+            rows.filter(pk__in=[each.pk for each in first if each]).update(state="dead")
+        analyze(using)
+        for name, run in runs.items():
+            with work(using) as counted:
+                run()
+            costs[name] += counted
+        for model in (InboxMessage, OutboxMessage):
+            model._default_manager.using(using).all().delete()
+    assert all(many <= 1.5 * few for few, many in costs.values()), costs
+
+
+@pytest.mark.skipif("postgres" not in settings.ALIASES, reason="the buffers are PostgreSQL's")
+def test_cost_after_many_without_a_group() -> None:
+    """A claim does not walk what the index remembers of messages without a group that were sent."""
+    alias = settings.ALIASES["postgres"]
+    rows = OutboxMessage.objects.using(alias)
+    buffers = []
+    for count in (1, 5_000):
+        OutboxMessage.objects.using(alias).bulk_create(
+            OutboxMessage(
+                message_id=f"{count}-{at}",
+                topic="orders",
+                type="n",
+                payload="1",
+                created_at=DatabaseNow(),
+                process_after=DatabaseNow(),
+            )
+            for at in range(count + 100)
+        )
+        rows.filter(pk__in=[*rows.order_by("pk").values_list("pk", flat=True)[:count]]).update(
+            state="done", process_after=None, purge_at=DatabaseNow()
+        )
+        with CaptureQueriesContext(connections[alias]) as queries, transaction.atomic(using=alias):
+            assert len(OUTBOX.claim(rows, 100, {"process_after": DatabaseNow()})) == 100
+            transaction.set_rollback(True, using=alias)
+        looks = [each["sql"] for each in queries if "ORDER BY" in each["sql"]]
+        buffers.append(sum(buffers_read(alias, each) for each in looks))
+        rows.all().delete()
+    assert buffers[1] <= 3 * buffers[0], buffers
 
 
 @pytest.mark.parametrize("kind", ["inbox", "outbox"])
@@ -280,6 +399,7 @@ def test_storm(using: str, kind: str) -> None:
                 InboxMessage.objects.using(using).create(
                     source="shop",
                     group=name,
+                    stream=f"shop/{name}",
                     message_id=f"{name}{at}",
                     body=b"%d" % at,
                     received_at=DatabaseNow(),

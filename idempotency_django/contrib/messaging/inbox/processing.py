@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
-from django.db.models import Count, F
+from django.db.models import F
 
 from ....backoff import Backoff
 from ....conf import did_you_mean
@@ -41,15 +41,17 @@ from .handling import (
     known_sources,
     record_of,
 )
-from .receivers import receiver_of, receivers
+from .receivers import receiver_of, stream_of
 
 
 class Inbox(Queue):
     """The queue of the inbox."""
 
+    name = "inbox"
     model = InboxMessage
-    group = ("source", "group")
     order = "id"
+    place = "source"
+    since = "received_at"
     retried = (MessageState.DEAD, MessageState.PENDING)
 
     def retry(self, row: InboxMessage, by: str) -> dict[str, Any]:
@@ -61,7 +63,9 @@ class Inbox(Queue):
         return {"state": MessageState.DISCARDED, "purge_at": purged(row)}
 
     def accept(self, row: InboxMessage, by: str) -> dict[str, Any]:
-        return {**self._again(), "is_suspect": False, "error": "", "group": group_of(row)}
+        group = group_of(row)
+        accepted = {"is_suspect": False, "error": "", "group": group}
+        return {**self._again(), **accepted, "stream": stream_of(row.source, group)}
 
     def repeat(self, row: InboxMessage, by: str) -> dict[str, Any]:
         release(record_of(row), by)  # where a dead letter was discarded
@@ -97,10 +101,7 @@ def claim(sources: Collection[str], at_most: int) -> list[InboxMessage]:
     wanted = rows.alias(of=unindexed(F("source"))).filter(of__in=sources) if sources else rows.all()
     lease = PROJECT_POLICY.resolved().lease
     changes = {"process_after": DatabaseNow() + lease}
-    known = receivers().items()
-    passing = [source for source, each in known if not each[-1].dead_letters_block_group]
-    begun = {"attempts": F("attempts") + 1}
-    heads = INBOX.claim(wanted, at_most, changes, begun=begun, passing=passing)
+    heads = INBOX.claim(wanted, at_most, changes, begun={"attempts": F("attempts") + 1})
     return INBOX.rows(using, heads, changes)
 
 
@@ -131,6 +132,10 @@ def mark(message: InboxMessage, **changes: Any) -> bool:
     mine = InboxMessage.objects.using(using).filter(
         pk=message.pk, state=MessageState.PENDING, attempts=message.attempts
     )
+    if changes.get("state") == MessageState.DEAD and message.stream:
+        receiver = receiver_of(message.source)
+        if receiver and not receiver.dead_letters_block_group:
+            changes["stream"] = ""  # it holds up no other message, even after a retry
     return bool(INBOX.finish(mine, [message], **changes))
 
 
@@ -180,7 +185,7 @@ def process_due(
     while not stop.is_set():
         close_lost_connections()  # drop connections that the database has closed
         claimed = claim(sources, batch)
-        if not claimed:
+        if not claimed and not INBOX.revive(database()):
             break
         for place, message in enumerate(claimed):
             if stop.is_set():
@@ -224,15 +229,12 @@ def run_inbox(
 
 def warn_of_unhandled() -> None:
     """Log which messages wait although there is nothing that could handle them."""
+    known = known_sources()
     try:
-        rows = InboxMessage.objects.using(database()).filter(
-            state=MessageState.PENDING, process_after__isnull=False
-        )
-        found = rows.exclude(source__in=known_sources()).values_list("source")
-        waiting = list(found.annotate(number=Count("pk")).order_by("source"))
+        waiting = INBOX.unserved(database(), lambda source: source in known)
     except DatabaseFault:
         return  # it is reported when messages are claimed
-    for source, number in waiting:
+    for source, number in waiting.items():
         logger.warning(
             "The inbox has %s of the source %r, but no WebhookReceiver and no consumer has that "
             "source. Add the receiver to the URLconf, or the consumer to "

@@ -344,7 +344,7 @@ class WebhookReceiver(View):
         message.unique_digest, message.state = None, MessageState.DEAD
         message.is_suspect, message.error = True, why
         message.process_after = None
-        message.group = ""  # until it is accepted: it holds up no message that is genuine
+        message.group = message.stream = ""  # until it is accepted: it holds up no genuine message
         if not self.verifier.signs_id and self.ttl:  # an attacker can send any number of them
             message.purge_at = DatabaseNow() + self.ttl
         return insert(message)
@@ -367,17 +367,24 @@ class WebhookReceiver(View):
         message_id = keys.fit(contents.message_id)
         same = body if contents.same is None else contents.same
         digest = hashlib.sha256(same).hexdigest()
+        group = self.group_of(contents)
         return InboxMessage(
             source=self.source,
             message_id=message_id,
             type=contents.type,
-            group=self.group_of(contents),
+            group=group,
+            stream=stream_of(self.source, group),
             headers=json.dumps(kept_headers(request)),
             body=body,
             digest=digest,
             process_after=DatabaseNow(),
             received_at=DatabaseNow(),
         )
+
+
+def stream_of(source: str, group: str) -> str:
+    """The name of a source's group in the queue; empty: the message has no group."""
+    return f"{source}/{group}" if group else ""
 
 
 def event_of(source: str, contents: Contents) -> Event:

@@ -3,38 +3,46 @@ from typing import Any
 import idempotency_django.models
 from django.db import migrations, models
 
-# For the messages before and after one of a group.
-ORDER = models.Index(
-    fields=['group', 'source', 'state', 'id'], name='idempotency_inbox_order_idx'
-)
-
-# They lead to the dead letters, and cost other messages nothing.
-DEAD = {
-    'OutboxMessage': 'idempotency_outbox_dead_idx',
-    'InboxMessage': 'idempotency_inbox_dead_idx',
+# Made in the database only: MySQL and MariaDB have no partial indexes, and an index declared on the
+# model would make them warn. There, and on SQLite, whose planner does not see what a condition
+# implies, an index has all rows. A message that is done is in none of the queue's indexes else.
+UNFINISHED = "state IN ('pending', 'dead')"
+QUEUE = [
+    # Leads to what is due.
+    ('due', ['process_after'], 'process_after IS NOT NULL'),
+    # Counts what waits, by topic or source, and knows the oldest.
+    ('waiting', ['state', '{place}', '{since}'], UNFINISHED),
+    # Finds the messages before and after one of a group. Without the expression, PostgreSQL could
+    # read all rows by the primary key; see Queue._ordering.
+    ('order', ['state', 'stream', '{order}'], f"{UNFINISHED} AND stream > ''"),
+    ('purge', ['purge_at'], 'purge_at IS NOT NULL'),
+]
+OUTBOX = [
+    *QUEUE,
+    # Finds what an operation has caused.
+    ('cause', ['caused_by'], "caused_by > ''"),
+    # Knows whether a group has any messages. PostgreSQL could take a group for rare that it does not
+    # know yet, and prefer an index of its name only to that of the order.
+    ('stream', ['stream', 'state', 'sequence'], "stream > ''"),
+]
+COLUMNS = {
+    'inbox': {'place': 'source', 'since': 'received_at', 'order': 'id'},
+    'outbox': {'place': 'topic', 'since': 'created_at', 'order': 'sequence'},
 }
 
 
-def add_order(apps: Any, schema_editor: Any) -> None:
-    """On PostgreSQL with an expression that the primary key cannot serve; see queue.Unkeyed."""
-    if schema_editor.connection.vendor == 'postgresql':
-        schema_editor.execute(
-            f'CREATE INDEX {ORDER.name} ON idempotency_messaging_inboxmessage '
-            '("group", source, state, (id + 0))'
-        )
-    else:
-        schema_editor.add_index(apps.get_model('idempotency_messaging', 'InboxMessage'), ORDER)
-
-
-def add_dead(apps: Any, schema_editor: Any) -> None:
-    """In the database only: MySQL and MariaDB have no partial indexes, and an index declared on the
-    model would make them warn. There, the index has all states.
-    """
-    partial = schema_editor.connection.features.supports_partial_indexes
-    condition = models.Q(state='dead') if partial else None
-    for model, name in DEAD.items():
-        index = models.Index(fields=['state'], condition=condition, name=name)
-        schema_editor.add_index(apps.get_model('idempotency_messaging', model), index)
+def add_indexes(apps: Any, schema_editor: Any) -> None:
+    is_partial = schema_editor.connection.vendor == 'postgresql'
+    for table, indexes in (('inbox', QUEUE), ('outbox', OUTBOX)):
+        for name, columns, condition in indexes:
+            named = [column.format(**COLUMNS[table]) for column in columns]
+            if is_partial:
+                named = ['(id + 0)' if column == 'id' else column for column in named]
+            where = f' WHERE {condition}' if is_partial else ''
+            schema_editor.execute(
+                f'CREATE INDEX idempotency_{table}_{name}_idx '
+                f'ON idempotency_messaging_{table}message ({", ".join(named)}){where}'
+            )
 
 
 class Migration(migrations.Migration):
@@ -79,6 +87,7 @@ class Migration(migrations.Migration):
                 ('message_id', idempotency_django.models.ExactCharField(max_length=255, verbose_name='message id')),
                 ('type', models.CharField(blank=True, default='', max_length=255, verbose_name='type')),
                 ('group', idempotency_django.models.ExactCharField(blank=True, default='', max_length=255, verbose_name='group')),
+                ('stream', idempotency_django.models.ExactCharField(blank=True, default='', max_length=406, verbose_name='stream')),
                 ('headers', models.TextField(blank=True, default='[]', verbose_name='headers')),
                 ('body', models.BinaryField(verbose_name='body')),
                 ('digest', idempotency_django.models.ExactCharField(max_length=64, verbose_name='digest')),
@@ -98,7 +107,7 @@ class Migration(migrations.Migration):
                 'verbose_name': 'inbox message',
                 'verbose_name_plural': 'inbox messages',
                 'permissions': [('view_body', 'Can see the bodies, headers and errors of inbox messages'), ('settle_message', 'Can retry, discard, accept and reprocess inbox messages')],
-                'indexes': [models.Index(fields=['process_after'], name='idempotency_inbox_due_idx'), models.Index(fields=['purge_at'], name='idempotency_inbox_purge_idx'), models.Index(fields=['received_at'], name='idempotency_inbox_received_idx')],
+                'indexes': [models.Index(fields=['received_at'], name='idempotency_inbox_received_idx')],
                 'constraints': [models.UniqueConstraint(fields=('source', 'message_id'), name='idempotency_inbox_message_uniq'), models.UniqueConstraint(fields=('unique_digest', 'source'), name='idempotency_inbox_digest_uniq')],
             },
         ),
@@ -131,23 +140,11 @@ class Migration(migrations.Migration):
                 'verbose_name': 'outbox message',
                 'verbose_name_plural': 'outbox messages',
                 'permissions': [('view_outbox_payload', 'Can see the payloads of outbox messages'), ('settle_outbox', 'Can retry, discard and resend outbox messages')],
-                'indexes': [models.Index(fields=['process_after'], name='idempotency_outbox_due_idx'), models.Index(fields=['stream', 'state', 'sequence'], name='idempotency_outbox_order_idx'), models.Index(fields=['purge_at'], name='idempotency_outbox_purge_idx'), models.Index(fields=['caused_by'], name='idempotency_outbox_cause_idx')],
             },
         ),
         # MySQL and MariaDB change no tables within transactions. Going back deletes the tables.
-        migrations.SeparateDatabaseAndState(
-            database_operations=[
-                migrations.RunPython(
-                    add_order,
-                    migrations.RunPython.noop,
-                    atomic=False,
-                    hints={'model_name': 'inboxmessage'},
-                ),
-            ],
-            state_operations=[migrations.AddIndex('InboxMessage', ORDER)],
-        ),
         migrations.RunPython(
-            add_dead,
+            add_indexes,
             migrations.RunPython.noop,
             atomic=False,
             hints={'model_name': 'inboxmessage'},

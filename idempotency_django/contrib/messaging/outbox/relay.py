@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from django.db import InterfaceError, OperationalError, connections
-from django.db.models import Count, F, Q, QuerySet
+from django.db.models import F, Q, QuerySet
 
 from ....backoff import Backoff
 from ....conf import conf
@@ -48,9 +48,11 @@ slow group blocks another one only for this number of messages.
 class Outbox(Queue):
     """The queue of the outbox."""
 
+    name = "outbox"
     model = OutboxMessage
-    group = ("stream",)
     order = "sequence"
+    place = "topic"
+    since = "created_at"
 
     def over(self, older_than: timedelta) -> QuerySet[OutboxMessage]:
         no_window = Q(dedup_until=None) | Q(dedup_until__lte=DatabaseNow())
@@ -135,8 +137,9 @@ class Batch:
         """Claim messages that are due: some of each group, in its order, and what has no group."""
         token = uuid.uuid4().hex
         claimed = {"token": token, "process_after": DatabaseNow() + lease}
-        heads = OUTBOX.claim(OutboxMessage.objects.using(using).filter(topics), size, claimed)
-        groups = sum(head.is_grouped for head in heads) or 1
+        wanted = OUTBOX.all(using).alias(to=unindexed(F("topic"))).filter(topics)
+        heads = OUTBOX.claim(wanted, size, claimed)
+        groups = sum(bool(head.stream) for head in heads) or 1
         of_each = min(per_group, 1 + (size - len(heads)) // groups)
         return cls(using, token, OUTBOX.rows(using, heads, claimed, of_each=of_each))
 
@@ -332,8 +335,6 @@ QUICK_BATCH: Final = timedelta(seconds=0.5)
 """After a faster batch, the next one has twice as many messages of each group."""
 ABANDONED_INTERVAL: Final = timedelta(minutes=5)
 """The interval between a relay's checks for messages that no relay sends."""
-ABANDONED_LIMIT: Final = 20
-"""The most topics of such messages that it logs."""
 
 
 class Relay:
@@ -372,13 +373,16 @@ class Relay:
         self._per_group = PER_GROUP
         self._searched = -math.inf  # for abandoned messages, by time.monotonic()
         self._was_busy = True
+        self._was_claimed = False
 
     def drain(self, stop: threading.Event | None = None) -> int:
         """Send until nothing is due, or ``stop`` is set; how many messages were tried."""
         log_abandoned(self.using)
         total = 0
-        while not (stop and stop.is_set()) and (sent := self.send_batch()):
-            total += sent
+        while not (stop and stop.is_set()):
+            total += self.send_batch()
+            if not self._was_claimed and not OUTBOX.revive(self.using):
+                break
         return total
 
     def send_batch(self) -> int:
@@ -387,6 +391,7 @@ class Relay:
         deadline = begun + min(BATCH_TIME, self.lease / 2).total_seconds()
         per_group = self._per_group
         batch = Batch.claim(self.using, self._wanted(), self.batch_size, self.lease, per_group)
+        self._was_claimed = bool(batch.messages)
         by_sender: dict[str, list[OutboxMessage]] = {}
         for message in batch.messages:
             by_sender.setdefault(message.topic, []).append(message)
@@ -447,15 +452,16 @@ class Relay:
         """The topics that this relay sends now."""
         now = time.monotonic()
         paused = [name for name, sender in self._senders.items() if sender.resumes_at > now]
-        wanted = Q(topic__in=self.topics) if self.topics else _relayed()
-        return wanted & ~Q(topic__in=paused) if paused else wanted
+        wanted = Q(to__in=self.topics) if self.topics else _relayed()
+        return wanted & ~Q(to__in=paused) if paused else wanted
 
     def work(self) -> bool:
         """Send a batch, and log what an operator may wonder about; whether there was one."""
         if time.monotonic() - self._searched > ABANDONED_INTERVAL.total_seconds():
             log_abandoned(self.using)
             self._searched = time.monotonic()
-        is_busy = self.send_batch() > 0
+        self.send_batch()
+        is_busy = self._was_claimed or OUTBOX.revive(self.using) > 0
         if self._was_busy and not is_busy:
             away = ", ".join(map(repr, self.unreachable))
             also = f". It cannot send now: {away}" if away else ""
@@ -503,12 +509,16 @@ def log_abandoned(using: str) -> None:
 
 def abandoned(using: str) -> dict[str, int]:
     """The number of waiting messages of each topic without a relay, by its name."""
-    waiting = OutboxMessage.objects.using(using).filter(~_relayed(), state=MessageState.PENDING)
-    counts = waiting.values("topic").order_by("topic").annotate(waiting=Count("pk"))
-    return {each["topic"]: each["waiting"] for each in counts[:ABANDONED_LIMIT]}
+    return OUTBOX.unserved(using, _is_relayed)
+
+
+def _is_relayed(name: str) -> bool:
+    if ALL_OTHERS in conf.outbox:
+        return name not in topic_names(relay=False)
+    return name in topic_names(relay=True)
 
 
 def _relayed() -> Q:
     if ALL_OTHERS in conf.outbox:
-        return ~Q(topic__in=topic_names(relay=False))
-    return Q(topic__in=topic_names(relay=True))
+        return ~Q(to__in=topic_names(relay=False))
+    return Q(to__in=topic_names(relay=True))

@@ -292,6 +292,17 @@ def test_dead_letter_in_a_group(inbox: Inbox, receiver: Any) -> None:
     assert inbox.states() == ["done"] * 2
 
 
+def test_first_of_a_group_deleted(inbox: Inbox) -> None:
+    """If the first message of a group is deleted, the next run goes on with the group."""
+    behaviour["shop"] = lambda event, _: fail(event, _) if event.id == "m-1" else None
+    for number in (1, 2, 3):
+        deliver(Hook, f"m-{number}", body_of(group="a"))
+    process_due()
+    assert inbox.states() == ["pending"] * 3
+    inbox.rows().filter(message_id="m-1").delete()
+    assert process_due() == {"done": 2}
+
+
 def test_batches_do_not_overlap(inbox: Inbox) -> None:
     """Thirty processors at once: one effect for each message, none left."""
     for number in range(60):
