@@ -25,14 +25,8 @@ if not apps.is_installed("idempotency_django"):
 BATCH_SIZE: Final = 5_000
 """The records of one batch of a purge. A larger batch is hardly faster, and locks for longer."""
 
-GRACE: Final = timedelta(minutes=1)
-"""The time for which a row in progress without a lease counts as owned.
-
-Such a row is visible only if its transaction was ended in the middle of the operation, which may
-still be running. A lease of its own would say so, too, but has an index: PostgreSQL could no longer
-update the row in place when it is completed.
-"""
-
+UNIQUE_KEY: Final = "idempotency_key_scope_uniq"
+"""The name of the constraint that makes two owners of a key impossible."""
 
 NO_OWNER: Final = Left("owner_token", ORIGIN)
 """The token of a row whose owner is late or dead: no owner has it, and the next token has it as its
@@ -49,15 +43,6 @@ class DatabaseNow(Now):
 
     def as_mysql(self, compiler: Any, connection: Any, **extra: Any) -> Any:
         return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **extra)
-
-
-def lease_is_over() -> Q:
-    """The rows whose owner's lease is over, or that have none and are old, by the database's clock.
-
-    ``GRACE`` says how old.
-    """
-    no_lease = Q(lease_expires_at=None, created_at__lte=DatabaseNow() - GRACE)
-    return no_lease | Q(lease_expires_at__lte=DatabaseNow())
 
 
 def unlocked(rows: models.QuerySet[Any, Any]) -> models.QuerySet[Any, Any]:
@@ -87,12 +72,8 @@ class IdempotencyKeyQuerySet(models.QuerySet["IdempotencyKey"]):
     """The queries of operators on the records."""
 
     def interrupted(self) -> IdempotencyKeyQuerySet:
-        """The records in progress whose owner is dead, or late: their lease is over.
-
-        Or they have no lease and should not be visible: the transaction that held them was ended in
-        the middle of the operation, longer ago than ``GRACE``.
-        """
-        return self.filter(lease_is_over(), status=Status.IN_PROGRESS)
+        """The records in progress whose owner is dead, or late: their lease is over."""
+        return self.filter(lease_expires_at__lte=DatabaseNow(), status=Status.IN_PROGRESS)
 
     def held(self) -> IdempotencyKeyQuerySet:
         """The interrupted records that no retry resumes until an operator settles them."""
@@ -103,17 +84,14 @@ class IdempotencyKeyQuerySet(models.QuerySet["IdempotencyKey"]):
 
         Records in progress are among them only if they were interrupted and are not held.
         """
-        abandoned = lease_is_over() & Q(hold=False)
+        abandoned = Q(lease_expires_at__lte=DatabaseNow(), hold=False)
         return self.filter(
             ~Q(status=Status.IN_PROGRESS) | abandoned, purge_at__lte=DatabaseNow() - older_than
         )
 
 
 class IdempotencyKey(models.Model):
-    """The record of one operation: the row of ``(key, scope)``.
-
-    Completing a row changes no indexed column, so that PostgreSQL can update it in place.
-    """
+    """The record of one operation: the row of ``(key, scope)``."""
 
     id = models.BigAutoField(primary_key=True)
     key = ExactCharField(_("key"), max_length=255)
@@ -168,19 +146,11 @@ class IdempotencyKey(models.Model):
         verbose_name = _("idempotency key")
         verbose_name_plural = _("idempotency keys")
         constraints = [
-            models.UniqueConstraint(fields=["key", "scope"], name="idempotency_key_scope_uniq")
+            models.UniqueConstraint(fields=["key", "scope"], name=UNIQUE_KEY)
         ]
-        # Partial indexes on lease_expires_at and caused_by are made by migrations; declared here,
-        # they would make `migrate` warn on MySQL and MariaDB, which have no partial indexes.
-        indexes = [
-            models.Index(fields=["purge_at"], name="idempotency_purge_at_idx"),
-            # For the auditor: the admin lists the newest first, and finds the requests of one
-            # caller.
-            models.Index(fields=["created_at"], name="idempotency_created_at_idx"),
-            # Made in another collation on PostgreSQL, so that the hot path cannot use it instead of
-            # the unique one; see the migration.
-            models.Index(fields=["scope"], name="idempotency_scope_idx"),
-        ]
+        # The migration makes partial indexes on lease_expires_at and caused_by; declared here, they
+        # would make `migrate` warn on MySQL and MariaDB, which have no partial indexes.
+        indexes = [models.Index(fields=["purge_at"], name="idempotency_purge_at_idx")]
         permissions = [
             ("view_response", _("Can see the stored responses of idempotency keys")),
             ("settle", _("Can settle interrupted idempotency keys")),

@@ -13,7 +13,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from ..contrib.timeline import HELD, STATES
-from ..models import GRACE, DatabaseNow, IdempotencyKey
+from ..models import DatabaseNow, IdempotencyKey
 from ..stores.records import Status
 
 NEWEST: Final = 100_000
@@ -58,15 +58,10 @@ def in_state(rows: Any, state: str) -> Any:
         return rows.filter(status=state)
     if state == Status.FAILED:
         return among_the_newest(rows).filter(status=state)
-    over = "gt" if state == Status.IN_PROGRESS else "lte"
-    wanted = Q(status=Status.IN_PROGRESS)
-    if state != Status.IN_PROGRESS:
-        wanted &= Q(hold=state == HELD)
-    leased = Q(**{f"lease_expires_at__{over}": DatabaseNow()})
-    unleased = Q(lease_expires_at=None, **{f"created_at__{over}": DatabaseNow() - GRACE})
-    # Rows without a lease are rare, and no index leads to them.
-    rare = among_the_newest(rows).filter(wanted & unleased).values_list("pk", flat=True)
-    return rows.filter(wanted, leased | Q(pk__in=list(rare[:FOUND])))
+    unfinished = rows.filter(status=Status.IN_PROGRESS)
+    if state == Status.IN_PROGRESS:
+        return unfinished.filter(lease_expires_at__gt=DatabaseNow())
+    return unfinished.filter(lease_expires_at__lte=DatabaseNow(), hold=state == HELD)
 
 
 class StateFilter(SimpleListFilter):

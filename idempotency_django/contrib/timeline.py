@@ -24,7 +24,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..conf import default_store
 from ..errors import StoreUnavailable
-from ..models import GRACE, DatabaseNow, IdempotencyKey, IdempotencyStep
+from ..models import DatabaseNow, IdempotencyKey, IdempotencyStep
 from ..policy import Policy, keys
 from ..stores import Status, derived_key, reference, referred, stores
 
@@ -96,8 +96,7 @@ STATES: Final[dict[str, Any]] = {
 
 def state_of(record: Any) -> str:
     """The state of a record that was read with its database's ``now``: one of ``STATES``."""
-    ends = record.lease_expires_at or record.created_at + GRACE
-    if record.status != Status.IN_PROGRESS or ends > record.now:
+    if record.status != Status.IN_PROGRESS or record.lease_expires_at > record.now:
         return str(record.status)
     return HELD if record.hold else INTERRUPTED
 

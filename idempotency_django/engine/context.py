@@ -48,6 +48,19 @@ def current_execution() -> ExecutionContext | None:
     return CURRENT.get()
 
 
+def is_executing(operation: Operation) -> bool:
+    """Whether this code runs in the handler of an operation with the same key.
+
+    The locks of a database do not say so: they are re-entrant within a connection.
+    """
+    context = CURRENT.get()
+    while context is not None:
+        if (context.key, context.scope) == (operation.key, operation.scope):
+            return True
+        context = context.outer
+    return False
+
+
 class ExecutionContext:
     """One attempt at an operation, as its handler sees it.
 
@@ -65,6 +78,8 @@ class ExecutionContext:
         self._store = store
         self._claim = claim
         self._lease = lease
+        self.outer = CURRENT.get()
+        """The execution whose handler has asked for this one; ``None``: there is none."""
         self._steps = Steps(store, claim, lease) if lease and store.supports_steps else None
 
     @cached_property

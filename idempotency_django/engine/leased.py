@@ -30,6 +30,7 @@ from .outcomes import (
     Executed,
     Expired,
     Held,
+    InProgress,
     Outcome,
     Recover,
     Replayed,
@@ -39,7 +40,6 @@ from .outcomes import (
     announce,
     decide,
     failure,
-    in_progress,
 )
 from .settling import end_signal, fail, hold_exhausted, settle
 
@@ -116,7 +116,7 @@ class LeasedRun:
             known = store.recall(operation) if store.has_cache else None
             claim_or_record = known or acquire(store, operation)
         except OperationInProgress as error:
-            return in_progress(store, operation, error)
+            return InProgress(busy=error.busy)
         if isinstance(claim_or_record, Claim):
             if claim_or_record.interrupted and hold_exhausted(store, claim_or_record):
                 return Held()

@@ -207,11 +207,6 @@ def acquire(store: Store, operation: Operation) -> Claim | Record:
     return store.acquire(replace(operation, fingerprint=stored, former_fingerprints=()))
 
 
-def in_progress(store: Store, operation: Operation, error: OperationInProgress) -> InProgress:
-    """The outcome of an operation that the store was too busy to claim."""
-    return InProgress(busy=error.busy and not store.is_running(operation))
-
-
 def reraise(error: Exception) -> Result:
     """A :data:`Recover` of a handler whose errors are its caller's."""
     raise error

@@ -27,13 +27,14 @@ from ..errors import (
 from ..stores import Store
 from ..stores.atomic_blocks import IN_NINJA
 from ..stores.records import Claim, Operation, Payload, Record, Status
-from .context import CURRENT, ExecutionContext
+from .context import CURRENT, ExecutionContext, is_executing
 from .outcomes import (
     Admit,
     ConflictWait,
     Executed,
     Expired,
     Held,
+    InProgress,
     Outcome,
     Recover,
     Replayed,
@@ -43,7 +44,6 @@ from .outcomes import (
     announce,
     decide,
     failure,
-    in_progress,
     text_of,
 )
 from .settling import end_signal, fail, hold_exhausted, settle
@@ -125,14 +125,17 @@ class TransactionalRun:
             if self.admit is not None and isinstance(recalled, Replayed | Expired):
                 self.admit(recalled.record)
             return recalled
+        if is_executing(self.operation):
+            return InProgress()
         try:
             with self.store.transaction():
                 claim_or_record = acquire(self.store, self.operation)
                 if isinstance(claim_or_record, Claim):
                     if claim_or_record.interrupted and hold_exhausted(self.store, claim_or_record):
                         return Held()
-                    response = self._executed(claim_or_record)
-                    return Executed(response, self._payload)
+                    result = self._executed(claim_or_record)
+                    self._complete(result)
+                    return Executed(result.response, self._payload)
                 outcome = decide(claim_or_record, self.operation)
                 if isinstance(outcome, Replayed | Expired):
                     self._replay(outcome.record)
@@ -141,7 +144,7 @@ class TransactionalRun:
             if not self._claimed:
                 if isinstance(error, ClaimLost):
                     raise
-                return in_progress(self.store, self.operation, error)
+                return InProgress(busy=error.busy)
             self._note_rollback(error)
             self._error, result = error, failure(error)  # refused at COMMIT
         except RolledBack as signal:
@@ -172,34 +175,48 @@ class TransactionalRun:
 
     # Once it is claimed.
 
-    def _executed(self, claim: Claim) -> Any:
-        """The handler's response, once it is stored."""
+    def _executed(self, claim: Claim) -> Result:
+        """The result of the handler, which is to be stored.
+
+        Raises:
+            RolledBack: it is not.
+        """
         store = self.store
         announce(signals.claimed, claim)
         self.claim, self.execution = claim, ExecutionContext(store, claim, None)
-        # Before the handler's own hooks: one may raise and end them all.
-        store.on_commit(self._announce)
+        if signals.completed.has_listeners(Operation):
+            # Before the handler's own hooks: one may raise and end them all.
+            store.on_commit(self._announce)
         self._claimed = True
         token = CURRENT.set(self.execution)
         try:
             result = self.execute(self.execution)
-            payload = result.payload
-            if isinstance(payload, Payload) and payload.status >= _ERRORS and _is_marked(store):
-                # An error is not kept if the handler has marked its transaction, or swallowed an
-                # error that did. A success then fails, because its effects would not be there.
-                marked = "The transaction was marked for rollback."
-                result = replace(result, payload=None, error=marked)
-            elif isinstance(payload, Payload):
-                if not store.complete(claim, payload):
-                    raise ClaimLost
-                self._payload = payload
         except Exception as error:  # noqa: BLE001  # whatever it is, it rolls back and goes on
             raise RolledBack(self._diagnosed(error)) from None
         finally:
             CURRENT.reset(token)
-        if self._payload is None:
+        if not isinstance(result.payload, Payload):
             raise RolledBack(result)
-        return result.response
+        return result
+
+    def _complete(self, result: Result) -> None:
+        """Store the response, which ends the transaction."""
+        payload: Any = result.payload
+        if payload.status >= _ERRORS and _is_marked(self.store):
+            # An error is not kept if the handler has marked its transaction, or swallowed an
+            # error that did. A success then fails, because its effects would not be there.
+            marked = "The transaction was marked for rollback."
+            raise RolledBack(replace(result, payload=None, error=marked))
+        try:
+            completed = self.store.complete_last(self.claim, payload)
+        except Exception as error:
+            is_known = isinstance(error, IdempotencyError) or _reason(error, self.store.using)
+            if not is_known:  # it may be of the COMMIT
+                raise
+            raise RolledBack(self._diagnosed(error)) from None
+        if not completed:
+            raise ClaimLost
+        self._payload = payload
 
     def _diagnosed(self, error: Exception) -> Result:
         if self.store.was_ended_by_server(error):
@@ -266,8 +283,7 @@ class TransactionalRun:
         """
         store, claim = self.store, self.claim
         with store.transaction():
-            # A record is not replayed here, so that nothing is counted.
-            claim_or_record = store.acquire(replace(claim.operation, count_replays=False))
+            claim_or_record = store.acquire(claim.operation)
             if isinstance(claim_or_record, Claim):
                 mine: Claim | None = claim_or_record
             elif claim_or_record.status is Status.COMPLETED:
@@ -275,7 +291,7 @@ class TransactionalRun:
             else:
                 # It is not ours, unless the handler has ended its transaction unseen. Where that
                 # is to be held, it is left to a person.
-                mine = None if claim.operation.hold else claim
+                mine = claim if claim.record_id and not claim.operation.hold else None
             if mine and payload is not None and store.complete(mine, payload):
                 store.on_commit(partial(announce, signals.completed, mine, payload=payload))
                 return True

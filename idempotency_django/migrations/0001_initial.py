@@ -1,5 +1,3 @@
-from typing import Any
-
 import django.db.models.deletion
 import idempotency_django.models
 from django.db import migrations, models
@@ -20,22 +18,6 @@ PARTIAL = [
         name='idempotency_caused_by_idx',
     ),
 ]
-
-# On PostgreSQL, the planner prefers this index to the unique one where its statistics do not know a
-# scope yet: it takes the scope for rare, and then reads all its rows to find one key. An index in
-# another collation cannot serve the store's statements, only the admin's searches, which ask in
-# that collation. "POSIX" sorts as "C" does.
-SCOPE = models.Index(fields=['scope'], name='idempotency_scope_idx')
-
-
-def add_scope(apps: Any, schema_editor: Any) -> None:
-    if schema_editor.connection.vendor == 'postgresql':
-        schema_editor.execute(
-            f'CREATE INDEX {SCOPE.name} ON idempotency_django_idempotencykey '
-            '(scope COLLATE "POSIX")'
-        )
-    else:
-        schema_editor.add_index(apps.get_model('idempotency_django', 'IdempotencyKey'), SCOPE)
 
 
 class Migration(migrations.Migration):
@@ -79,7 +61,7 @@ class Migration(migrations.Migration):
                 'verbose_name': 'idempotency key',
                 'verbose_name_plural': 'idempotency keys',
                 'permissions': [('view_response', 'Can see the stored responses of idempotency keys'), ('settle', 'Can settle interrupted idempotency keys')],
-                'indexes': [models.Index(fields=['purge_at'], name='idempotency_purge_at_idx'), models.Index(fields=['created_at'], name='idempotency_created_at_idx')],
+                'indexes': [models.Index(fields=['purge_at'], name='idempotency_purge_at_idx')],
                 'constraints': [models.UniqueConstraint(fields=('key', 'scope'), name='idempotency_key_scope_uniq')],
             },
         ),
@@ -102,16 +84,6 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.SeparateDatabaseAndState(
-            database_operations=[
-                *(migrations.AddIndex('IdempotencyKey', index) for index in PARTIAL),
-                # MySQL and MariaDB change no tables within transactions. Going back deletes the table.
-                migrations.RunPython(
-                    add_scope,
-                    migrations.RunPython.noop,
-                    atomic=False,
-                    hints={'model_name': 'idempotencykey'},
-                ),
-            ],
-            state_operations=[migrations.AddIndex('IdempotencyKey', SCOPE)],
+            database_operations=[migrations.AddIndex('IdempotencyKey', index) for index in PARTIAL],
         ),
     ]

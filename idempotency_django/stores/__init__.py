@@ -26,7 +26,8 @@ from .records import (
 if TYPE_CHECKING:
     from .database import DatabaseStore
     from .database.checks import missing_tables
-    from .database.dialects import DIALECTS, Pipeline, plain
+    from .database.dialects import DIALECTS, plain
+    from .database.dialects.messages import execute_first
     from .database.transactions import forbid_atomic_block, without_autocommit
     from .health import MAX_COUNTED, Finding, Limits, Names, finding_of, overdue, register_health
     from .purging import Purgeable, purge, register_purge, registered_purges
@@ -41,7 +42,6 @@ __all__ = [
     "Names",
     "Operation",
     "Payload",
-    "Pipeline",
     "Purgeable",
     "Record",
     "Status",
@@ -53,6 +53,7 @@ __all__ = [
     "derived_key",
     "dump_text",
     "encode",
+    "execute_first",
     "finding_of",
     "forbid_atomic_block",
     "forbid_transactions",
@@ -90,7 +91,7 @@ __getattr__ = lazily(
         "DatabaseStore": "database",
         "missing_tables": "database.checks",
         "DIALECTS": "database.dialects",
-        "Pipeline": "database.dialects",
+        "execute_first": "database.dialects.messages",
         "plain": "database.dialects",
         "forbid_atomic_block": "database.transactions",
         "without_autocommit": "database.transactions",

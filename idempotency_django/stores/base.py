@@ -29,6 +29,32 @@ def in_progress(operation: Operation) -> Record:
     return Record(key=operation.key, scope=operation.scope, status=Status.IN_PROGRESS)
 
 
+def distinct(operations: Sequence[Operation]) -> list[Operation]:
+    """The operations of a batch, without those that come up again.
+
+    They are in one order everywhere, so that two batches do not wait for each other.
+    """
+    first = {(operation.scope, operation.key): operation for operation in reversed(operations)}
+    return [first[name] for name in sorted(first)]
+
+
+def deal(
+    operations: Sequence[Operation], acquired: Sequence[Claim | Record]
+) -> list[Claim | Record]:
+    """What was acquired for the :func:`distinct` operations of a batch, for all of them.
+
+    A claim is for the first; the operation is in progress when it comes up again.
+    """
+    found = {(each.scope, each.key): each for each in acquired}
+    results: list[Claim | Record] = []
+    for operation in operations:
+        name = operation.scope, operation.key
+        results.append(found[name])
+        if isinstance(found[name], Claim):
+            found[name] = in_progress(operation)
+    return results
+
+
 class Store(ABC):
     """A place where records live. There is one instance per alias, shared by all threads.
 
@@ -102,6 +128,14 @@ class Store(ABC):
         Its time to live counts from here. A store that counts from the claim must count again if
         the attempt took a notable part of that time.
         """
+
+    def complete_last(self, claim: Claim, payload: Payload) -> bool:
+        """:meth:`complete`, as the last thing in the transaction of the claim.
+
+        Override it if the store can commit that transaction in the same step. If that fails, the
+        end of :meth:`transaction` says what the error means.
+        """
+        return self.complete(claim, payload)
 
     @abstractmethod
     def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
@@ -219,10 +253,6 @@ class Store(ABC):
         """Whether an error at COMMIT says that others were in the way, so that it rolled back."""
         return False
 
-    def is_running(self, operation: Operation) -> bool:
-        """Whether an operation that met a busy database is known to be in progress elsewhere."""
-        return True
-
     def was_ended_by_server(self, error: BaseException) -> bool:
         """Whether an error says that the server ended the transaction, because it took too long."""
         return False
@@ -258,11 +288,7 @@ class Store(ABC):
             For each operation, in their order, what :meth:`acquire` returns. A replay need not be
             counted.
         """
-        # In one order everywhere, so that two batches do not wait for each other.
-        names = [(operation.scope, operation.key) for operation in operations]
-        order = sorted(range(len(names)), key=names.__getitem__)
-        results = {index: self._acquired(operations[index]) for index in order}
-        return [results[index] for index in range(len(names))]
+        return deal(operations, list(map(self._acquired, distinct(operations))))
 
     def _acquired(self, operation: Operation) -> Claim | Record:
         try:

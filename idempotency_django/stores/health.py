@@ -134,10 +134,7 @@ def overdue(what: str, where: str, rows: QuerySet[Any]) -> Finding:
 def _keys(
     using: str, limits: Limits, owners: Iterable[Callable[[Names], Names]]
 ) -> Iterator[Finding]:
-    """The keys that no process finishes, found by the index of the leases.
-
-    A row without a lease is not looked for: none is visible but what was cut off within GRACE.
-    """
+    """The keys that no process finishes, found by the index of the leases."""
     rows = IdempotencyKey.objects.using(using)
     unfinished = rows.filter(status=Status.IN_PROGRESS)
     held = unfinished.filter(hold=True, lease_expires_at__lte=DatabaseNow())

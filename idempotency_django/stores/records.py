@@ -77,6 +77,11 @@ class Operation:
     cause_reference: str = ""
 
     @property
+    def kept(self) -> timedelta | None:
+        """How long a completed record is kept; ``None``: forever."""
+        return None if self.ttl is None else self.ttl + self.retention
+
+    @property
     def fingerprints(self) -> tuple[str, ...]:
         """The fingerprints that a record of the same request may have."""
         return (self.fingerprint, *self.former_fingerprints)
@@ -124,8 +129,9 @@ class Claim:
         token: the owner's secret, from :func:`new_token`; a store writes for a claim only if the
             token is the record's. Attempts at the same request that follow each other within the
             record's lifetime have tokens that begin alike: see :attr:`origin`.
-        record_id: the store's own number of the record; 0 where it has none.
-        asked_at: a value of ``time.monotonic()`` from before the claim was made.
+        record_id: the store's own number of the record; 0 where it has none, or no record yet: a
+            store with transactions need not write one before the response.
+        asked_at: ``time.monotonic()`` before the claim was made.
         interrupted: whether the attempt before it was interrupted, and not ended.
     """
 

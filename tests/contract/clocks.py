@@ -18,7 +18,6 @@ from idempotency_django.contrib.redis import RedisStore
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
-from idempotency_django.stores.database import store as database_store
 from idempotency_django.stores.memory import MemoryStore
 from tests.contract.machine import SCOPES, UNIT
 
@@ -76,12 +75,11 @@ def redis(store: Store, key: str, seconds: float) -> None:
 
 
 class Database:
-    """In the rows, and in the clock of the store."""
+    """In the rows, and in the clock of the store in front of it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = Clock()
-        for module in (cached_store, database_store):
-            monkeypatch.setattr(module, "time", self.clock)
+        monkeypatch.setattr(cached_store, "time", self.clock)
 
     def __call__(self, store: Store, key: str, seconds: float) -> None:
         """Let that much time pass."""

@@ -407,7 +407,8 @@ class StoreMachine(RuleBasedStateMachine):
         lease = operation.lease
         ends = None if lease is None else self.now + lease.total_seconds()
         slot.life = Life(found, self.now, ends, kept, pinned=pinned)
-        slot.claims.append(found)
+        if lease is not None or not self.store.supports_transactions:
+            slot.claims.append(found)  # else it ends with its transaction
         return slot.life
 
     def _recall(self, slot: Slot, operation: Operation) -> None:

@@ -370,9 +370,32 @@ class TestTransaction:
             IdempotencyKey.objects.all().delete()
             return effect(claim)
 
+        def fail(_: Claim) -> Result:
+            raise LookupError
+
+        store, operation = DatabaseStore("default"), an_operation()
+        with pytest.raises(LookupError):
+            run(store, operation, fail)
         with pytest.raises(ClaimLost, match="deleted or changed by hand"):
-            run(DatabaseStore("default"), an_operation(), sabotage)
+            run(store, operation, sabotage)
         assert effects() == 0
+
+    @pytest.mark.parametrize("nested", [False, True])
+    def test_handler_that_calls_its_own_key(self, nested: bool) -> None:
+        """It is in progress, also within another operation: a database's locks are re-entrant."""
+        store, operation, found = DatabaseStore("default"), an_operation(), []
+
+        def again(claim: Claim) -> Result:
+            found.append(run(store, operation, again))
+            return effect(claim)
+
+        def between(claim: Claim) -> Result:
+            run(store, an_operation(), again)
+            return effect(claim)
+
+        run(store, operation, between if nested else again)
+        assert found == [InProgress()]
+        assert effects() == 1 + nested
 
     def test_swallowed_database_error(self) -> None:
         """A database error that the handler swallowed does not end in a commit of half the work."""
@@ -499,7 +522,7 @@ class TestTransaction:
         serializable()
         try:
             with monkeypatch.context() as patch, pytest.raises(OperationInProgress) as caught:
-                patch.setattr(store, "complete", complete)
+                patch.setattr(store, "complete_last", complete)
                 run(store, operation, execute, wait=wait)
         finally:
             connection.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim, Operation, Record, Status
-from idempotency_django.testing import RESPONSE, an_operation, eventually, in_threads
+from idempotency_django.testing import RESPONSE, an_operation, in_threads
 
 pytestmark = [pytest.mark.django_db(transaction=True, databases="__all__"), pytest.mark.driver]
 
@@ -36,7 +38,7 @@ def acquired(store: Store, operation: Operation) -> Status | None:
 
 
 class TestMariaDB:
-    """Inside a transaction of the caller's the named lock ends before the row does."""
+    """There the row of a claim is the lock of its key."""
 
     def execute(self, store: DatabaseStore, operation: Operation) -> None:
         with store.transaction():
@@ -44,51 +46,92 @@ class TestMariaDB:
             assert isinstance(claim, Claim)
             assert store.complete(claim, RESPONSE)
 
-    def test_wait_is_bounded(self) -> None:
-        """A duplicate waits for the row as long as the server lets it, and is told."""
+    @pytest.mark.parametrize("rolls_back", [False, True])
+    def test_within_a_transaction(self, rolls_back: bool) -> None:
+        """An operation within a transaction excludes others until that ends, whatever becomes of
+        its savepoint's neighbours; a duplicate is refused at once, however long others may wait.
+        """
         store, operation = store_on("mariadb"), an_operation()
 
         def contend() -> Status | None:
             with connections[store.using].cursor() as cursor:
-                cursor.execute("SET innodb_lock_wait_timeout = 1")
+                cursor.execute("SET innodb_lock_wait_timeout = 1000")
             return acquired(store, operation)
 
         with transaction.atomic(using=store.using):
             self.execute(store, operation)
+            with suppress(InterruptedError), store.transaction():
+                assert isinstance(store.acquire(an_operation()), Claim)
+                if rolls_back:
+                    raise InterruptedError
             assert in_threads([contend]) == [Status.IN_PROGRESS]
         assert acquired(store, operation) is Status.COMPLETED
 
-    def test_lost_insert(self) -> None:
-        """A duplicate that waited for the row finds it completed."""
+    @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
+    def test_lost_insert(self, level: str) -> None:
+        """A duplicate that saw nothing, and whose INSERT is refused, looks again: it finds the
+        response, even if the transaction has read before that was committed.
+        """
+        store, operation = store_on("mariadb"), an_operation()
+        done: list[bool] = []
+
+        def late(execute: Any, sql: str, *rest: Any) -> Any:
+            if "INSERT" in sql and not done:
+                done.append(True)
+                in_threads([lambda: self.execute(store, operation)])
+            return execute(sql, *rest)
+
+        with connections[store.using].cursor() as cursor:
+            cursor.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+        with connections[store.using].execute_wrapper(late):
+            assert acquired(store, operation) is Status.COMPLETED
+        assert done == [True]
+
+    def test_other_keys(self) -> None:
+        """Claims of one key lock no gap, in which others have to go: all of them are claimed."""
+        store = store_on("mariadb")
+        keys = [f"{number:03}" for number in range(40)]
+
+        def execute(number: int) -> list[Status | None]:
+            with connections[store.using].cursor() as cursor:
+                cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            mine = [an_operation(key=key) for key in keys[number::4]]
+            shared = an_operation(key="020-shared")
+            found = []
+            for operation in mine:
+                acquired(store, shared)  # claims it, or is refused, and rolls back or not
+                with store.transaction():
+                    one = store.acquire(operation)
+                    if isinstance(one, Claim):
+                        assert store.complete(one, RESPONSE)
+                    found.append(one.status if isinstance(one, Record) else None)
+            return found
+
+        found = in_threads([partial(execute, number) for number in range(4)])
+        assert [status for each in found for status in each] == [None] * 40
+
+    def test_deadlock_is_no_duplicate(self) -> None:
+        """It has rolled back everything, and says so to whatever surrounds the claim."""
         store, operation = store_on("mariadb"), an_operation()
 
-        def execute_once_the_other_waits() -> None:
-            def somebody_waits() -> bool:
-                with connections[store.using].cursor() as cursor:
-                    cursor.execute(
-                        "SELECT count(*) FROM information_schema.processlist "
-                        "WHERE info LIKE 'INSERT INTO%' AND id <> connection_id()"
-                    )
-                    return bool(cursor.fetchone()[0])
+        def deadlock(execute: Any, sql: str, *rest: Any) -> Any:
+            if "INSERT" in sql:
+                raise OperationalError from Exception(1213)
+            return execute(sql, *rest)
 
-            with transaction.atomic(using=store.using):
-                self.execute(store, operation)
-                done.append(True)
-                eventually(somebody_waits)
-
-        def contend() -> Status | None:
-            eventually(lambda: done)
-            return acquired(store, operation)
-
-        done: list[bool] = []
-        assert in_threads([execute_once_the_other_waits, contend]) == [None, Status.COMPLETED]
+        with (
+            connections[store.using].execute_wrapper(deadlock),
+            pytest.raises(OperationInProgress),
+            store.transaction(),
+        ):
+            store.acquire(operation)
 
     def test_other_fault(self) -> None:
         """Any other fault of the server is no contention."""
         store = store_on("mariadb")
 
         def fail(execute: Any, sql: str, *rest: Any) -> Any:
-            if sql.startswith("INSERT"):
+            if "INSERT" in sql:
                 raise OperationalError from Exception(1041)  # out of memory
             return execute(sql, *rest)
 
@@ -100,7 +143,7 @@ class TestMariaDB:
             store.acquire(an_operation())
 
     def test_lost_connection(self) -> None:
-        """A session that is gone has no locks to release."""
+        """A session that is gone holds nothing."""
         store, operation = store_on("mariadb"), an_operation()
 
         def kill(session: int) -> None:

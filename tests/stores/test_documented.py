@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from django.conf import settings
 from django.db import connection, transaction
@@ -48,22 +46,25 @@ def answered() -> Operation:
 @pytest.mark.postgres
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="needs PostgreSQL")
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("counted", [True, False])
-def test_record_that_a_snapshot_does_not_show(counted: bool) -> None:
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("last", [True, False])
+def test_record_that_a_snapshot_does_not_show(level: str, last: bool) -> None:
     """A transaction that has read before the first request committed does not see its record.
 
-    It claims nothing and is told "in progress"; the next transaction finds the response.
+    It runs, cannot store its response, and is told "in progress": it has rolled back. The next
+    transaction finds the response.
     """
     store = DatabaseStore("default")
-    with pytest.raises(OperationInProgress), transaction.atomic():
+    with pytest.raises(OperationInProgress, match="has rolled back"), store.transaction():
         with connection.cursor() as cursor:
-            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            cursor.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
         assert Effect.objects.count() == 0  # from here on it sees what was committed before
         operation = answered()
-        found = store.acquire(dataclasses.replace(operation, count_replays=counted))
-        assert isinstance(found, Record)
-        assert found.status is Status.IN_PROGRESS
-        raise OperationInProgress
+        claim = store.acquire(operation)
+        assert isinstance(claim, Claim)
+        Effect.objects.create(reference="a")
+        (store.complete_last if last else store.complete)(claim, RESPONSE)
+    assert Effect.objects.count() == 0
     with transaction.atomic():
         found = store.acquire(operation)
     assert isinstance(found, Record)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from types import TracebackType
@@ -32,7 +32,7 @@ from django.db.models.expressions import Combinable
 from ...errors import AlreadyProcessed, StreamFenced
 from ...models import DatabaseNow
 from ...policy import scopes
-from ...stores import DIALECTS, Pipeline, forbid_atomic_block, stores, without_autocommit
+from ...stores import DIALECTS, execute_first, forbid_atomic_block, stores, without_autocommit
 from ..concurrency.locks import on_rollback, refuse_marked
 from .databases import database
 from .models import StreamPosition
@@ -383,16 +383,11 @@ def _move(using: str, stream: str, epoch: int, position: int, condition: str, *v
         condition: one of this module's, of what the row must be like.
         values: the parameters of the condition.
     """
-    with connections[using].cursor() as cursor, _beginning(using):
-        cursor.execute(_move_statement(using, condition), (epoch, position, stream, *values))
+    connection, statement = connections[using], _move_statement(using, condition)
+    with connection.cursor() as cursor:
+        combine = all(getattr(s, "combine_statements", True) for s in stores.all())
+        execute_first(connection, cursor, statement, (epoch, position, stream, *values), combine)
         return bool(cursor.rowcount)
-
-
-def _beginning(using: str) -> AbstractContextManager[None]:
-    """Send BEGIN with the first statement of a transaction, where stores do so, too."""
-    if not all(getattr(s, "combine_statements", True) for s in stores.all() if s.using == using):
-        return nullcontext()
-    return Pipeline(connections[using]).beginning()
 
 
 @cache

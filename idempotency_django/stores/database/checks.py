@@ -11,12 +11,17 @@ from django.db.models import Model
 from django.utils.module_loading import import_string
 
 from ...models import IdempotencyKey, IdempotencyStep
-from .dialects.statements import templates
 
 NOT_MIGRATED: Final = (
     "The tables of idempotency_django are missing from the database {using!r}, or older than "
     "the code. Run: manage.py migrate idempotency_django --database {using}"
 )
+
+READ_ONLY: Final = {
+    "postgresql": "SELECT pg_is_in_recovery()",
+    "mysql": "SELECT @@global.read_only",
+}
+"""Whether a server takes no writes, because it is a standby."""
 
 
 def check_database(alias: str, using: str) -> Sequence[CheckMessage]:
@@ -118,7 +123,7 @@ def _atomic_requests(alias: str, using: str) -> Iterator[CheckMessage]:
 
 def check_writable(alias: str, using: str) -> Sequence[CheckMessage]:
     """Ask the database itself whether it can be written to."""
-    question = templates(connections[using].vendor).get("is_read_only")
+    question = READ_ONLY.get(connections[using].vendor)
     if question is None:
         return []
     with connections[using].cursor() as cursor:

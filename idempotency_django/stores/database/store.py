@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import cached_property, partial
@@ -15,8 +14,7 @@ from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
 from django.db import connections, transaction
-from django.db.models import BooleanField, ExpressionWrapper, F, Q, QuerySet
-from django.db.models.functions import Coalesce
+from django.db.models import F, QuerySet
 
 from ...errors import ClaimLost, OperationInProgress, StoreUnavailable
 from ...models import (
@@ -25,146 +23,27 @@ from ...models import (
     IdempotencyKey,
     IdempotencyKeyQuerySet,
     IdempotencyStep,
-    lease_is_over,
     unlocked,
 )
 from ..atomic_blocks import unpooled_connection
-from ..base import Store, in_progress
-from ..codec import decode, encode, encode_step
+from ..base import Store, deal, distinct, in_progress
+from ..codec import encode, encode_step
 from ..records import Claim, Operation, Payload, Record, Status, Step, new_token
 from .checks import check_database, check_migrated, check_writable
-from .dialects import DIALECTS, Dialect, plain
-from .transactions import (
-    StoreTransaction,
-    forbid_atomic_block,
-    raise_translated,
-)
+from .dialects import DIALECTS, Dialect, Row, plain
+from .transactions import StoreTransaction, forbid_atomic_block, raise_translated
 
 logger = logging.getLogger("idempotency_django")
 
 
 def lifetime(operation: Operation) -> dict[str, Any]:
     """The columns that say how long a row lives that is written or used now."""
-    if operation.ttl is None:
-        return {"expires_at": None, "purge_at": None}
+    ttl, kept = operation.ttl, operation.kept
     return {
-        "expires_at": DatabaseNow() + operation.ttl,
-        "purge_at": DatabaseNow() + (operation.ttl + operation.retention),
+        "expires_at": None if ttl is None else DatabaseNow() + ttl,
+        "purge_at": None if kept is None else DatabaseNow() + kept,
     }
 
-
-def record_of(key: str, scope: str, row: tuple[Any, ...], *, counted: bool = False) -> Record:
-    """The record in a row of the columns that a dialect selects."""
-    record_id, status, attempt, fingerprint, code, headers, body, *facts = row
-    expired, lapsed, hold, lease_left, ttl_left = facts
-    interrupted = status == Status.IN_PROGRESS and bool(lapsed)
-    completed = status == Status.COMPLETED
-    return Record(
-        key=key,
-        scope=scope,
-        status=Status(status),
-        attempt=attempt,
-        fingerprint=fingerprint,
-        payload=decode(code, headers, body) if completed else None,
-        expired=bool(expired) and status != Status.IN_PROGRESS,
-        interrupted=interrupted,
-        held=interrupted and bool(hold),
-        lease_left=None if lease_left is None else max(0.0, lease_left),
-        ttl_left=None if ttl_left is None else float(ttl_left),
-        counted=counted,
-        record_id=record_id,
-    )
-
-
-def take_over(dialect: Dialect, operation: Operation, before: Record) -> Claim | Record:
-    """Claim a key that has a record, if it is free, unless another contender is faster.
-
-    Args:
-        dialect: of the database that has the record.
-        operation: what wants the key.
-        before: the record, as it was seen before anything was locked.
-    """
-    mine = IdempotencyKeyQuerySet(IdempotencyKey, using=dialect.using).filter(pk=before.record_id)
-    row = _locked(dialect, operation, mine)
-    if row is None:
-        return in_progress(operation)
-    attempt, token, status, same, expired, interrupted, hold, pinned = row
-    expired = expired and not operation.refuse_expired
-    if status == Status.IN_PROGRESS and not (interrupted and same and not hold):
-        return before if before.status is Status.IN_PROGRESS else in_progress(operation)
-    if status == Status.COMPLETED and not expired:
-        return in_progress(operation)  # since we looked; the next retry gets its response
-    steps = IdempotencyStep.objects.using(dialect.using).filter(record=before.record_id)
-    if status == Status.IN_PROGRESS:
-        pinned = True  # the effects of its owner are unknown
-    elif expired or status == Status.COMPLETED:
-        pinned = False
-        steps.delete()
-    elif not same and (pinned or steps.exists()):
-        failed_for_another = (
-            before.status is Status.FAILED and before.fingerprint != operation.fingerprint
-        )
-        return before if failed_for_another else in_progress(operation)  # since we looked, likewise
-    late = status == Status.IN_PROGRESS
-    resumed = late or (same and not expired)
-    token = new_token(token if resumed else "")
-    claim = Claim(operation, attempt + 1, token, before.record_id, interrupted=late)
-    mine.update(**_fresh(claim), pinned=pinned)
-    return claim
-
-
-def _locked(
-    dialect: Dialect, operation: Operation, rows: QuerySet[Any, Any]
-) -> tuple[Any, ...] | None:
-    """The facts that a take-over depends on; the row is locked from here on."""
-    described: QuerySet[Any, Any] = rows.annotate(
-        same=_is(fingerprint=operation.fingerprint),
-        expired=_is(expires_at__lte=DatabaseNow()),
-        interrupted=_is(lease_is_over()),
-    )
-    free: Any = unlocked(dialect.lockable(described, operation))
-    row: tuple[Any, ...] | None = free.values_list(
-        "attempt", "owner_token", "status", "same", "expired", "interrupted", "hold", "pinned"
-    ).first()
-    return row
-
-
-def _is(*conditions: Q, **condition: Any) -> ExpressionWrapper[Any]:
-    """Whether a row fulfils the condition; what is unknown does not."""
-    wanted = Q(*conditions, **condition)
-    return ExpressionWrapper(Coalesce(wanted, False), output_field=BooleanField())
-
-
-def _fresh(claim: Claim) -> dict[str, Any]:
-    """The columns of a row that starts over."""
-    operation = claim.operation
-    lease = operation.lease
-    return {
-        "operation": plain(operation.name, 255),
-        "fingerprint": operation.fingerprint,
-        "status": Status.IN_PROGRESS,
-        "attempt": claim.attempt,
-        "owner_token": claim.token,
-        "lease_expires_at": None if lease is None else DatabaseNow() + lease,
-        "hold": operation.hold,
-        "response_status": None,
-        "response_headers": "[]",
-        "response_body": None,
-        "error": "",
-        "created_at": DatabaseNow(),
-        "completed_at": None,
-        "replay_count": 0,
-        "last_replayed_at": None,
-        "principal": plain(operation.principal, 255),
-        "method": plain(operation.method, 16),
-        "path": plain(operation.path, 2048),
-        "caused_by": operation.caused_by,
-        **lifetime(operation),
-    }
-
-
-PROMPT: Final = 10
-"""A prompt attempt takes less than this fraction of its time to live."""
 
 _FREE: Final = {"status": Status.FAILED, "completed_at": DatabaseNow(), "lease_expires_at": None}
 # In progress under a lease that is over, with a token that no owner has.
@@ -202,27 +81,22 @@ class DatabaseStore(Store):
 
     def acquire(self, operation: Operation) -> Claim | Record:
         self._forbid_misplaced(operation)
-        if operation.lease is None:
-            try:  # by hand, as the hot path: a block of its own is two frames more in a traceback
-                claim_or_record = self._acquire(operation)
-            except DatabaseFault as error:
-                self._raise(error)
-            if isinstance(claim_or_record, Claim):
-                self._dialect.claimed(claim_or_record)
-            return claim_or_record
-        self._dialect.begin()
-        try:
-            with self._translated():
-                return self._acquire(operation)
-        finally:
-            self._dialect.release()  # the lock of the key; others see the row from here on
+        try:  # by hand, as the hot path: a block of its own is two frames more in a traceback
+            return self._acquire(operation)
+        except DatabaseFault as error:
+            self._raise(error)
 
     def _forbid_misplaced(self, operation: Operation) -> None:
         """Refuse a lease in a transaction, and none outside of one."""
         if operation.lease is not None:
             with self._translated():
                 forbid_atomic_block(self.using, f"The claim of {operation.name}")
-        elif not connections[self.using].in_atomic_block:
+        else:
+            self._require_transaction(operation)
+
+    def _require_transaction(self, operation: Operation) -> None:
+        """Refuse a claim without a lease where nothing holds it."""
+        if not connections[self.using].in_atomic_block:
             raise transaction.TransactionManagementError(
                 f"The claim of {operation.name} has no lease, so it needs a transaction, but no "
                 "transaction is open. Open one with the store's transaction(), or give the "
@@ -230,112 +104,117 @@ class DatabaseStore(Store):
             )
 
     def _acquire(self, operation: Operation) -> Claim | Record:
-        token, asked_at = new_token(), time.monotonic()
-        record_id = self._dialect.claim(operation, token)
-        if record_id is not None:
-            return Claim(operation, 1, token, record_id, asked_at)
-        key, scope = operation.key, operation.scope
-        if operation.count_replays and not operation.extend_on_replay:
-            row = self._dialect.replay(operation)
-            if row is not None:
-                return record_of(key, scope, row, counted=True)
-        row = self._dialect.read(key, scope)
-        if row is None:  # an insert that is not committed yet holds the key
-            return in_progress(operation)
-        return self._resolved(operation, record_of(key, scope, row))
+        wanted = Claim(operation, 1, new_token())
+        return self._decided(wanted, self._dialect.claim(wanted))
 
-    def _resolved(self, operation: Operation, record: Record) -> Claim | Record:
-        """The record, or a claim where its key is free."""
-        is_free = record.expired and not operation.refuse_expired
-        if record.status is Status.FAILED or record.interrupted or is_free:
-            with transaction.atomic(using=self.using, savepoint=False):
-                return take_over(self._dialect, operation, record)
-        return record
+    def _decided(self, wanted: Claim, found: Claim | Row | None) -> Claim | Record:
+        """The claim that was found, or the record, or a claim on the record's key if it is free."""
+        operation = wanted.operation
+        if isinstance(found, Claim):
+            return found
+        if found is None:
+            return in_progress(operation)
+        if not self._is_free(operation, found):
+            return found.record(operation.key, operation.scope)
+        with transaction.atomic(using=self.using, savepoint=False):
+            row = self._dialect.row("read_locked", found.record_id)
+            if row is None:  # another contender is faster
+                return in_progress(operation)
+            if not self._is_free(operation, row):  # since we looked
+                return row.record(operation.key, operation.scope)
+            return self._take_over(operation, row)
+
+    def _is_free(self, operation: Operation, row: Row) -> bool:
+        """Whether an operation may have the key of a row."""
+        if row.expired and not operation.refuse_expired:
+            return True
+        same = row.fingerprint == operation.fingerprint
+        if row.status == Status.FAILED:
+            return same or not (row.pinned or self._steps_of(row).exists())
+        return row.interrupted and same and not row.hold
+
+    def _take_over(self, operation: Operation, row: Row) -> Claim:
+        """Claim the key of a row that is free, and locked."""
+        begins_anew = row.expired and not operation.refuse_expired
+        if begins_anew:
+            self._steps_of(row).delete()
+        resumes = row.fingerprint == operation.fingerprint and not begins_anew
+        token = new_token(row.token if resumes else "")
+        claim = Claim(operation, row.attempt + 1, token, row.record_id, interrupted=row.interrupted)
+        lease = operation.lease or self._dialect.least_lease
+        self._rows.filter(pk=row.record_id).update(
+            operation=plain(operation.name, 255),
+            fingerprint=operation.fingerprint,
+            status=Status.IN_PROGRESS,
+            attempt=claim.attempt,
+            owner_token=claim.token,
+            lease_expires_at=None if lease is None else DatabaseNow() + lease,
+            hold=operation.hold,
+            # It is unknown what an interrupted owner has done.
+            pinned=row.interrupted or (row.pinned and not begins_anew),
+            response_status=None,
+            response_headers="[]",
+            response_body=None,
+            error="",
+            created_at=DatabaseNow(),
+            completed_at=None,
+            replay_count=0,
+            last_replayed_at=None,
+            principal=plain(operation.principal, 255),
+            method=plain(operation.method, 16),
+            path=plain(operation.path, 2048),
+            caused_by=operation.caused_by,
+            **lifetime(operation),
+        )
+        return claim
+
+    def _steps_of(self, row: Row) -> QuerySet[IdempotencyStep]:
+        return IdempotencyStep.objects.using(self.using).filter(record=row.record_id)
 
     def acquire_many(self, operations: Sequence[Operation]) -> Sequence[Claim | Record]:
         for operation in {operation.lease is None: operation for operation in operations}.values():
             self._forbid_misplaced(operation)
-        wanted = {(operation.key, operation.scope): operation for operation in reversed(operations)}
-        self._dialect.begin()
-        try:
-            with self._translated():
-                found = self._acquire_batch(wanted)
-        finally:
-            self._dialect.release()  # the locks of the keys with leases; others stay locked
-        results: list[Claim | Record] = []
-        for operation in operations:
-            result = found[operation.key, operation.scope]
-            results.append(result)
-            if isinstance(result, Claim):  # which the first one gets; for others, it is in progress
-                found[operation.key, operation.scope] = in_progress(operation)
-                if operation.lease is None:
-                    self._dialect.claimed(result)
-        return results
-
-    def _acquire_batch(
-        self, wanted: Mapping[tuple[str, str], Operation]
-    ) -> dict[tuple[str, str], Claim | Record]:
-        """Claim operations by key and scope: first what is new, then what is free again."""
-        asked_at = time.monotonic()
-        # In one order everywhere, so that two batches do not wait for each other.
-        tokens = {name: new_token() for name in sorted(wanted)}
-        claims = [(wanted[name], token) for name, token in tokens.items()]
-        ids = self._dialect.claim_many(claims) if claims else {}
-        rest = [name for name, token in tokens.items() if token not in ids]
-        rows = self._dialect.read_many(rest) if rest else {}
-        found: dict[tuple[str, str], Claim | Record] = {}
-        for name, token in tokens.items():
-            operation = wanted[name]
-            if token in ids:
-                found[name] = Claim(operation, 1, token, ids[token], asked_at)
-            elif name in rows:
-                found[name] = self._resolved(operation, record_of(*name, rows[name]))
-            else:  # an insert that is not committed yet holds the key
-                found[name] = in_progress(operation)
-        return found
+        claims = [Claim(operation, 1, new_token()) for operation in distinct(operations)]
+        with self._translated():
+            found = self._dialect.claim_many(claims) if claims else []
+            return deal(operations, list(map(self._decided, claims, found)))
 
     def complete(self, claim: Claim, payload: Payload) -> bool:
+        return self._complete(claim, payload, last=False)
+
+    def complete_last(self, claim: Claim, payload: Payload) -> bool:
+        return self._complete(claim, payload, last=True)
+
+    def _complete(self, claim: Claim, payload: Payload, *, last: bool) -> bool:
+        if not claim.record_id:
+            self._require_transaction(claim.operation)
         try:  # likewise
-            self._refresh_ttl(claim)
-            completed = self._dialect.complete(claim, encode(payload))
+            completed = self._dialect.complete(claim, encode(payload), last=last)
             self._restore_autocommit(claim, commit=completed)
         except DatabaseFault as error:
             self._raise(error)
         return completed
 
     def complete_many(self, responses: Sequence[tuple[Claim, Payload]]) -> Sequence[bool]:
-        if not responses:
-            return []
+        encoded = [(claim, encode(payload)) for claim, payload in responses]
+        new = [response for response in encoded if not response[0].record_id]
+        for claim, _ in new:
+            self._require_transaction(claim.operation)
         with self._translated():
-            for claim, _ in responses:
-                self._refresh_ttl(claim)
-            stored = self._dialect.complete_many([(c, encode(payload)) for c, payload in responses])
-            self._restore_autocommit(responses[0][0], commit=bool(stored))
-        return [claim.token in stored for claim, _ in responses]
-
-    def _refresh_ttl(self, claim: Claim) -> None:
-        """Let the time to live count from now, if a notable part of it is over.
-
-        Not after every attempt: these columns have indexes, which a quick one leaves as they are.
-        """
-        ttl = claim.operation.ttl
-        if ttl is not None and (time.monotonic() - claim.asked_at) * PROMPT > ttl.total_seconds():
-            self._mine(claim).update(**lifetime(claim.operation))
-
-    def is_running(self, operation: Operation) -> bool:
-        if self._dialect.is_claimed(operation.key, operation.scope):
-            return True
-        if connections[self.using].needs_rollback:
-            return False  # a request's transaction that has met the lock cannot be asked
-        try:
-            record = self.get(operation.key, operation.scope)
-        except (OperationInProgress, StoreUnavailable):
-            return False
-        return record is not None and record.status is Status.IN_PROGRESS
+            if new:
+                self._dialect.insert_many(new)
+            completed = [not c.record_id or self._dialect.complete(c, each) for c, each in encoded]
+            if responses:
+                self._restore_autocommit(responses[0][0], commit=any(completed))
+        return completed
 
     def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
         with self._translated():
             self._restore_autocommit(claim, commit=False)
+            if not claim.record_id:
+                self._require_transaction(claim.operation)
+                self._dialect.insert_failed(claim, error, pinned=pinned, held=held)
+                return True
             failed = self._mine(claim).update(
                 error=plain(error, 4096),
                 **(_HELD if held else _FREE),
@@ -375,15 +254,20 @@ class DatabaseStore(Store):
     def get(self, key: str, scope: str) -> Record | None:
         with self._translated():
             row = self._dialect.read(key, scope)
-        return record_of(key, scope, row) if row else None
+        return row.record(key, scope) if row else None
 
     def get_many(self, names: Sequence[tuple[str, str]]) -> Sequence[Record | None]:
         with self._translated():
             rows = self._dialect.read_many(names)
-        return [record_of(*name, rows[name]) if name in rows else None for name in names]
+        return [rows[name].record(*name) if name in rows else None for name in names]
 
     def record_replay(self, record: Record, operation: Operation) -> None:
-        self.record_replays([(record, operation)])
+        ours = StoreTransaction.whole(connections[self.using])
+        only_counts = operation.count_replays and not operation.extend_on_replay
+        if ours is not None and only_counts and "count" in self._dialect.sql:
+            ours.replayed.append(record.record_id)
+        else:
+            self.record_replays([(record, operation)])
 
     def record_replays(self, replays: Sequence[tuple[Record, Operation]]) -> None:
         alike: dict[object, list[tuple[Record, Operation]]] = {}
@@ -407,8 +291,12 @@ class DatabaseStore(Store):
             changes |= {"replay_count": F("replay_count") + 1, "last_replayed_at": DatabaseNow()}
         if operation.extend_on_replay:
             changes |= lifetime(operation)
-        rows = self._rows.filter(pk__in=[record.record_id for record in records])
+        ids = [record.record_id for record in records]
+        rows = self._rows.filter(pk__in=ids)
         try:
+            if "count" in self._dialect.sql and not operation.extend_on_replay:
+                self._dialect.execute(self._dialect.sql["count"], ids)
+                return
             with transaction.atomic(using=self.using):
                 if locked := [*unlocked(rows.order_by("pk")).values_list("pk", flat=True)]:
                     self._rows.filter(pk__in=locked).update(**changes)
@@ -520,6 +408,9 @@ class DatabaseStore(Store):
 
     def _raise(self, error: DatabaseFault) -> NoReturn:
         connection = connections[self.using]
+        ours = StoreTransaction.whole(connection)
+        if ours is not None and ours.sent_commit:  # whose end says what that means
+            raise error
         try:
             raise_translated(self._dialect, error)
         except (StoreUnavailable, OperationInProgress):

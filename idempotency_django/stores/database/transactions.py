@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Final, NoReturn
+import logging
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
@@ -12,17 +11,25 @@ from django.db import InterfaceError, InternalError, OperationalError, connectio
 
 from ...errors import (
     UNCONFIRMED_MESSAGE,
-    ClaimLost,
     IdempotencyError,
     OperationInProgress,
     StoreUnavailable,
 )
 from ..atomic_blocks import IN_NINJA, is_open
 from .checks import NOT_MIGRATED
-from .dialects import Dialect, Pipeline
+
+if TYPE_CHECKING:
+    from .dialects import Dialect
+
+logger = logging.getLogger("idempotency_django")
 
 _NO_TRANSACTION: Final = "25P01"
 """PostgreSQL's code where the transaction was ended unseen, and a savepoint went with it."""
+
+REFUSED_MESSAGE: Final = (
+    "The database could not commit because of a conflict with another transaction, and has "
+    "rolled back. Retry later with the same key."
+)
 
 
 def translate_error(
@@ -37,6 +44,8 @@ def translate_error(
     """
     if dialect.is_missing(error):
         return ImproperlyConfigured(NOT_MIGRATED.format(using=dialect.using))
+    if dialect.is_taken(error):  # by a transaction that this one's snapshot cannot see
+        return OperationInProgress(REFUSED_MESSAGE)
     ended = dialect.was_ended_by_server(error)
     lost = ended or isinstance(error, OperationalError | InterfaceError)
     if lost and dialect.is_busy(error):
@@ -57,12 +66,6 @@ def raise_translated(dialect: Dialect, error: DatabaseFault) -> NoReturn:
     if better is error:
         raise error
     raise better from error
-
-
-REFUSED_MESSAGE: Final = (
-    "The database could not commit because of a conflict with another transaction, and has "
-    "rolled back. Retry later with the same key."
-)
 
 
 def without_autocommit(
@@ -98,9 +101,11 @@ def forbid_atomic_block(using: str, what: str) -> None:
         )
 
 
-@dataclass(slots=True)
-class StoreTransaction:
+class StoreTransaction(transaction.Atomic):
     """A transaction whose begin and commit raise the store's own errors.
+
+    Its last statement may be sent in one message with its COMMIT, if it is a whole one: no other
+    surrounds it.
 
     Args:
         dialect: of its database.
@@ -108,79 +113,86 @@ class StoreTransaction:
             elsewhere is not undone with a part of it, so that a part has never failed for certain.
     """
 
-    dialect: Dialect
-    spans_operation: bool = False
-    _atomic: transaction.Atomic = field(init=False)
-    _pipeline: Pipeline | None = field(default=None, init=False)
-    _committed: list[bool] = field(default_factory=list, init=False)
+    def __init__(self, dialect: Dialect, *, spans_operation: bool = False) -> None:
+        super().__init__(dialect.using, savepoint=True, durable=False)
+        self._dialect = dialect
+        self._spans_operation = spans_operation
+        self.committed = False
+        """Whether it is known to be committed."""
+        self.sent_commit = False
+        """Whether its last statement has failed together with the COMMIT."""
+        self._stopped = False
+        self.replayed: list[int] = []
+        """The records whose replays are counted at its end."""
+
+    @classmethod
+    def whole(cls, connection: Any) -> StoreTransaction | None:
+        """The running transaction, if it is one of these, and whole."""
+        blocks = connection.atomic_blocks
+        is_ours = len(blocks) == 1 and isinstance(blocks[0], cls) and connection.commit_on_exit
+        return blocks[0] if is_ours else None
+
+    def fail_to_commit(self, *, stopped: bool) -> None:
+        """Note that the last statement has failed together with the COMMIT.
+
+        Args:
+            stopped: whether the statement was refused, so that the COMMIT was not executed.
+        """
+        self.sent_commit, self._stopped = True, stopped
 
     def __enter__(self) -> None:
-        dialect = self.dialect
-        if self.spans_operation:
-            dialect.begin()
-        self._atomic = transaction.atomic(using=dialect.using)
+        connection = connections[self._dialect.using]
         try:
-            self._pipeline = dialect.new_pipeline()
-            self._atomic.__enter__()
-        except BaseException as error:
-            self._finish()
-            if isinstance(error, DatabaseFault):
-                raise_translated(dialect, error)
-            raise
-        connection = connections[dialect.using]
-        # A project that has turned autocommit off by hand commits by hand.
-        if not (connection.commit_on_exit or connection.settings_dict["AUTOCOMMIT"]):
-            refusal = without_autocommit(dialect.using)
-            self._end(refusal)
-            raise refusal
+            if not (connection.settings_dict["AUTOCOMMIT"] or _commits(connection)):
+                raise without_autocommit(self._dialect.using)
+            super().__enter__()
+        except DatabaseFault as error:
+            raise_translated(self._dialect, error)
         if len(connection.atomic_blocks) == 1:  # within others, no hook runs here
-            note = partial(self._committed.append, True)  # the first of all hooks
-            transaction.on_commit(note, using=dialect.using, robust=True)
+            connection.on_commit(self._note_commit, robust=True)  # the first of all hooks
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self._end(error)
-            return
-        ended = False
+    def _note_commit(self) -> None:
+        self.committed = True
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if error is None and self.replayed and not connections[self._dialect.using].needs_rollback:
+            count = self._dialect.sql["count"]
+            try:
+                self._dialect.execute_last(count, self.replayed, unsure=False)
+            except DatabaseFault as fault:
+                logger.warning("A replay was not counted.", exc_info=True)
+                super().__exit__(type(fault), fault, None)
+                return
         try:
-            if self._pipeline is not None and not self._pipeline.commit():
-                raise ClaimLost
-            ended = True
-            self._end(None)
+            super().__exit__(kind, error, trace)
         except BaseException as fault:
             meaning = self._meaning(fault)
-            if not ended:
-                self._end(meaning)
             if meaning is fault:
                 raise
             raise meaning from fault
-
-    def _end(self, error: BaseException | None) -> None:
-        try:
-            self._atomic.__exit__(None if error is None else type(error), error, None)
-        finally:
-            self._finish()
-
-    def _finish(self) -> None:
-        """End what lasts as long as the transaction."""
-        try:
-            if self._pipeline is not None:
-                self._pipeline.end()
-        finally:
-            if self.spans_operation:
-                self.dialect.release()
+        if self.sent_commit and isinstance(error, DatabaseFault):
+            meaning = self._meaning(error)
+            if meaning is not error:
+                raise meaning from error
 
     def _meaning(self, fault: BaseException) -> BaseException:
         """The error that a commit which raised this stands for."""
-        if isinstance(fault, IdempotencyError) and self._committed:  # a hook's, after the commit
+        dialect = self._dialect
+        if isinstance(fault, IdempotencyError) and self.committed:  # a hook's, after the commit
             fault.foreign = True
-        if self._committed or not isinstance(fault, DatabaseFault):
+        if self.committed or not isinstance(fault, DatabaseFault):
             return fault
-        if self.spans_operation and self.dialect.is_busy(fault):
+        if self._spans_operation and dialect.is_busy(fault):
             return OperationInProgress(REFUSED_MESSAGE)
-        stopped = self._pipeline is not None and self._pipeline.stopped_before_commit
-        if stopped or self.dialect.was_ended_by_server(fault):
-            return translate_error(self.dialect, fault, rolled_back=True)
+        if self._stopped or dialect.was_ended_by_server(fault):
+            return translate_error(dialect, fault, rolled_back=True)
         unsure = isinstance(fault, OperationalError | InterfaceError)
-        unsure = unsure or self.dialect.code(fault.__cause__) == _NO_TRANSACTION
+        unsure = unsure or dialect.code(fault.__cause__) == _NO_TRANSACTION
         return StoreUnavailable(UNCONFIRMED_MESSAGE) if unsure else fault
+
+
+def _commits(connection: Any) -> bool:
+    """Whether what is written on a connection is committed."""
+    if connection.in_atomic_block:
+        return bool(connection.commit_on_exit)
+    return bool(connection.get_autocommit())

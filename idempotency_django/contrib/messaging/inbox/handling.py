@@ -282,9 +282,6 @@ class OwnRecord(Store):
     def is_busy(self, error: BaseException) -> bool:
         return self._store.is_busy(error)
 
-    def is_running(self, operation: Operation) -> bool:
-        return False  # who holds the lock of the database is not handling this message
-
     def was_ended_by_server(self, error: BaseException) -> bool:
         return self._store.was_ended_by_server(error)
 

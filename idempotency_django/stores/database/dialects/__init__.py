@@ -1,22 +1,13 @@
-"""The differences between databases on the hot path, one module each, by Django's ``vendor``."""
+"""The differences between databases, one module each, by Django's ``vendor``."""
 
 from __future__ import annotations
 
-from .base import Dialect, plain
+from .base import Dialect, Row, plain
 from .mysql import MySQL
-from .pipelining import Pipeline
 from .postgresql import PostgreSQL
 from .sqlite import SQLite
 
-__all__ = [
-    "DIALECTS",
-    "Dialect",
-    "MySQL",
-    "Pipeline",
-    "PostgreSQL",
-    "SQLite",
-    "plain",
-]
+__all__ = ["DIALECTS", "Dialect", "MySQL", "PostgreSQL", "Row", "SQLite", "plain"]
 
 DIALECTS: dict[str, type[Dialect]] = {
     "postgresql": PostgreSQL,

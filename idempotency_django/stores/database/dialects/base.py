@@ -1,29 +1,40 @@
-"""The differences between databases on the hot path: the lock of a key, and the SQL.
+"""What differs between databases: the lock of a key, the clock, and the SQL.
 
-On every database, the unique index makes two owners impossible. The lock tells a duplicate at once
-that it is one; the index alone would make it wait.
+On every database, the unique index makes two owners impossible. The lock of a key tells a duplicate
+that it is one before its handler runs.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from datetime import timedelta
-from typing import Any, ClassVar
+from functools import lru_cache
+from typing import Any, ClassVar, Final, NamedTuple
 
 from django.db import Error as DatabaseFault
 from django.db import connections
-from django.db.models import QuerySet
 
-from ....models import GRACE, IdempotencyKey
-from ...codec import StoredPayload
-from ...records import Claim, Operation, Step
-from .pipelining import Pipeline
-from .statements import Parameters, statements
+from ....models import STEPS_INDEX, IdempotencyKey, IdempotencyStep
+from ...codec import StoredPayload, decode, dump_text
+from ...records import Claim, Record, Status, Step
+
+_FACTS: Final = (
+    "id, status, attempt, fingerprint, owner_token, hold, pinned, response_status, "
+    "response_headers, response_body, {lease_left}, {ttl_left}"
+)
+OWNED: Final = "id = %s AND owner_token = %s AND status = 'in_progress'"
+"""The row of a claim, as long as it is its owner's."""
+PURGEABLE: Final = (
+    "purge_at <= {shifted} AND (status <> 'in_progress' OR NOT hold AND lease_expires_at <= {now})"
+)
+"""Of the rows in progress, only the interrupted ones that are not held."""
+_DESCRIPTION: Final = (
+    "{key}, scope, operation, fingerprint, owner_token, principal, method, path, caused_by"
+)
 
 
 def plain(text: str, limit: int) -> str:
@@ -33,36 +44,82 @@ def plain(text: str, limit: int) -> str:
     )
 
 
-def lock_digest(operation: Operation, size: int) -> bytes:
-    name = f"idempotency_django:{len(operation.key)}:{operation.key}{operation.scope}"
-    return hashlib.blake2b(name.encode(), digest_size=size).digest()
+class Row(NamedTuple):
+    """The columns of a row that are read."""
+
+    record_id: int
+    status: str
+    attempt: int
+    fingerprint: str
+    token: str
+    hold: bool
+    pinned: bool
+    code: int
+    headers: str
+    body: bytes | memoryview | None
+    lease_left: float | None
+    """Seconds until its lease ends, by the database's clock."""
+    ttl_left: float | None
+    """Seconds until its time to live ends, likewise."""
+
+    @property
+    def expired(self) -> bool:
+        """Whether its time to live is over; it is not looked at before the attempt has ended."""
+        is_over = self.ttl_left is not None and self.ttl_left <= 0
+        return is_over and self.status != Status.IN_PROGRESS
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether its owner is dead, or late."""
+        is_over = self.lease_left is not None and self.lease_left <= 0
+        return is_over and self.status == Status.IN_PROGRESS
+
+    def record(self, key: str, scope: str) -> Record:
+        """The record of its key."""
+        completed = self.status == Status.COMPLETED
+        return Record(
+            key=key,
+            scope=scope,
+            status=Status(self.status),
+            attempt=self.attempt,
+            fingerprint=self.fingerprint,
+            payload=decode(self.code, self.headers, self.body) if completed else None,
+            expired=self.expired,
+            interrupted=self.interrupted,
+            held=self.interrupted and bool(self.hold),
+            lease_left=None if self.lease_left is None else max(0.0, float(self.lease_left)),
+            ttl_left=None if self.ttl_left is None else float(self.ttl_left),
+            record_id=self.record_id,
+        )
 
 
-def values_of(operation: Operation, token: str) -> dict[str, Any]:
-    """The parameters of the statements that claim, besides the lock."""
-    ttl = None if operation.ttl is None else operation.ttl.total_seconds()
-    return {
-        "key": operation.key,
-        "scope": operation.scope,
-        "operation": plain(operation.name, 255),
-        "fingerprint": operation.fingerprint,
-        "owner_token": token,
-        "principal": plain(operation.principal, 255),
-        "method": plain(operation.method, 16),
-        "path": plain(operation.path, 2048),
-        "caused_by": operation.caused_by,
-        "hold": operation.hold,
-        "ttl": ttl,
-        "kept": None if ttl is None else ttl + operation.retention.total_seconds(),
-        "lease": None if operation.lease is None else operation.lease.total_seconds(),
-    }
+class Insertion(NamedTuple):
+    """A new row: an ``INSERT`` up to its columns, their values as SQL, and its parameters."""
+
+    into: str
+    values: str
+    given: tuple[Any, ...]
+
+    @property
+    def sql(self) -> str:
+        """The whole statement."""
+        return f"{self.into} VALUES ({self.values})"
 
 
 class Dialect(ABC):
-    """The hot path's SQL for one kind of database."""
+    """The SQL for one kind of database, composed from the model's own names.
 
-    vendor: ClassVar[str]
-    """Django's name of it, and that of the file with its SQL."""
+    Building it through the ORM for each request would take longer than running it.
+    """
+
+    now: ClassVar[str]
+    """The database's clock when the statement starts."""
+    shifted: ClassVar[str]
+    """The same, and a parameter's seconds later."""
+    left: ClassVar[str]
+    """The seconds from then until the time in a column ``{}``."""
+    statements: ClassVar[Mapping[str, str]]
+    """Its statements, where it has others than ``shared``."""
     busy: ClassVar[frozenset[object]]
     """The error codes of conflicts with another transaction."""
     read_only: ClassVar[frozenset[object]] = frozenset()
@@ -73,33 +130,209 @@ class Dialect(ABC):
     """The error codes of a transaction that the server ended after a timeout."""
     locks_database: ClassVar[bool] = False
     """Whether a transaction that writes locks the database for all others."""
+    least_lease: ClassVar[timedelta | None] = None
+    """The lease of a claim that has none."""
+
+    shared: ClassVar[Mapping[str, str]] = {
+        "read": f"SELECT {_FACTS} FROM {{table}} WHERE {{key}} = %s AND scope = %s",
+        "read_locked": f"SELECT {_FACTS} FROM {{table}} WHERE id = %s FOR UPDATE SKIP LOCKED",
+        "complete": (
+            "UPDATE {table} SET status = 'completed', response_status = %s, response_headers = %s, "
+            "response_body = %s, completed_at = {now}, lease_expires_at = NULL, "
+            f"expires_at = [expires_at], purge_at = [purge_at] WHERE {OWNED}"
+        ),
+        # Locks the row of a claim until the transaction ends.
+        "fence": f"SELECT 1 FROM {{table}} WHERE {OWNED} FOR UPDATE",
+        # Locks it likewise, and adds a step to it.
+        "save_step": (
+            "INSERT INTO {steps} (record_id, name, attempt, result, completed_at) "
+            f"SELECT id, %s, %s, %s, {{now}} FROM {{table}} WHERE {OWNED} FOR UPDATE"
+        ),
+    }
 
     def __init__(self, using: str, *, combine: bool = True) -> None:
         self.using = using
         self.combine = combine
         """Whether several statements may be sent in one message."""
-        self.sql = statements(self.vendor, connections[using].ops.quote_name)
-        self._open = threading.local()
+        quote = connections[using].ops.quote_name
+        self.names = {
+            "table": quote(IdempotencyKey._meta.db_table),
+            "steps": quote(IdempotencyStep._meta.db_table),
+            "steps_index": quote(STEPS_INDEX),
+            "key": quote("key"),  # which is a reserved word of MySQL
+            "now": self.now,
+            "shifted": self.shifted,
+            "lease_left": self.left.format("lease_expires_at"),
+            "ttl_left": self.left.format("expires_at"),
+        }
+        templates = {**self.shared, **self.statements}
+        self.sql = {name: text.format(**self.names) for name, text in templates.items()}
+        self._completion = lru_cache(maxsize=256)(self._compose_completion)
+        self._insertion = lru_cache(maxsize=256)(self._compose_insertion)
 
-    def _cursor(self) -> AbstractContextManager[Any]:
-        return connections[self.using].cursor()
+    def after(self, duration: timedelta | None) -> str:
+        """The time that long from now; ``None``: none."""
+        if duration is None:
+            return "NULL"
+        return self.shifted.replace("%s", f"{duration.total_seconds():f}")
 
-    def _execute(self, statement: str, given: Parameters) -> int:
-        """Execute a statement; return the number of rows found or written."""
-        with self._cursor() as cursor:
-            cursor.execute(self.sql[statement], given)
+    # Asking the database.
+
+    def execute(self, sql: str, *given: Any) -> int:
+        """Execute a statement; the number of rows that it found or wrote."""
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(sql, given)
             return int(cursor.rowcount)
 
-    def _rows(self, statement: str, given: Parameters) -> list[tuple[Any, ...]]:
-        """The rows that a statement selects."""
-        with self._cursor() as cursor:
+    def execute_last(self, sql: str, *given: Any, unsure: bool = True) -> bool:
+        """Execute the last statement of a transaction, maybe together with its COMMIT.
+
+        Args:
+            sql: the statement.
+            given: its parameters.
+            unsure: whether it may find no row; then it must not be committed.
+
+        Returns:
+            Whether it found a row.
+        """
+        return bool(self.execute(sql, *given))
+
+    def rows(self, statement: str, *given: Any) -> list[tuple[Any, ...]]:
+        """The rows that a statement selects, or deletes."""
+        with connections[self.using].cursor() as cursor:
             cursor.execute(self.sql[statement], given)
             return list(cursor.fetchall())
 
-    def _row(self, statement: str, given: Parameters) -> tuple[Any, ...] | None:
-        """The row that a statement selects, or ``None``."""
-        rows = self._rows(statement, given)
-        return rows[0] if rows else None
+    def row(self, statement: str, *given: Any) -> Row | None:
+        """The row of a key that a statement selects, if there is one."""
+        rows = self.rows(statement, *given)
+        return Row._make(rows[0]) if rows else None
+
+    def read(self, key: str, scope: str) -> Row | None:
+        """The row of a key."""
+        return self.row("read", key, scope)
+
+    def read_many(self, names: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], Row]:
+        """The rows of several keys, by key and scope."""
+        return {name: row for name in names if (row := self.read(*name)) is not None}
+
+    # Claims.
+
+    @abstractmethod
+    def claim(self, claim: Claim) -> Claim | Row | None:
+        """Claim a key that has no row, or return its row. ``None``: it is claimed elsewhere.
+
+        With a lease, the claim returned has a row, which all can see. Without one, nothing need be
+        written before the response: the running transaction holds the lock of the key.
+        """
+
+    def claim_many(self, claims: Sequence[Claim]) -> Sequence[Claim | Row | None]:
+        """:meth:`claim` for several keys, in their order."""
+        return [self.claim(claim) for claim in claims]
+
+    def insertion(
+        self,
+        claim: Claim,
+        status: Status,
+        response: StoredPayload | None = None,
+        *,
+        error: str = "",
+        lease: timedelta | None = None,
+        pinned: bool = False,
+        held: bool = False,
+    ) -> Insertion:
+        """The first row of a claim's key."""
+        operation = claim.operation
+        hold = held or operation.hold
+        into, values = self._insertion(status, operation.ttl, operation.kept, lease, hold, pinned)
+        given = (
+            operation.key,
+            operation.scope,
+            plain(operation.name, 255),
+            operation.fingerprint,
+            claim.origin if held else claim.token,  # which no owner has
+            plain(operation.principal, 255),
+            plain(operation.method, 16),
+            plain(operation.path, 2048),
+            operation.caused_by,
+            claim.asked_at - time.monotonic(),
+            dump_text(plain(error, 4096)),
+        )
+        if response is not None:
+            given += astuple(response)
+        return Insertion(into, values, given)
+
+    def _compose_insertion(
+        self,
+        status: Status,
+        ttl: timedelta | None,
+        kept: timedelta | None,
+        lease: timedelta | None,
+        hold: bool,
+        pinned: bool,
+    ) -> tuple[str, str]:
+        columns = dict.fromkeys(_DESCRIPTION.format(**self.names).split(", "), "%s") | {
+            "created_at": self.shifted,
+            "error": "%s",
+            "status": f"'{status}'",
+            "attempt": "1",
+            "hold": str(hold),
+            "pinned": str(pinned),
+            "replay_count": "0",
+            "lease_expires_at": self.after(lease),
+            "expires_at": self.after(ttl),
+            "purge_at": self.after(kept),
+        }
+        if status is not Status.IN_PROGRESS:
+            columns["completed_at"] = self.now
+        if status is Status.COMPLETED:
+            response = ("response_status", "response_headers", "response_body")
+            columns |= dict.fromkeys(response, "%s")
+        else:
+            columns["response_headers"] = "'[]'"
+        into = f"INSERT INTO {self.names['table']} ({', '.join(columns)})"
+        return into, ", ".join(columns.values())
+
+    def complete(self, claim: Claim, response: StoredPayload, *, last: bool = False) -> bool:
+        """Store the response of a claim, if it is its owner's."""
+        operation = claim.operation
+        if not claim.record_id:
+            insertion = self.insertion(claim, Status.COMPLETED, response)
+            sql, given = insertion.sql, insertion.given
+        else:
+            sql = self._completion(operation.ttl, operation.kept)
+            given = (*astuple(response), claim.record_id, claim.token)
+        if last:
+            return self.execute_last(sql, *given, unsure=bool(claim.record_id))
+        return bool(self.execute(sql, *given))
+
+    def _compose_completion(self, ttl: timedelta | None, kept: timedelta | None) -> str:
+        sql = self.sql["complete"]
+        return sql.replace("[expires_at]", self.after(ttl)).replace("[purge_at]", self.after(kept))
+
+    def insert_many(self, responses: Sequence[tuple[Claim, StoredPayload]]) -> None:
+        """Store the responses of claims that have no rows."""
+        rows = [self.insertion(claim, Status.COMPLETED, response) for claim, response in responses]
+        values = ", ".join(f"({row.values})" for row in rows)
+        given = (parameter for row in rows for parameter in row.given)
+        self.execute(f"{rows[0].into} VALUES {values}", *given)
+
+    def insert_failed(self, claim: Claim, error: str, *, pinned: bool, held: bool) -> None:
+        """Store why an attempt ended that has no row; if it is held, under a lease that is over."""
+        status, lease = (Status.IN_PROGRESS, timedelta(0)) if held else (Status.FAILED, None)
+        row = self.insertion(claim, status, error=error, lease=lease, pinned=pinned, held=held)
+        self.execute(row.sql, *row.given)
+
+    # Leases and steps.
+
+    def fence(self, claim: Claim) -> bool:
+        """Lock the claim's row, at the end of a transaction; ``False``: it is not its owner's."""
+        return self.execute_last(self.sql["fence"], claim.record_id, claim.token)
+
+    def save_step(self, claim: Claim, step: Step) -> bool:
+        """Lock the claim's row likewise, and add a step to it, which is in the codec's form."""
+        given = (step.name, step.attempt, step.result)
+        return self.execute_last(self.sql["save_step"], *given, claim.record_id, claim.token)
 
     @abstractmethod
     def extend(self, claims: Sequence[Claim], seconds: float) -> set[int]:
@@ -110,131 +343,39 @@ class Dialect(ABC):
 
     def owned(self, claims: Sequence[Claim]) -> set[int]:
         """The records of those claims that are their owners', locked or not."""
-        return self._records("owned", claims)
+        return {row[0] for row in self.rows("owned", *self.described(claims))}
 
-    def _records(self, statement: str, claims: Sequence[Claim], **given: Any) -> set[int]:
-        """The records that a statement on claims selects."""
-        return {row[0] for row in self._rows(statement, {**self._described(claims), **given})}
-
-    def _described(self, claims: Sequence[Claim]) -> dict[str, Any]:
+    def described(self, claims: Sequence[Claim]) -> Sequence[Any]:
         """The parameters that describe claims: their records, and their owners' tokens.
 
         Each token is of one claim only, so that a set of them need not be paired.
         """
-        return {
-            "ids": json.dumps([claim.record_id for claim in claims]),
-            "tokens": json.dumps([claim.token for claim in claims]),
-        }
+        return (
+            json.dumps([claim.record_id for claim in claims]),
+            json.dumps([claim.token for claim in claims]),
+        )
+
+    # The end of records.
 
     def purge(self, older_than: timedelta, limit: int) -> int:
         """Delete one batch of purgeable records, with their steps; how many?
 
         The caller has opened a transaction.
         """
-        given = {
-            "older_than": older_than.total_seconds(),
-            "limit": limit,
-            "grace": GRACE.total_seconds(),
-        }
-        return self._purge(given)
+        rows = self.rows("choose_purgeable", -older_than.total_seconds(), limit)
+        chosen = json.dumps([row[0] for row in rows])
+        self.execute(self.sql["purge_steps"], chosen)
+        return self.execute(self.sql["purge"], chosen)
 
-    def _purge(self, given: Parameters) -> int:
-        chosen = [row[0] for row in self._rows("choose_purgeable", given)]
-        self._execute("purge_steps", {"ids": json.dumps(chosen)})
-        return self._execute("purge", {"ids": json.dumps(chosen)})
-
-    def complete(self, claim: Claim, response: StoredPayload) -> bool:
-        """Store the response of a claim, if it is its owner's."""
-        given = {
-            "code": response.status,
-            "headers": response.headers,
-            "body": response.body,
-            "id": claim.record_id,
-            "token": claim.token,
-        }
-        return self.write_response(claim, given)
-
-    def complete_many(self, responses: Sequence[tuple[Claim, StoredPayload]]) -> set[str]:
-        """Store the responses of those claims that are their owners'; their tokens."""
-        return {claim.token for claim, response in responses if self.complete(claim, response)}
-
-    def claim_many(self, wanted: Sequence[tuple[Operation, str]]) -> dict[str, int]:
-        """Insert the rows of new operations, each with its token; return the ids by token."""
-        claimed = {token: self.claim(operation, token) for operation, token in wanted}
-        return {token: number for token, number in claimed.items() if number is not None}
-
-    @abstractmethod
-    def claim(self, operation: Operation, token: str) -> int | None:
-        """Insert the operation's row and lock its key; ``None`` where either cannot be had now."""
-
-    def lockable(
-        self, rows: QuerySet[IdempotencyKey], operation: Operation
-    ) -> QuerySet[IdempotencyKey]:
-        """The rows, narrowed to nothing when the operation's key is locked elsewhere."""
-        return rows
-
-    def new_pipeline(self) -> Pipeline | None:
-        """The messages of a transaction that begins now; ``None``: one for each statement."""
-        return None
-
-    def claimed(self, claim: Claim) -> None:
-        """The running transaction holds the claim."""
-
-    def is_claimed(self, key: str, scope: str) -> bool:
-        """Whether an open transaction of this process is known to hold a claim on the key."""
-        return False
-
-    def begin(self) -> None:
-        """A transaction begins, maybe within another one; :meth:`release` follows each."""
-        self._open.depth = getattr(self._open, "depth", 0) + 1
-
-    def remember_lock(self, lock: Any) -> None:
-        """The running transaction holds something that its end does not free."""
-        self._open.locks = [*getattr(self._open, "locks", []), lock]
-
-    def release(self) -> None:
-        """Free what the transaction holds, when the outermost has ended."""
-        self._open.depth -= 1
-        if not self._open.depth and (locks := getattr(self._open, "locks", [])):
-            self._open.locks = []
-            self.free(locks)
-
-    def free(self, locks: Sequence[Any]) -> None:
-        """Free what a transaction of this thread has held."""
-
-    def write_response(self, claim: Claim, given: Parameters) -> bool:
-        """Execute what stores a response."""
-        return bool(self._execute("complete", given))
-
-    def fence(self, claim: Claim) -> bool:
-        """Lock the claim's row, at the end of a transaction; ``False``: it is not its owner's."""
-        return self.write_fence("fence", {"id": claim.record_id, "token": claim.token})
-
-    def write_fence(self, statement: str, given: Parameters) -> bool:
-        """Execute what locks the claim's row, and what may add a step to it."""
-        return bool(self._execute(statement, given))
-
-    def save_step(self, claim: Claim, step: Step) -> bool:
-        """Lock the claim's row likewise, and add a step to it, which is in the codec's form."""
-        given = {
-            "name": step.name,
-            "attempt": step.attempt,
-            "result": step.result,
-            "id": claim.record_id,
-            "token": claim.token,
-        }
-        return self.write_fence("save_step", given)
-
-    def read(self, key: str, scope: str) -> tuple[Any, ...] | None:
-        return self._row("read", {"key": key, "scope": scope, "grace": GRACE.total_seconds()})
-
-    def read_many(self, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Any]:
-        """The rows of these keys and scopes, as :meth:`read` has them, by key and scope."""
-        return {name: row for name in names if (row := self.read(*name)) is not None}
+    # What its errors say.
 
     def is_busy(self, error: BaseException) -> bool:
         """Whether a database error is a conflict with another transaction, not a fault."""
         return self.code(error.__cause__) in self.busy
+
+    @abstractmethod
+    def is_taken(self, error: BaseException) -> bool:
+        """Whether a database error says that the key has got a row from another transaction."""
 
     def is_read_only(self, error: BaseException) -> bool:
         """Whether a database error says that nothing can be written, for example to a standby."""
@@ -251,10 +392,3 @@ class Dialect(ABC):
     @abstractmethod
     def code(self, error: BaseException | None) -> object:
         """The driver's code of an error."""
-
-    def replay(self, operation: Operation) -> tuple[Any, ...] | None:
-        """Count a replay of the operation and select it, in one statement where there is one.
-
-        ``None``: it is not completed, expired, a different request, or locked.
-        """
-        return None

@@ -4,80 +4,103 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Final
 
 from django.db import Error as DatabaseFault
-from django.db import IntegrityError, OperationalError, connections, transaction
-from django.db.models import QuerySet
+from django.db import connections, transaction
 
-from ....models import IdempotencyKey
-from ...records import Claim, Operation
-from .base import Dialect, lock_digest, values_of
+from ....models import UNIQUE_KEY
+from ...records import Claim, Status
+from .base import PURGEABLE, Dialect, Row
+
+# From claims to their rows by the primary key: IN might read the whole table.
+_OWNERS: Final = (
+    "JSON_TABLE(%s, '$[*]' COLUMNS (id BIGINT PATH '$[0]', token VARCHAR(32) PATH '$[1]')) mine "
+    "STRAIGHT_JOIN {table} row_of FORCE INDEX FOR JOIN (PRIMARY) ON row_of.id = mine.id"
+)
+_ARE_OWNERS: Final = "WHERE row_of.owner_token = mine.token AND row_of.status = 'in_progress'"
+# Likewise. Where few rows are left, IN would wait for each locked row: two purges would deadlock.
+_BATCH: Final = "JSON_TABLE(%s, '$[*]' COLUMNS (id BIGINT PATH '$')) batch STRAIGHT_JOIN"
 
 
 class MySQL(Dialect):
-    """The lock is a named one of the session, taken before the INSERT and released after COMMIT."""
+    """The lock is that of the row, which is there from the claim on.
 
-    vendor = "mysql"
+    Looking comes first: an INSERT that fails would lock the gap, and with it other keys.
+    """
+
+    now = "UTC_TIMESTAMP(6)"
+    shifted = "UTC_TIMESTAMP(6) + INTERVAL %s SECOND"
+    left = "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {}) / 1e6"
+    statements = {
+        "read_current": f"{Dialect.shared['read']} FOR UPDATE SKIP LOCKED",
+        "owned": f"SELECT row_of.id FROM {_OWNERS} {_ARE_OWNERS}",
+        # No UPDATE skips what is locked.
+        "lock_owned": f"SELECT row_of.id FROM {_OWNERS} {_ARE_OWNERS} FOR UPDATE SKIP LOCKED",
+        "extend": f"UPDATE {_OWNERS} SET row_of.lease_expires_at = {{shifted}}",
+        "choose_purgeable": (
+            f"SELECT id FROM {{table}} WHERE {PURGEABLE} ORDER BY purge_at LIMIT %s "
+            "FOR UPDATE SKIP LOCKED"
+        ),
+        "purge_steps": (
+            f"DELETE target FROM {_BATCH} {{steps}} target FORCE INDEX FOR JOIN ({{steps_index}}) "
+            "ON target.record_id = batch.id"
+        ),
+        "purge": (
+            f"DELETE target FROM {_BATCH} {{table}} target FORCE INDEX FOR JOIN (PRIMARY) "
+            "ON target.id = batch.id"
+        ),
+    }
+    # A statement such as ALTER TABLE commits the row of a claim, whose owner may die then.
+    least_lease = timedelta(minutes=1)
     # record has changed since last read, lock wait timeout, deadlock, the same of the lock on the
     # next number of a table (as InnoDB has it), NOWAIT failed
     busy = frozenset({1020, 1205, 1213, 1467, 3572})
+    # Of these, the ones that an INSERT which is not committed causes. A deadlock (1213) has rolled
+    # back everything.
+    locked = frozenset({1205, 1467})
     missing = frozenset({1054, 1146})  # unknown column, table does not exist
-    taken = busy | {1062}  # duplicate entry
 
-    def claim(self, operation: Operation, token: str) -> int | None:
-        given = values_of(operation, token)
-        statement = "claim"
-        if operation.lease is not None:
-            statement, given["lock"] = "claim_leased", self._lock_name(operation)
-        elif not self._lock(operation):
-            return None
-        with connections[self.using].cursor() as cursor:
+    def claim(self, claim: Claim) -> Claim | Row | None:
+        operation = claim.operation
+        row = self.read(operation.key, operation.scope)
+        if row is not None:
+            return row
+        lease = operation.lease or self.least_lease
+        new = self.insertion(claim, Status.IN_PROGRESS, lease=lease)
+        connection: Any = connections[self.using]
+        with connection.cursor() as cursor:
             try:
-                cursor.execute(self.sql[statement], given)
-            except (IntegrityError, OperationalError) as error:
-                # Another process was faster, or holds the row: the caller reads the record.
-                if self.code(error.__cause__) not in self.taken:
+                cursor.execute(self._without_waiting(new.sql, connection), new.given)
+            except DatabaseFault as error:
+                if self.is_taken(error):  # since we looked, or since this transaction did first
+                    return self.row("read_current", operation.key, operation.scope)
+                if self.code(error.__cause__) not in self.locked:
                     raise
                 return None
-            return int(cursor.lastrowid) if cursor.rowcount == 1 else None
+            return replace(claim, record_id=int(cursor.lastrowid))
+
+    @staticmethod
+    def _without_waiting(sql: str, connection: Any) -> str:
+        if connection.mysql_is_mariadb:
+            return f"SET STATEMENT innodb_lock_wait_timeout=0 FOR {sql}"
+        return sql.replace("INSERT", "INSERT /*+ SET_VAR(innodb_lock_wait_timeout = 1) */", 1)
 
     def extend(self, claims: Sequence[Claim], seconds: float) -> set[int]:
         with transaction.atomic(using=self.using):
-            renewed = self._records("lock_owned", claims)
+            renewed = {row[0] for row in self.rows("lock_owned", *self.described(claims))}
             if renewed:
                 free = [claim for claim in claims if claim.record_id in renewed]
-                self._execute("extend", {**self._described(free), "seconds": seconds})
+                self.execute(self.sql["extend"], *self.described(free), seconds)
         return renewed
 
-    def _described(self, claims: Sequence[Claim]) -> dict[str, Any]:
-        return {"claims": json.dumps([(claim.record_id, claim.token) for claim in claims])}
+    def described(self, claims: Sequence[Claim]) -> Sequence[Any]:
+        return [json.dumps([(claim.record_id, claim.token) for claim in claims])]
 
-    def lockable(
-        self, rows: QuerySet[IdempotencyKey], operation: Operation
-    ) -> QuerySet[IdempotencyKey]:
-        return rows if self._lock(operation) else rows.none()
-
-    def free(self, locks: Sequence[str]) -> None:
-        # Without a connection the session is gone, and its locks with it.
-        with suppress(DatabaseFault):
-            for name in locks:
-                self._execute("unlock_key", {"lock": name})
+    def is_taken(self, error: BaseException) -> bool:
+        return self.code(error.__cause__) == 1062 and UNIQUE_KEY in str(error)
 
     def code(self, error: BaseException | None) -> object:
         return error.args[0] if error and error.args else None
-
-    def _lock(self, operation: Operation) -> bool:
-        name = self._lock_name(operation)
-        [[locked]] = self._rows("lock_key", {"lock": name})
-        if not locked:
-            return False
-        self.remember_lock(
-            name
-        )  # a session may hold a lock several times, and must release it as often
-        return True
-
-    @staticmethod
-    def _lock_name(operation: Operation) -> str:
-        return f"idempotency:{lock_digest(operation, 16).hex()}"

@@ -2,35 +2,69 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from base64 import b64encode
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any, Final
 
-from django.db import connections, models
-from django.db.models import BooleanField, Func, QuerySet, Value
+from django.db import Error as DatabaseFault
+from django.db import connections
 
-from ....models import GRACE, IdempotencyKey
-from ...codec import StoredPayload
-from ...records import Claim, Operation
-from .base import Dialect, lock_digest, values_of
-from .pipelining import Deferred, Pipeline, or_lost
-from .statements import Parameters
+from ....models import UNIQUE_KEY
+from ...records import Claim, Operation, Status
+from ..transactions import StoreTransaction
+from .base import PURGEABLE, Dialect, Row
+from .messages import combines, or_lost, send, was_lost, was_stopped
 
-_ONE_BY_ONE: Final = Pipeline(None)
-_DEFERRABLE: Final = ("complete", "fence", "save_step")  # sent together with the COMMIT
+_OWNERS: Final = "id = ANY (%s) AND owner_token = ANY (%s) AND status = 'in_progress'"
+# Each table, and so each schema, has locks of its own.
+_LOCK: Final = "pg_try_advisory_xact_lock({} # '{{table}}'::regclass::oid::bigint)"
 
 
 class PostgreSQL(Dialect):
-    """The lock is a transaction-scoped advisory lock, taken inside the INSERT itself.
+    """The lock is a transaction-scoped advisory lock.
 
-    It is safe behind PgBouncer in transaction mode and gone when the connection dies. A client that
-    does not get it does not touch the unique index either, where it would have to wait.
+    It is safe behind PgBouncer in transaction mode and gone when the connection dies.
     """
 
-    vendor = "postgresql"
+    now = "STATEMENT_TIMESTAMP()"
+    shifted = "STATEMENT_TIMESTAMP() + %s::double precision * INTERVAL '1 second'"
+    left = "EXTRACT(EPOCH FROM {} - STATEMENT_TIMESTAMP())::double precision"
+    statements = {
+        "lock": f"SELECT {_LOCK.format('%s')}",
+        "lock_many": (
+            f"SELECT {_LOCK.format('number')} "
+            "FROM UNNEST(%s::bigint[]) WITH ORDINALITY AS keys (number, place) ORDER BY place"
+        ),
+        "if_locked": f"WHERE {_LOCK.format('%s')} ON CONFLICT ({{key}}, scope) DO NOTHING",
+        # A join might read the whole table. The scopes are compared once the index has found the
+        # keys: it would look for each pair of both.
+        "read_many": Dialect.shared["read"]
+        .replace("SELECT ", "SELECT {key}, scope, ")
+        .replace("= %s AND scope = %s", "= ANY (%s) AND scope || '' = ANY (%s)"),
+        "complete": f"{Dialect.shared['complete']} RETURNING id",
+        "save_step": f"{Dialect.shared['save_step']} RETURNING id",
+        # The rows are chosen once. IN would make it a join, which may read the whole table.
+        "extend": (
+            "UPDATE {table} SET lease_expires_at = {shifted} WHERE id = ANY (ARRAY("
+            f"SELECT id FROM {{table}} WHERE {_OWNERS} FOR UPDATE SKIP LOCKED)) RETURNING id"
+        ),
+        "owned": f"SELECT id FROM {{table}} WHERE {_OWNERS}",
+        # The COMMIT does not wait for the disk, because losing a count in a crash is harmless.
+        "count": (
+            "UPDATE {table} SET replay_count = replay_count + 1, last_replayed_at = {now} "
+            "WHERE id = ANY (ARRAY(SELECT id FROM {table} WHERE id = ANY (%s) "
+            "AND set_config('synchronous_commit', 'off', true) = 'off' FOR UPDATE SKIP LOCKED))"
+        ),
+        "purge": (
+            "DELETE FROM {table} WHERE id = ANY (ARRAY("
+            f"SELECT id FROM {{table}} WHERE {PURGEABLE} "
+            "ORDER BY purge_at LIMIT %s FOR UPDATE SKIP LOCKED)) RETURNING id"
+        ),
+        # A statement of its own: it sees what a late owner has added until its record was locked.
+        "purge_steps": "DELETE FROM {steps} WHERE record_id = ANY (%s)",
+    }
     # lock_not_available, serialization_failure, deadlock_detected
     busy = frozenset({"55P03", "40001", "40P01"})
     read_only = frozenset({"25006"})  # read_only_sql_transaction
@@ -38,128 +72,111 @@ class PostgreSQL(Dialect):
     # idle_in_transaction_session_timeout, transaction_timeout
     ended = frozenset({"25P03", "25P04"})
 
-    def __init__(self, using: str, *, combine: bool = True) -> None:
-        super().__init__(using, combine=combine)
-        self._local = threading.local()
-        self._or_lost = {name: or_lost(self.sql[name]) for name in _DEFERRABLE}
+    def after(self, duration: timedelta | None) -> str:
+        if duration is None:
+            return "NULL::timestamptz"  # which a SELECT would take for a text
+        return f"{self.now} + INTERVAL '{duration.total_seconds():f} seconds'"
 
-    def _purge(self, given: Parameters) -> int:
-        ids = [row[0] for row in self._rows("purge", given)]
-        self._execute("purge_steps", {"ids": ids})
-        return len(ids)
+    def claim(self, claim: Claim) -> Claim | Row | None:
+        operation = claim.operation
+        if operation.lease is None:
+            return self._claim(claim)
+        new = self.insertion(claim, Status.IN_PROGRESS, lease=operation.lease)
+        insert = f"{new.into} SELECT {new.values} {self.sql['if_locked']}"
+        given = (*new.given, lock_number(operation))
+        _, rows = self._both(insert, given, "read", operation.key, operation.scope)
+        if rows and Row._make(rows[0]).token == claim.token:
+            return replace(claim, record_id=rows[0][0])
+        return Row._make(rows[0]) if rows else None
 
-    def new_pipeline(self) -> Pipeline | None:
+    def _claim(self, claim: Claim) -> Claim | Row | None:
+        """The first look of a transaction: after the lock, to see what was committed before it."""
+        operation = claim.operation
+        given = (lock_number(operation),)
+        locks, rows = self._both(self.sql["lock"], given, "read", operation.key, operation.scope)
+        if rows:
+            return Row._make(rows[0])
+        return claim if locks[0][0] else None
+
+    def _both(
+        self, sql: str, given: Sequence[Any], selection: str, *named: Any
+    ) -> tuple[list[Any], list[Any]]:
+        """The rows of a statement, and then those of a selection; in one message, if possible."""
+        connection, then = connections[self.using], self.sql[selection]
+        with connection.cursor() as cursor:
+            together = self.combine and combines(connection)
+            if together:
+                send(connection, cursor, f"{sql}; {then}", (*given, *named))
+            else:
+                cursor.execute(sql, given)
+            first = cursor.fetchall() if cursor.description else []
+            if together:
+                cursor.nextset()
+            else:
+                cursor.execute(then, named)
+            return first, cursor.fetchall()
+
+    def claim_many(self, claims: Sequence[Claim]) -> Sequence[Claim | Row | None]:
+        if any(claim.operation.lease for claim in claims):
+            return super().claim_many(claims)
+        names = [(claim.key, claim.scope) for claim in claims]
+        numbers = [lock_number(claim.operation) for claim in claims]
+        locks, rows = self._both(self.sql["lock_many"], (numbers,), "read_many", *_sets(names))
+        found = _by_name(rows)
+        return [
+            found.get(name) or (claim if locked else None)
+            for name, claim, (locked,) in zip(names, claims, locks, strict=True)
+        ]
+
+    def read_many(self, names: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], Row]:
+        return _by_name(self.rows("read_many", *_sets(names)))
+
+    def execute_last(self, sql: str, *given: Any, unsure: bool = True) -> bool:
         connection = connections[self.using]
-        if not self.combine or connection.in_atomic_block:
-            return None
-        pipeline = self._local.pipeline = Pipeline(connection)
-        return pipeline
-
-    @property
-    def _pipeline(self) -> Pipeline:
-        """The messages of the running transaction."""
-        pipeline: Pipeline = getattr(self._local, "pipeline", _ONE_BY_ONE)
-        return pipeline
-
-    @contextmanager
-    def _cursor(self) -> Iterator[Any]:
-        with connections[self.using].cursor() as cursor, self._pipeline.beginning():
-            yield cursor
-
-    def claimed(self, claim: Claim) -> None:
-        self._pipeline.claimed(claim)
-
-    def write_response(self, claim: Claim, given: Parameters) -> bool:
-        deferred = Deferred(self.sql["complete"], self._or_lost["complete"], given)
-        return self._pipeline.defer(claim, deferred) or super().write_response(claim, given)
-
-    def _holds_nothing_else(self) -> bool:
-        """Whether the transaction is the store's own; in any other there are other things."""
-        connection = connections[self.using]
-        blocks = len(connection.atomic_blocks)
-        ours = connection.get_autocommit() if not blocks else connection.commit_on_exit
-        return ours and blocks <= 1
-
-    def claim(self, operation: Operation, token: str) -> int | None:
-        row = self._row("claim", claim_values(operation, token))
-        return row[0] if row else None
-
-    def claim_many(self, wanted: Sequence[tuple[Operation, str]]) -> dict[str, int]:
-        rows = [claim_values(operation, token) for operation, token in wanted]
-        return dict(self._rows("claim_many", {"rows": json.dumps(rows)}))
-
-    def read_many(self, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Any]:
-        given = {
-            "keys": [key for key, _ in names],
-            "scopes": sorted({scope for _, scope in names}),
-            "grace": GRACE.total_seconds(),
-        }
-        return {(key, scope): row for key, scope, *row in self._rows("read_many", given)}
-
-    def complete_many(self, responses: Sequence[tuple[Claim, StoredPayload]]) -> set[str]:
-        rows = json.dumps([_described_response(claim, response) for claim, response in responses])
-        given = {"responses": rows, "ids": [claim.record_id for claim, _ in responses]}
-        return {token for (token,) in self._rows("complete_many", given)}
-
-    def write_fence(self, statement: str, given: Parameters) -> bool:
-        deferred = Deferred(self.sql[statement], self._or_lost[statement], given)
-        return self._pipeline.defer_fenced(deferred) or super().write_fence(statement, given)
-
-    def lockable(
-        self, rows: QuerySet[IdempotencyKey], operation: Operation
-    ) -> QuerySet[IdempotencyKey]:
-        # A row may only be taken over under its key's lock: an INSERT of a transaction that had the
-        # lock while the row is being updated here would wait for this transaction to end.
-        lock = Func(
-            Value(lock_number(operation), output_field=models.BigIntegerField()),
-            function="pg_try_advisory_xact_lock",
-            output_field=BooleanField(),
-        )
-        return rows.filter(lock)
+        ours = StoreTransaction.whole(connection)
+        with connection.cursor() as cursor:
+            if ours is None or not (self.combine and combines(connection)):
+                cursor.execute(sql, given)
+                return bool(cursor.rowcount)
+            try:
+                send(connection, cursor, f"{or_lost(sql) if unsure else sql}; COMMIT", given)
+            except DatabaseFault as error:
+                if unsure and was_lost(error):
+                    return False
+                ours.fail_to_commit(stopped=was_stopped(connection))
+                raise
+            ours.committed = True
+            return True
 
     def extend(self, claims: Sequence[Claim], seconds: float) -> set[int]:
-        return self._records("extend", claims, seconds=seconds)
+        return {row[0] for row in self.rows("extend", seconds, *self.described(claims))}
 
-    def _described(self, claims: Sequence[Claim]) -> dict[str, Any]:
-        return {
-            "ids": [claim.record_id for claim in claims],
-            "tokens": [claim.token for claim in claims],
-        }
+    def described(self, claims: Sequence[Claim]) -> Sequence[Any]:
+        return [claim.record_id for claim in claims], [claim.token for claim in claims]
+
+    def purge(self, older_than: timedelta, limit: int) -> int:
+        ids = [row[0] for row in self.rows("purge", -older_than.total_seconds(), limit)]
+        self.execute(self.sql["purge_steps"], ids)
+        return len(ids)
+
+    def is_taken(self, error: BaseException) -> bool:
+        cause: Any = error.__cause__
+        return self.code(cause) == "23505" and cause.diag.constraint_name == UNIQUE_KEY
 
     def code(self, error: BaseException | None) -> object:
         return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
 
-    def replay(self, operation: Operation) -> tuple[Any, ...] | None:
-        statement = "replay_relaxed" if self._holds_nothing_else() else "replay"
-        given: Parameters = {
-            "key": operation.key,
-            "scope": operation.scope,
-            "fingerprint": operation.fingerprint,
-            "lock": lock_number(operation),
-        }
-        return self._row(statement, given)
+
+def _sets(names: Sequence[tuple[str, str]]) -> tuple[list[str], list[str]]:
+    """The keys and the scopes of records."""
+    return [key for key, _ in names], sorted({scope for _, scope in names})
+
+
+def _by_name(rows: Sequence[tuple[Any, ...]]) -> Mapping[tuple[str, str], Row]:
+    return {(key, scope): Row._make(row) for key, scope, *row in rows}
 
 
 def lock_number(operation: Operation) -> int:
     """The number of the advisory lock on the operation's key."""
-    return int.from_bytes(lock_digest(operation, 8), signed=True)
-
-
-def claim_values(operation: Operation, token: str) -> dict[str, Any]:
-    """The parameters of the statements that claim; durations as PostgreSQL writes intervals."""
-    values = values_of(operation, token)
-    values["lock"] = lock_number(operation)
-    for name in ("ttl", "kept", "lease"):
-        if values[name] is not None:
-            values[name] = f"{values[name]:f} seconds"
-    return values
-
-
-def _described_response(claim: Claim, response: StoredPayload) -> dict[str, Any]:
-    return {
-        "id": claim.record_id,
-        "token": claim.token,
-        "code": response.status,
-        "headers": response.headers,
-        "body": None if response.body is None else b64encode(response.body).decode(),
-    }
+    name = f"{len(operation.key)}:{operation.key}{operation.scope}"
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), signed=True)

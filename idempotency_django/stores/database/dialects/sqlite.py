@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from django.db import connections
 
-from ...records import Claim, Operation
-from .base import Dialect, values_of
+from ....models import IdempotencyKey
+from ...records import Claim, Status
+from .base import OWNED, PURGEABLE, Dialect, Row
+
+_FORMAT = "'%%Y-%%m-%%d %%H:%%M:%%f'"
+_OWNERS = (
+    "id IN (SELECT value FROM JSON_EACH(%s)) "
+    "AND owner_token IN (SELECT value FROM JSON_EACH(%s)) AND status = 'in_progress'"
+)
 
 
 class SQLite(Dialect):
     """The lock is the database's one write lock, held by the transaction."""
 
-    vendor = "sqlite"
+    now = f"STRFTIME({_FORMAT}, 'NOW')"
+    shifted = f"STRFTIME({_FORMAT}, 'NOW', %s || ' seconds')"
+    left = "(JULIANDAY({}) - JULIANDAY('NOW')) * 86400.0"
     locks_database = True
+    statements = {
+        # It takes the write lock, in any mode of transactions.
+        "lock": "DELETE FROM {table} WHERE 0",
+        "read_locked": Dialect.shared["read_locked"].removesuffix(" FOR UPDATE SKIP LOCKED"),
+        # The transaction may have only read so far.
+        "fence": f"UPDATE {{table}} SET attempt = attempt WHERE {OWNED}",
+        "save_step": Dialect.shared["save_step"].removesuffix(" FOR UPDATE"),
+        "extend": f"UPDATE {{table}} SET lease_expires_at = {{shifted}} WHERE {_OWNERS}",
+        "owned": f"SELECT id FROM {{table}} WHERE {_OWNERS}",
+        "choose_purgeable": (
+            f"SELECT id FROM {{table}} WHERE {PURGEABLE} ORDER BY purge_at LIMIT %s"
+        ),
+        "purge_steps": ("DELETE FROM {steps} WHERE record_id IN (SELECT value FROM JSON_EACH(%s))"),
+        "purge": "DELETE FROM {table} WHERE id IN (SELECT value FROM JSON_EACH(%s))",
+    }
     busy = frozenset(
         {
             "SQLITE_BUSY",
@@ -26,32 +51,25 @@ class SQLite(Dialect):
         }
     )
 
-    def __init__(self, using: str, *, combine: bool = True) -> None:
-        super().__init__(using, combine=combine)
-        # Those of open transactions in this process, of all threads: no other can read them.
-        self._claims: set[tuple[str, str]] = set()
-
-    def claimed(self, claim: Claim) -> None:
-        self._claims.add((claim.key, claim.scope))
-        self.remember_lock((claim.key, claim.scope))
-
-    def is_claimed(self, key: str, scope: str) -> bool:
-        return (key, scope) in self._claims
-
-    def free(self, locks: Sequence[tuple[str, str]]) -> None:
-        self._claims.difference_update(locks)
-
-    def claim(self, operation: Operation, token: str) -> int | None:
+    def claim(self, claim: Claim) -> Claim | Row | None:
+        operation = claim.operation
+        if operation.lease is None:
+            self.execute(self.sql["lock"])
+            return self.read(operation.key, operation.scope) or claim
+        new = self.insertion(claim, Status.IN_PROGRESS, lease=operation.lease)
         with connections[self.using].cursor() as cursor:
-            cursor.execute(self.sql["claim"], values_of(operation, token))
-            return int(cursor.lastrowid) if cursor.rowcount == 1 else None
+            cursor.execute(f"{new.sql} ON CONFLICT DO NOTHING", new.given)
+            if cursor.rowcount:
+                return replace(claim, record_id=int(cursor.lastrowid))
+        return self.read(operation.key, operation.scope)
 
     def extend(self, claims: Sequence[Claim], seconds: float) -> set[int]:
-        extended = self._execute("extend", {**self._described(claims), "seconds": seconds})
-        if extended == len(claims):
-            return {claim.record_id for claim in claims}
+        self.execute(self.sql["extend"], seconds, *self.described(claims))
         # SQLite has no row locks: a row that still has its owner now had it then.
         return self.owned(claims)
+
+    def is_taken(self, error: BaseException) -> bool:
+        return f"UNIQUE constraint failed: {IdempotencyKey._meta.db_table}.key" in str(error)
 
     def is_missing(self, error: BaseException) -> bool:
         wrong = ("no such table", "no such column", "has no column")
