@@ -23,7 +23,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True, databases
 
 LEASE = 1.0
 TTL = 2.0
-SECONDS = 6.0
 KEYS = 30
 SLOW_KEYS = 2
 DEATHS = 4
@@ -60,9 +59,9 @@ def die(at: Place, folder: Path, keys: list[str]) -> None:
             each.until_dead()
 
 
-@pytest.mark.parametrize("pause", [0.02, nightly(0.0)])
+@pytest.mark.parametrize(("seconds", "pause"), [(3.0, 0.02), nightly(6.0, 0.02), nightly(6.0, 0.0)])
 def test_purge_amid_everything(
-    at: Place, pause: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    at: Place, seconds: float, pause: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No effect is done twice in a life, nothing that lives or runs is deleted, nothing is left."""
     keys = [new_key() for _ in range(KEYS)]
@@ -71,9 +70,9 @@ def test_purge_amid_everything(
     workers = (at.worker(tmp_path, lease=LEASE, ttl=TTL) for _ in range(3))
     with started(workers) as [purger, *traffic]:
         die(at, tmp_path, doomed)
-        purger.begin("purge", SECONDS)
+        purger.begin("purge", seconds)
         for each, more in zip(traffic, (doomed, slow), strict=True):
-            each.begin("traffic", PATH, [*keys, *more], SECONDS, 4, failures=0.1, pause=pause)
+            each.begin("traffic", PATH, [*keys, *more], seconds, 4, failures=0.1, pause=pause)
         said = sum((Counter(each.tells("answer")) for each in traffic), Counter[str]())
         purged = purger.tells("answer")
         _purge_the_rest(at, purger)
