@@ -83,7 +83,7 @@ def permitted(request: HttpRequest) -> HttpResponse:
 class OnClass(LoginRequiredMixin, PermissionRequiredMixin, View):
     permission_required = "tests.add_effect"
     raise_exception = True
-    answer = "class"
+    response = "class"
 
     def post(self, request: HttpRequest) -> HttpResponse:
         return create(request)

@@ -1,7 +1,7 @@
 """Every adapter as a table: what the promises that all of them make are tested over.
 
 An adapter serves a piece of work, protected by a policy, at ``/work/``. The work gets the request
-and a reference; it returns an :class:`Answer`, in HTTP also a response of Django's, or it raises.
+and a reference; it returns an :class:`Result`, in HTTP also a response of Django's, or it raises.
 Each adapter says it in the words of its framework. All ask ``Gate`` for every request.
 """
 
@@ -36,7 +36,7 @@ from tests.support.ways import Base
 
 
 @dataclass(frozen=True)
-class Answer:
+class Result:
     """What a piece of work returns."""
 
     status: int = 201
@@ -58,10 +58,10 @@ def do(request: Any, reference: str) -> Any:
     return Served.work[0](request, reference)
 
 
-def make(request: Any, reference: str) -> Answer:
+def make(request: Any, reference: str) -> Result:
     """Make an effect, and say how many there are."""
     Effect.objects.create(reference=reference)
-    return Answer(number=Effect.objects.count())
+    return Result(number=Effect.objects.count())
 
 
 class Gate:
@@ -97,11 +97,11 @@ class NinjaGate(NinjaThrottle):
 
 
 def _in_django(request: HttpRequest) -> HttpResponse:
-    answer = do(request, json.loads(request.body)["reference"])
-    if isinstance(answer, Answer):
-        body = {"number": answer.number}
-        return JsonResponse(body, status=answer.status, headers=answer.headers)
-    return answer  # type: ignore[no-any-return]
+    response = do(request, json.loads(request.body)["reference"])
+    if isinstance(response, Result):
+        body = {"number": response.number}
+        return JsonResponse(body, status=response.status, headers=response.headers)
+    return response  # type: ignore[no-any-return]
 
 
 def _gated(view: Any) -> Any:
@@ -150,11 +150,11 @@ class _Viewed(Base):
 
     def post(self, request: Request) -> HttpResponse:
         """Do the work."""
-        answer = do(request, request.data["reference"])
-        if isinstance(answer, Answer):
-            body = {"number": answer.number}
-            return Response(body, status=answer.status, headers=dict(answer.headers))
-        return answer  # type: ignore[no-any-return]
+        response = do(request, request.data["reference"])
+        if isinstance(response, Result):
+            body = {"number": response.number}
+            return Response(body, status=response.status, headers=dict(response.headers))
+        return response  # type: ignore[no-any-return]
 
 
 class _ViewSet(viewsets.ViewSet):
@@ -201,12 +201,12 @@ class Made(Schema):
 
 
 def _in_ninja(request: HttpRequest, asked: Asked, response: HttpResponse) -> Any:
-    answer = do(request, asked.reference)
-    if isinstance(answer, Answer):
-        for name, value in answer.headers.items():
+    result = do(request, asked.reference)
+    if isinstance(result, Result):
+        for name, value in result.headers.items():
             response[name] = value
-        return Status(answer.status, {"number": answer.number})
-    return answer
+        return Status(result.status, {"number": result.number})
+    return result
 
 
 def _operation(router: Any, function: Any) -> None:

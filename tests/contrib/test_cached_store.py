@@ -142,8 +142,8 @@ def test_nothing_is_cached_before_the_commit(store: CachedStore) -> None:
     assert store.recall(operation) is None
 
 
-def test_own_answer_before_the_commit(store: CachedStore) -> None:
-    """A replay within the transaction that stored the answer caches nothing that may roll back."""
+def test_own_response_before_the_commit(store: CachedStore) -> None:
+    """A replay in the transaction that stored the response caches nothing that may roll back."""
     operation = an_operation()
     with pytest.raises(InterruptedError), store.transaction():
         claim = store.acquire(operation)
@@ -249,7 +249,7 @@ def test_life_from_the_last_use(store: CachedStore) -> None:
     assert store.recall(replace(operation, extend_on_replay=True)) is None
 
 
-def test_somebody_elses_answer(store: CachedStore, cache: Any) -> None:
+def test_somebody_elses_response(store: CachedStore, cache: Any) -> None:
     """What is cached is for its key and its scope, even if two names of the cache collide."""
     operation = completed(store)
     other = an_operation(scope="user:2|POST /charges/")

@@ -56,11 +56,11 @@ class Plain(IdempotentViewMixin, APIView):
         Plain.seen.append(request.idempotency)
         reference = request.data["reference"]
         Effect.objects.create(reference=reference)
-        return self.answer(reference)
+        return self.response(reference)
 
     put = patch = delete = get = post
 
-    def answer(self, reference: str) -> HttpResponse:
+    def response(self, reference: str) -> HttpResponse:
         match reference.split(":"):
             case ["status", status]:
                 return Response({"detail": "no"}, status=int(status))
@@ -502,7 +502,7 @@ class TestConfiguration:
         assert not is_replay(off)
         assert effects() == 2
 
-    def test_rebuilt_answer(self, client: Client) -> None:
+    def test_rebuilt_response(self, client: Client) -> None:
         """A view may rebuild the response from the record instead of storing it."""
         key = new_key()
         post(client, "/rebuilt/", key)

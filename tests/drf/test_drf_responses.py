@@ -172,7 +172,7 @@ def test_retry_after_of_exception_handler(settings: Any, monkeypatch: Any) -> No
     assert (refused["Retry-After"], refused["X-Request-Cost"]) == ("1", "0")
 
 
-def test_answer_of_exception_handler(settings: Any) -> None:
+def test_response_of_exception_handler(settings: Any) -> None:
     """A handler that makes a response of its own has the last word."""
     settings.REST_FRAMEWORK = {"EXCEPTION_HANDLER": f"{__name__}.says_it_otherwise"}
     refused = send("/create/")

@@ -86,7 +86,7 @@ class Api:
         body = b"" if method in ("GET", "DELETE") else order.body
         return self._http.request(method, path, content=body, headers=[*order.headers, *named])
 
-    def send_at_once(self, path: str, order: Order, times: int) -> list[Answer]:
+    def send_at_once(self, path: str, order: Order, times: int) -> list[Result]:
         """The responses to as many duplicates, released together, in the order they came in."""
         return asyncio.run(
             _send_at_once(self.url, _request(urlsplit(self.url).netloc, path, order), times)
@@ -107,24 +107,24 @@ class Api:
     def send_until_answered(self, path: str, order: Order) -> httpx.Response:
         """Send the order again while it is said to be in progress; the other response."""
         deadline = time.monotonic() + PATIENCE
-        while (answer := self.send(path, order)).status_code in IN_PROGRESS:
-            assert int(answer.headers["Retry-After"]) >= 1
+        while (response := self.send(path, order)).status_code in IN_PROGRESS:
+            assert int(response.headers["Retry-After"]) >= 1
             assert time.monotonic() < deadline, f"{order} stayed in progress."
             time.sleep(0.1)  # less patient than Retry-After asks for
-        return answer
+        return response
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self._http.get(path, **options)
 
     def effects(self, order: Order, kind: str = "") -> int:
         """How often what the order asks for was done, in one way or in any."""
-        answer = self.get("/effects/", params={"reference": order.reference, "kind": kind})
-        return int(answer.raise_for_status().json()["count"])
+        response = self.get("/effects/", params={"reference": order.reference, "kind": kind})
+        return int(response.raise_for_status().json()["count"])
 
     def postings(self, order: Order) -> tuple[int, int]:
         """How often what a transfer asks for was debited and credited."""
-        answer = self.get("/postings/", params={"reference": order.reference})
-        told = answer.raise_for_status().json()
+        response = self.get("/postings/", params={"reference": order.reference})
+        told = response.raise_for_status().json()
         return told["debit"], told["credit"]
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class Api:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Result:
     """One of many responses; ``seconds`` after all requests were released."""
 
     status: int
@@ -141,26 +141,26 @@ class Answer:
     seconds: float
 
 
-def verdict(answer: Answer, executed: Answer) -> str:
+def verdict(response: Result, executed: Result) -> str:
     """What a response is, in relation to the one that was executed."""
-    if answer is executed:
+    if response is executed:
         return "executed"
-    if answer.status == 409 and int(answer.headers["Retry-After"]) >= 1:
+    if response.status == 409 and int(response.headers["Retry-After"]) >= 1:
         return "in progress"
-    replay = answer.status == 201 and answer.headers["Idempotent-Replayed"] == "true"
-    same = (answer.body, answer.headers["Location"]) == (
+    replay = response.status == 201 and response.headers["Idempotent-Replayed"] == "true"
+    same = (response.body, response.headers["Location"]) == (
         executed.body,
         executed.headers["Location"],
     )
-    return "replayed" if replay and same else f"wrong: {answer}"
+    return "replayed" if replay and same else f"wrong: {response}"
 
 
-def executed_of(answers: list[Answer]) -> Answer:
+def executed_of(responses: list[Result]) -> Result:
     """The one response that is neither a refusal nor a replay."""
     (executed,) = (
-        answer
-        for answer in answers
-        if answer.status == 201 and "Idempotent-Replayed" not in answer.headers
+        response
+        for response in responses
+        if response.status == 201 and "Idempotent-Replayed" not in response.headers
     )
     return executed
 
@@ -171,8 +171,8 @@ def _request(host: str, path: str, order: Order) -> bytes:
     return f"POST {path} HTTP/1.1\r\n{''.join(lines)}\r\n".encode() + order.body
 
 
-async def _send_at_once(url: str, request: bytes, times: int) -> list[Answer]:
-    at, answers = urlsplit(url), []
+async def _send_at_once(url: str, request: bytes, times: int) -> list[Result]:
+    at, responses = urlsplit(url), []
     # All are connected before the first is sent, so that nothing is left to do but to write.
     connections = await asyncio.gather(
         *(asyncio.open_connection(at.hostname, at.port) for _ in range(times))
@@ -180,7 +180,7 @@ async def _send_at_once(url: str, request: bytes, times: int) -> list[Answer]:
 
     async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         raw = await reader.read()
-        answers.append(_parsed(raw, time.perf_counter() - released))
+        responses.append(_parsed(raw, time.perf_counter() - released))
         writer.close()
         await writer.wait_closed()
 
@@ -188,7 +188,7 @@ async def _send_at_once(url: str, request: bytes, times: int) -> list[Answer]:
     for _, writer in connections:
         writer.write(request)
     await asyncio.gather(*(receive(*connection) for connection in connections))
-    return answers
+    return responses
 
 
 class _Received:
@@ -201,7 +201,7 @@ class _Received:
         return BytesIO(self._raw)
 
 
-def _parsed(raw: bytes, seconds: float) -> Answer:
+def _parsed(raw: bytes, seconds: float) -> Result:
     response = HTTPResponse(_Received(raw))
     response.begin()
-    return Answer(response.status, dict(response.headers), response.read(), seconds)
+    return Result(response.status, dict(response.headers), response.read(), seconds)

@@ -28,7 +28,7 @@ def api(asgi_server: Server) -> Iterator[Api]:
 
 
 @pytest.mark.parametrize("path", PROTECTED)
-def test_a_retry_receives_the_first_answer_under_asgi(api: Api, path: str) -> None:
+def test_a_retry_receives_the_first_response_under_asgi(api: Api, path: str) -> None:
     """Sync and async views alike replay what they returned."""
     order = Order()
 
@@ -64,9 +64,9 @@ def test_a_client_that_leaves_an_async_view(api: Api) -> None:
 
     executing.close()
 
-    answer = api.send_until_answered(ASYNC, replace(order, fault=""))
-    assert answer.status_code == 201
-    assert "Idempotent-Replayed" not in answer.headers
+    response = api.send_until_answered(ASYNC, replace(order, fault=""))
+    assert response.status_code == 201
+    assert "Idempotent-Replayed" not in response.headers
     assert api.effects(order) == 1
 
 
@@ -78,11 +78,11 @@ def test_a_client_that_leaves_at_any_moment_wedges_nothing(api: Api, path: str) 
         api.begin(path, order).close()
 
     with ThreadPoolExecutor(CLIENTS) as pool:
-        sent = pool.map(lambda order: _answer(api, path, order), orders)
+        sent = pool.map(lambda order: _response(api, path, order), orders)
 
     assert list(sent) == [201] * CLIENTS
     assert [api.effects(order) for order in orders] == [1] * CLIENTS
 
 
-def _answer(api: Api, path: str, order: Order) -> int:
+def _response(api: Api, path: str, order: Order) -> int:
     return api.send_until_answered(path, order).status_code

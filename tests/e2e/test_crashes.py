@@ -66,9 +66,9 @@ def test_what_a_crash_left_is_resumed_when_its_lease_is_over(api: Api, database:
             database.wait_until_idle()
             assert api.effects(order) == (moment == "after-commit")
 
-    for answer in resumed(api, crashed):
-        assert answer.status_code == 201
-        assert "Idempotent-Replayed" not in answer.headers
+    for response in resumed(api, crashed):
+        assert response.status_code == 201
+        assert "Idempotent-Replayed" not in response.headers
     for order, path in crashed.items():
         assert api.send(path, order).headers["Idempotent-Replayed"] == "true"
         assert api.effects(order) == 1
@@ -93,7 +93,7 @@ def test_a_crash_with_its_claim_in_redis(redis_server: Server, valkey_url: str) 
             assert api.effects(order) == 0
 
         end_leases(valkey_url)
-        assert [answer.status_code for answer in resumed(api, crashed)] == [201] * len(crashed)
+        assert [response.status_code for response in resumed(api, crashed)] == [201] * len(crashed)
         for order, path in crashed.items():
             assert api.send(path, order).headers["Idempotent-Replayed"] == "true"
             assert api.effects(order) == 1
@@ -103,13 +103,13 @@ def send_until_answered(api: Api, order: Order) -> None:
     """Send the order as an honest client does: again and again, until it gets 201."""
     for _ in range(ATTEMPTS):
         try:
-            answer = api.send("/api/charges/", order)
+            response = api.send("/api/charges/", order)
         except httpx.TransportError:
             order = replace(order, fault="")
             continue
-        if answer.status_code == 201:
+        if response.status_code == 201:
             return
-        assert answer.status_code == 409
+        assert response.status_code == 409
         time.sleep(0.05)  # less patient than Retry-After asks for
     raise AssertionError(f"{order} was not answered in {ATTEMPTS} attempts.")
 

@@ -75,9 +75,9 @@ def told_of_duplicates(api: Api, path: str, keys: int) -> Counter[str]:
     told: Counter[str] = Counter()
     for _ in range(keys):
         order = Order()
-        answers = api.send_at_once(path, order, DUPLICATES)
-        executed = executed_of(answers)
-        told.update(verdict(answer, executed) for answer in answers)
+        responses = api.send_at_once(path, order, DUPLICATES)
+        executed = executed_of(responses)
+        told.update(verdict(response, executed) for response in responses)
         assert api.effects(order) == 1
 
     assert set(told) <= {"executed", "replayed", "in progress"}
@@ -96,10 +96,10 @@ def test_duplicates_do_not_queue_behind_the_first(
     *refused, last = api.send_at_once(path, order, DUPLICATES)
 
     assert last is executed_of([*refused, last])
-    assert {verdict(answer, last) for answer in refused} == {"in progress"}
+    assert {verdict(response, last) for response in refused} == {"in progress"}
     assert api.effects(order) == 1
 
-    p99 = statistics.quantiles([answer.seconds for answer in refused], n=100)[98]
+    p99 = statistics.quantiles([response.seconds for response in refused], n=100)[98]
     with capsys.disabled():
         print(f"\n{database.name}, {path}: the 99th percentile of a 409 is {p99 * 1000:.0f} ms")
 
@@ -109,8 +109,8 @@ def test_on_sqlite_duplicates_wait_for_the_first(api: Api, database: Database) -
     """SQLite has one writer at a time: duplicates wait for the first and receive its response."""
     order = Order(fault="sleep-ms=2000")
 
-    answers = api.send_at_once(PATH, order, DUPLICATES)
+    responses = api.send_at_once(PATH, order, DUPLICATES)
 
-    told = Counter(verdict(answer, executed_of(answers)) for answer in answers)
+    told = Counter(verdict(response, executed_of(responses)) for response in responses)
     assert told == {"executed": 1, "replayed": DUPLICATES - 1}
     assert api.effects(order) == 1

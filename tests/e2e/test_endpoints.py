@@ -16,15 +16,15 @@ pytestmark = pytest.mark.e2e
 every_protected_endpoint = pytest.mark.parametrize("path", PROTECTED)
 
 
-def is_replay(answer: httpx.Response) -> bool:
-    return answer.headers.get("Idempotent-Replayed") == "true"
+def is_replay(response: httpx.Response) -> bool:
+    return response.headers.get("Idempotent-Replayed") == "true"
 
 
-def problem(answer: httpx.Response) -> str:
+def problem(response: httpx.Response) -> str:
     """The last part of the problem's type, of a response that is a problem."""
-    assert answer.headers["Content-Type"] == "application/problem+json"
-    told = answer.json()
-    assert told["status"] == answer.status_code
+    assert response.headers["Content-Type"] == "application/problem+json"
+    told = response.json()
+    assert told["status"] == response.status_code
     return str(told["type"].rsplit("/", 1)[-1])
 
 
@@ -100,10 +100,10 @@ def test_another_request_under_the_same_key_is_refused(api: Api, path: str) -> N
     order = Order()
     api.send(path, order)
 
-    answer = api.send(path, replace(order, amount=999))
+    response = api.send(path, replace(order, amount=999))
 
-    assert answer.status_code == 422
-    assert problem(answer) == "mismatch"
+    assert response.status_code == 422
+    assert problem(response) == "mismatch"
     assert api.effects(order) == 1
 
 
@@ -113,10 +113,10 @@ def test_a_malformed_key_is_refused(api: Api, path: str, key: str) -> None:
     """What is not one string of 1-255 visible ASCII characters gets 400 and does nothing."""
     order = Order(key=key)
 
-    answer = api.send(path, order)
+    response = api.send(path, order)
 
-    assert answer.status_code == 400
-    assert problem(answer) == "key-malformed"
+    assert response.status_code == 400
+    assert problem(response) == "key-malformed"
     assert api.effects(order) == 0
 
 
@@ -126,10 +126,10 @@ def test_two_keys_are_refused(api: Api, path: str) -> None:
     order = Order()
 
     headers = [*order.headers, ("Idempotency-Key", "another")]
-    answer = api.send(path, order, headers=headers)
+    response = api.send(path, order, headers=headers)
 
-    assert answer.status_code == 400
-    assert problem(answer) == "key-malformed"
+    assert response.status_code == 400
+    assert problem(response) == "key-malformed"
     assert api.effects(order) == 0
 
 
@@ -151,10 +151,10 @@ def test_a_required_key_that_is_missing_is_refused(api: Api, path: str) -> None:
     """Where the key is required, a request without one gets 400 and does nothing."""
     order = Order(key=None)
 
-    answer = api.send(path, order)
+    response = api.send(path, order)
 
-    assert answer.status_code == 400
-    assert problem(answer) == "key-missing"
+    assert response.status_code == 400
+    assert problem(response) == "key-missing"
     assert api.effects(order) == 0
 
 
@@ -163,9 +163,9 @@ def test_elsewhere_the_key_is_optional(api: Api, path: str) -> None:
     """Where it is not required, each request without a key is executed."""
     order = Order(key=None)
 
-    answers = [api.send(path, order) for _ in range(2)]
+    responses = [api.send(path, order) for _ in range(2)]
 
-    assert [answer.status_code for answer in answers] == [201, 201]
+    assert [response.status_code for response in responses] == [201, 201]
     assert api.effects(order) == 2
 
 
@@ -173,10 +173,10 @@ def test_without_protection_a_retry_is_executed_again(api: Api) -> None:
     """The unprotected endpoint takes no notice of the key."""
     order = Order()
 
-    answers = [api.send(UNPROTECTED, order) for _ in range(2)]
+    responses = [api.send(UNPROTECTED, order) for _ in range(2)]
 
-    assert [answer.status_code for answer in answers] == [201, 201]
-    assert not any(is_replay(answer) for answer in answers)
+    assert [response.status_code for response in responses] == [201, 201]
+    assert not any(is_replay(response) for response in responses)
     assert api.effects(order) == 2
 
 
@@ -222,6 +222,6 @@ def test_an_invalid_body_is_refused(api: Api, path: str, body: bytes) -> None:
     """What cannot be understood gets 400, the first time and when it is retried."""
     order = Order()
 
-    answers = [api.send(path, order, content=body) for _ in range(2)]
+    responses = [api.send(path, order, content=body) for _ in range(2)]
 
-    assert [answer.status_code for answer in answers] == [400, 400]
+    assert [response.status_code for response in responses] == [400, 400]

@@ -64,13 +64,13 @@ def test_modes(api: Api, send: Any) -> None:
     order = Order()
     data = json.dumps(event(order)["data"])
     binary = {f"ce-{name}": value for name, value in event(order).items() if name != "data"}
-    answers = [
+    responses = [
         send(order),
         send(order, {"Content-Type": "application/json"}),
         send(order, {"Content-Type": "application/json", **binary}, data),
         send(order, {"Idempotency-Key": str(uuid.uuid4())}),  # an event has an id of its own
     ]
-    assert [answer.json()["outcome"] for answer in answers] == ["handled"] + ["duplicate"] * 3
+    assert [response.json()["outcome"] for response in responses] == ["handled"] + ["duplicate"] * 3
     assert api.effects(order) == 1
 
 
@@ -79,7 +79,7 @@ def test_senders(api: Api, send: Any) -> None:
     order = Order()
     other = replace(order, token="bob-token")
     alices, bobs = send(order), send(other)
-    assert [answer.json()["outcome"] for answer in (alices, bobs)] == ["handled", "handled"]
+    assert [response.json()["outcome"] for response in (alices, bobs)] == ["handled", "handled"]
     assert alices.json()["result"]["id"] != bobs.json()["result"]["id"]
     assert send(other).json()["result"] == bobs.json()["result"]
     assert api.effects(order) == 2
@@ -96,9 +96,9 @@ def test_refused(api: Api, send: Any) -> None:
         ({"data": {"reference": order.reference, "amount": -1}}, 400, "amount"),
         ({"data": None}, 400, "reference"),
     ]:
-        answer = send(order, **members)
-        assert answer.status_code == status, answer.text
-        assert why in answer.text
+        response = send(order, **members)
+        assert response.status_code == status, response.text
+        assert why in response.text
     assert send(order, content="{").status_code == 400
     assert send(order, {"Authorization": "Token nobody"}).status_code == 401
     assert api.effects(order) == 0

@@ -21,10 +21,10 @@ CLIENTS = 30
 
 def create(api: Api, order: Order) -> str:
     """The path of a new invoice."""
-    answer = api.send("/api/invoices/", order)
-    assert (answer.status_code, answer.headers["ETag"]) == (201, '"1"')
-    told = answer.json()
-    path = answer.headers["Location"]
+    response = api.send("/api/invoices/", order)
+    assert (response.status_code, response.headers["ETag"]) == (201, '"1"')
+    told = response.json()
+    path = response.headers["Location"]
     assert path == f"/api/invoices/{told.pop('id')}/"
     assert told == {"reference": order.reference, "amount": 100, "currency": "EUR", "version": 1}
     assert api.effects(order, "invoice") == 1
@@ -77,10 +77,10 @@ def test_one_of_many_changes(api: Api) -> None:
     path = create(api, order)
     changes = [another(order, amount=amount) for amount in range(CLIENTS)]
     with ThreadPoolExecutor(CLIENTS) as pool:
-        answers = list(
+        responses = list(
             pool.map(lambda change: api.request("PUT", path, change, If_Match='"1"'), changes)
         )
-    statuses = [answer.status_code for answer in answers]
+    statuses = [response.status_code for response in responses]
     assert (statuses.count(200), statuses.count(412)) == (1, CLIENTS - 1)
     winner = statuses.index(200)
     told = api.request("GET", path, order).json()
@@ -125,11 +125,11 @@ def test_paid_once(api: Api) -> None:
     order = Order()
     path = create(api, order)
     with ThreadPoolExecutor(CLIENTS) as pool:
-        answers: list[httpx.Response] = list(
+        responses: list[httpx.Response] = list(
             pool.map(lambda _: api.send(f"{path}pay/", another(order)), range(CLIENTS))
         )
-    assert {answer.status_code for answer in answers} == {200}
-    assert {answer.headers["ETag"] for answer in answers} == {'"2"'}
+    assert {response.status_code for response in responses} == {200}
+    assert {response.headers["ETag"] for response in responses} == {'"2"'}
     assert api.effects(order, "paid") == 1
     refused = api.send(f"{path}cancel/", another(order))
     assert (refused.status_code, problem(refused)) == (409, "state-conflict")
@@ -185,9 +185,9 @@ def test_one_of_many_payments(api: Api) -> None:
     """Of thirty payments of one order, one has its effect; the others get it, or 409."""
     order = Order()
     with ThreadPoolExecutor(CLIENTS) as pool:
-        answers = list(pool.map(lambda _: pay(api, order), range(CLIENTS)))
-    assert {answer.status_code for answer in answers} <= {201, 409}
-    assert len({answer.content for answer in answers if answer.status_code == 201}) == 1
+        responses = list(pool.map(lambda _: pay(api, order), range(CLIENTS)))
+    assert {response.status_code for response in responses} <= {201, 409}
+    assert len({response.content for response in responses if response.status_code == 201}) == 1
     assert api.effects(order, "payment") == 1
 
 

@@ -94,16 +94,16 @@ def test_commands_work_however_manage_is_called(
 def test_the_server_starts_again_on_what_it_has_left(tmp_path: Path) -> None:
     """Migrating and seeding once more changes nothing: a retry after a restart is replayed."""
     order, database = Order(), f"sqlite:///{tmp_path / 'db.sqlite3'}"
-    answers = []
+    responses = []
     for _ in range(2):
         with (
             running(tmp_path / "log", DATABASE_URL=database, WORKERS="1") as url,
             closing(Api(url)) as api,
         ):
             assert api.get("/healthz").text == "ok\n"
-            answers.append(api.send("/api/charges/", order))
+            responses.append(api.send("/api/charges/", order))
 
-    first, retry = answers
+    first, retry = responses
     assert retry.headers["Idempotent-Replayed"] == "true"
     assert retry.content == first.content
 
@@ -152,8 +152,8 @@ def test_the_ledger_books_once_for_each_key(tmp_path: Path) -> None:
     ):
 
         def book(key: str) -> bytes:
-            answer = http.post("/bookings", json=asked, headers={"Idempotency-Key": key})
-            return answer.raise_for_status().content
+            response = http.post("/bookings", json=asked, headers={"Idempotency-Key": key})
+            return response.raise_for_status().content
 
         def counted(**query: str) -> dict[str, int]:
             told: dict[str, int] = http.get("/calls", params=query).json()

@@ -58,11 +58,11 @@ def test_who_is_not_known_receives_nothing(api: Api, path: str, token: str | Non
     order = Order()
     api.send(path, order)
 
-    answer = api.send(path, replace(order, token=token))
+    response = api.send(path, replace(order, token=token))
 
-    assert answer.status_code == 401
-    assert "Idempotent-Replayed" not in answer.headers
-    assert order.reference not in answer.text
+    assert response.status_code == 401
+    assert "Idempotent-Replayed" not in response.headers
+    assert order.reference not in response.text
     assert api.effects(order) == 1
 
 
@@ -76,8 +76,8 @@ def test_nothing_is_replayed_once_the_token_is_withdrawn(
 
     server.shell(WITHDRAW_TOKEN.format(name=customer))
 
-    answers = [api.send(path, order) for path, order in orders.items()]
-    assert [answer.status_code for answer in answers] == [401] * len(PROTECTED)
+    responses = [api.send(path, order) for path, order in orders.items()]
+    assert [response.status_code for response in responses] == [401] * len(PROTECTED)
 
 
 def test_nothing_is_replayed_once_the_permission_is_withdrawn(
@@ -89,7 +89,7 @@ def test_nothing_is_replayed_once_the_permission_is_withdrawn(
 
     server.shell(WITHDRAW_PERMISSION.format(name=customer))
 
-    answer = api.send("/api/charges/", order)
-    assert answer.status_code == 403
-    assert order.reference not in answer.text
+    response = api.send("/api/charges/", order)
+    assert response.status_code == 403
+    assert order.reference not in response.text
     assert api.effects(order) == 1

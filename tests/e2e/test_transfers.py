@@ -53,9 +53,9 @@ def test_duplicates_make_no_part_of_a_transfer_again(api: Api, server: Server) -
     """Of 50 duplicates at once, one makes the transfer, and each of its parts once."""
     for _ in range(KEYS):
         order = Order()
-        answers = api.send_at_once(TRANSFERS, order, DUPLICATES)
+        responses = api.send_at_once(TRANSFERS, order, DUPLICATES)
 
-        told = {verdict(answer, executed_of(answers)) for answer in answers}
+        told = {verdict(response, executed_of(responses)) for response in responses}
         assert told <= {"executed", "replayed", "in progress"}
         assert made(api, server, order) == ALL_OF_IT
         assert server.bookings(order) == (1, 1)
@@ -91,8 +91,8 @@ def test_a_transfer_is_resumed_behind_its_last_step(
 def test_the_ledger_is_called_again_only_where_its_response_was_lost(
     api: Api, server: Server
 ) -> None:
-    """A call whose answer was not stored is repeated under the same key, and booked once; one whose
-    response was stored is not.
+    """A call whose response was not stored is repeated under the same key, and booked once; one
+    whose response was stored is not.
     """
     lost, stored = Order(), Order()
     api.killed(TRANSFERS, lost, "during-ledger")
@@ -111,11 +111,11 @@ def test_a_crashed_transfer_is_refused_while_its_lease_lives(asgi_server: Server
         order = Order()
         api.killed(TRANSFERS, order, "after-ledger")
 
-        answer = api.send(TRANSFERS, order)
+        response = api.send(TRANSFERS, order)
 
-        assert answer.status_code == 409
-        assert answer.json()["type"].endswith("/in-progress")
-        assert int(answer.headers["Retry-After"]) >= 1
+        assert response.status_code == 409
+        assert response.json()["type"].endswith("/in-progress")
+        assert int(response.headers["Retry-After"]) >= 1
         assert made(api, asgi_server, order) == LEFT["after-ledger"]
 
 
@@ -123,12 +123,12 @@ def test_a_crashed_transfer_is_refused_while_its_lease_lives(asgi_server: Server
 def test_a_transfer_waits_for_the_ledger_to_come_back(
     database: Database, serve: Serve, tmp_path: Path
 ) -> None:
-    """While the ledger is away, the answer is 503 and the key stays free: a retry goes on there."""
+    """While the ledger is away, the response is 503 and the key is free: a retry goes on there."""
     order, port = Order(), free_port()
     away = {"LEDGER_URL": f"http://127.0.0.1:{port}", "WORKERS": "1"}
     with serve(**away) as server, client_of(server) as api:
-        answers = [api.send(TRANSFERS, order) for _ in range(2)]
-        assert [answer.status_code for answer in answers] == [503, 503]
+        responses = [api.send(TRANSFERS, order) for _ in range(2)]
+        assert [response.status_code for response in responses] == [503, 503]
         assert api.postings(order) == (1, 0)
 
         with ledger.running(tmp_path / "ledger", port):

@@ -415,7 +415,7 @@ class TestTransaction:
             assert run(store, operation, swallow) == Executed("response")
             assert effects() == 1
 
-    def test_on_commit_hooks_run_after_the_answer_is_stored(self) -> None:
+    def test_on_commit_hooks_run_after_the_response_is_stored(self) -> None:
         """The handler's ``on_commit`` hooks run once, when its response can be replayed already."""
         store, operation = DatabaseStore("default"), an_operation()
         seen: list[Status] = []
@@ -703,7 +703,7 @@ class TestAudit:
         assert isinstance(replay, Replayed)
         assert effects() == 1
 
-    def test_answer_that_cannot_be_made(self, sent: list[str]) -> None:
+    def test_response_that_cannot_be_made(self, sent: list[str]) -> None:
         """Where the response to an error cannot be made, that is why the attempt has failed."""
 
         def explode(claim: Claim) -> Result:

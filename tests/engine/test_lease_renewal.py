@@ -87,12 +87,12 @@ class Noted(MemoryStore):
         super().__init__(alias)
         self.asked: list[float] = []
         self.let_go = threading.Event()
-        self.answers: list[Callable[[], None]] = []
+        self.responses: list[Callable[[], None]] = []
 
     def extend_many(self, claims: Sequence[Claim], seconds: float) -> Sequence[bool | None]:
         self.asked.append(seconds)
-        if self.answers:
-            self.answers.pop(0)()
+        if self.responses:
+            self.responses.pop(0)()
         return [True] * len(claims)
 
     @contextmanager
@@ -129,7 +129,7 @@ def test_connections_are_let_go_between_renewals(monkeypatch: pytest.MonkeyPatch
     """The heartbeat keeps no connection until the next lease is due."""
     store = Noted(str(uuid4()))
     monkeypatch.setattr(leases, "RENEWALS", math.inf)  # a lease is due at once …
-    store.answers = [monkeypatch.undo]  # … and once renewed, it is not due for hours
+    store.responses = [monkeypatch.undo]  # … and once renewed, it is not due for hours
     with kept_alive(a_lease(store)):
         assert store.let_go.wait(PATIENCE)
         asleep(store)

@@ -108,11 +108,11 @@ class Watched(Store):
         fault = faults.pop(0) if faults else ""
         if fault == "before":
             raise self.error
-        answer = function()
+        response = function()
         self.answered.append((method, key))
         if fault == "after":
             raise self.error
-        return answer
+        return response
 
     def acquire(self, operation: Operation) -> Claim | Record:
         self.scopes[operation.key] = operation.scope
@@ -780,7 +780,7 @@ class TestSignals:
         assert sent == ["claimed", "completed"]
         assert found(store, operation).payload == STORED
 
-    def test_answer_that_cannot_be_made(self, store: Watched, sent: list[str]) -> None:
+    def test_response_that_cannot_be_made(self, store: Watched, sent: list[str]) -> None:
         """An error whose response cannot be rendered leaves the key free, and says why."""
         operation = leased()
 
@@ -963,14 +963,14 @@ class TestUnreachableStore:
             with pytest.raises(LookupError):
                 attempt(store, operation, _raises_after(effect))
         else:
-            answer = Result("503", None, error="The response had the status 503.", failed=True)
-            assert attempt(store, operation, lambda e: answer) == Executed("503")
+            response = Result("503", None, error="The response had the status 503.", failed=True)
+            assert attempt(store, operation, lambda e: response) == Executed("503")
         assert "could not be recorded" in caplog.text
         assert isinstance(attempt(store, operation), InProgress)
         interrupt(store, operation)
         assert isinstance(attempt(store, operation), Executed)
 
-    def test_fail_whose_answer_was_lost(self, store: Watched, sent: list[str]) -> None:
+    def test_fail_whose_response_was_lost(self, store: Watched, sent: list[str]) -> None:
         """A failure that was recorded, though nobody was told, is announced as one."""
         operation = leased()
         store.faults["fail"] = ["after"]
@@ -986,7 +986,7 @@ class TestUnreachableStore:
             attempt(store, leased())
         assert effects() == 0
 
-    def test_claim_whose_answer_was_lost(self, store: Watched) -> None:
+    def test_claim_whose_response_was_lost(self, store: Watched) -> None:
         """A claim that nobody knows of ends with its lease."""
         operation = leased()
         store.faults["acquire"] = ["after"]
@@ -1335,15 +1335,15 @@ class TestRequests:
     @pytest.mark.parametrize("url", BOTH)
     def test_late(self, client: Client, url: str) -> None:
         """A late owner's client gets the response of its successor."""
-        key, answers = new_key(), []
+        key, responses = new_key(), []
 
         def succeed() -> None:
             _interrupt(key)
-            answers.append(post(Client(), url, key))
+            responses.append(post(Client(), url, key))
 
         with during("a", succeed):
             late = post(client, url, key)
-        assert_replays(answers[0], late)
+        assert_replays(responses[0], late)
         assert record(key).attempt == 2
 
     def test_claim_lost(self, client: Client) -> None:
@@ -1372,7 +1372,7 @@ class TestRequests:
         assert effects() == 0
 
     @pytest.mark.usefixtures("at_once")
-    def test_answer_not_stored(self, client: Client, watched: Watched) -> None:
+    def test_response_not_stored(self, client: Client, watched: Watched) -> None:
         """The client of an operation whose response cannot be stored gets it all the same."""
         watched.faults["complete"] = ["before"] * 6
         assert post(client, "/leased/", new_key()).status_code == 201

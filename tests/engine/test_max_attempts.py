@@ -102,7 +102,7 @@ def test_no_limit(way: Any) -> None:
     assert run(store, operation, succeed) == Executed("response")
 
 
-def test_answers_that_are_not_kept(way: Any) -> None:
+def test_responses_that_are_not_kept(way: Any) -> None:
     """A response that is not kept is no failure, and does not hold the key."""
     store, operation = way
     for _ in range(4):

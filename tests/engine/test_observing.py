@@ -187,7 +187,7 @@ class TestRequests:
 
     @pytest.mark.parametrize("url", ["/view/", "/leased/", "/middleware/"])
     @pytest.mark.usefixtures("atomic")
-    def test_answers_that_are_not_kept(self, client: Client, url: str) -> None:
+    def test_responses_that_are_not_kept(self, client: Client, url: str) -> None:
         """A response of 503 is a failure without an error; one that is not kept frees the key."""
         skip_what_is_refused(url)
         for reference in ("503", "409"):
@@ -196,7 +196,7 @@ class TestRequests:
 
     @pytest.mark.parametrize("url", ["/drf/", "/leased-drf/"])
     @pytest.mark.usefixtures("atomic")
-    def test_error_that_becomes_an_answer(self, client: Client, url: str) -> None:
+    def test_error_that_becomes_an_response(self, client: Client, url: str) -> None:
         """A refusal that a view raises, and of which a response is made, frees the key."""
         skip_what_is_refused(url)
         assert post(client, url, new_key(), "forbidden").status_code == 403

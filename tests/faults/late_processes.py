@@ -129,7 +129,7 @@ class Worker:
     def do(self, do: str, *arguments: Any, **options: Any) -> Any:
         """Tell it to do something, and wait for the response."""
         self.begin(do, *arguments, **options)
-        return self.tells("answer")
+        return self.tells("response")
 
     def go_on(self) -> None:
         """End its waiting."""
@@ -137,15 +137,15 @@ class Worker:
 
     def post_until(self, status: int, path: str, key: str) -> dict[str, Any]:
         """Retry, as an honest client does, until the response is that; others say 409."""
-        answers: list[dict[str, Any]] = []
+        responses: list[dict[str, Any]] = []
 
         def answered() -> bool:
-            answers[:] = [self.do("post", path, key)]
-            assert answers[0]["status"] in (status, 409), answers
-            return bool(answers[0]["status"] == status)
+            responses[:] = [self.do("post", path, key)]
+            assert responses[0]["status"] in (status, 409), responses
+            return bool(responses[0]["status"] == status)
 
         eventually(answered)
-        return answers[0]
+        return responses[0]
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -31,11 +31,11 @@ def post(path: str, key: str, fault: str = "", *, by: Client = client) -> dict[s
     """Send a request under a key, and say what the response was."""
     late_views.seen.clear()
     headers = {"Idempotency-Key": key} | ({"X-Fault": fault} if fault else {})
-    answer = by.post(path, {"key": key}, content_type="application/json", headers=headers)
+    response = by.post(path, {"key": key}, content_type="application/json", headers=headers)
     return {
-        "status": answer.status_code,
-        "body": answer.content.decode(errors="replace"),
-        "replayed": answer.headers.get("Idempotent-Replayed") == "true",
+        "status": response.status_code,
+        "body": response.content.decode(errors="replace"),
+        "replayed": response.headers.get("Idempotent-Replayed") == "true",
         "seen": dict(late_views.seen),
     }
 
@@ -65,8 +65,8 @@ def traffic(
 ) -> dict[str, Any]:
     """Send requests under these keys, again and again, and count the responses.
 
-    Some of them, that fraction, are to fail; their answers count as ``failed``. Each thread pauses
-    for so many seconds before it sends the next one.
+    Some of them, that fraction, are to fail; their responses count as ``failed``. Each thread
+    pauses for so many seconds before it sends the next one.
     """
     until = time.monotonic() + seconds
 
@@ -76,10 +76,10 @@ def traffic(
         try:
             while time.monotonic() < until:
                 fault = "fail:after" if chance.random() < failures else ""
-                answer = post(path, chance.choice(keys), fault, by=by)
-                asked_for = fault and answer["status"] == 500
-                said["failed" if asked_for else str(answer["status"])] += 1
-                if answer["replayed"]:
+                response = post(path, chance.choice(keys), fault, by=by)
+                asked_for = fault and response["status"] == 500
+                said["failed" if asked_for else str(response["status"])] += 1
+                if response["replayed"]:
                     said["replayed"] += 1
                 time.sleep(pause)
         finally:
@@ -110,8 +110,8 @@ def page(path: str) -> dict[str, Any]:
         return execute(sql, *arguments)
 
     with connections["replica"].execute_wrapper(note):
-        answer = administrator.get(path)
-    return {"status": answer.status_code, "body": answer.content.decode(), "asked": asked}
+        response = administrator.get(path)
+    return {"status": response.status_code, "body": response.content.decode(), "asked": asked}
 
 
 def login(username: str) -> dict[str, Any]:
@@ -140,5 +140,5 @@ def main() -> None:
     while line := sys.stdin.readline():
         asked = json.loads(line)
         arguments = asked.pop("arguments", ())
-        late_views.tell(answer=DOES[asked.pop("do")](*arguments, **asked))
+        late_views.tell(response=DOES[asked.pop("do")](*arguments, **asked))
     connections.close_all()

@@ -32,7 +32,7 @@ LEASE = 0.5  # seconds
 WORKERS, CLIENTS = 3, 6
 LONGEST_PAUSE = 2 * LEASE
 PATIENT, IMPATIENT = 3.0, 0.3
-"""Seconds that a client waits for an answer before it tries again, and those that its twin does."""
+"""Seconds that a client waits for a response before it tries again, and those of its twin."""
 FAILING, TWICE, GIVING_UP = 0.15, 0.2, 0.1
 """How likely it is that a request is to fail, is sent twice at once, or is not sent again."""
 TEMPORARY = frozenset({0, 409, 500, 503})
@@ -140,8 +140,8 @@ class Caller:
         try:
             body = json.dumps({"reference": order.reference})
             self._connection.request("POST", order.path, body, headers)
-            answer = self._connection.getresponse()
-            ended = Ended(0, answer.status, dict(answer.headers), answer.read().decode())
+            response = self._connection.getresponse()
+            ended = Ended(0, response.status, dict(response.headers), response.read().decode())
         except (OSError, http.client.HTTPException):
             self.close()
             return Ended()
@@ -163,7 +163,7 @@ class Campaign:
     port: int
     seed: int
     orders: dict[Order, Work] = field(default_factory=dict)
-    answers: dict[Order, set[str]] = field(default_factory=dict)
+    responses: dict[Order, set[str]] = field(default_factory=dict)
     told: Counter[str] = field(default_factory=Counter)
     over: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -192,8 +192,8 @@ class Campaign:
 
     def _until_answered(self, more: int) -> None:
         """Let so many more operations get a response, if that does not take long."""
-        wanted, deadline = len(self.answers) + more, time.monotonic() + LEASE
-        while len(self.answers) < wanted and time.monotonic() < deadline:
+        wanted, deadline = len(self.responses) + more, time.monotonic() + LEASE
+        while len(self.responses) < wanted and time.monotonic() < deadline:
             if self.over.wait(0.01):
                 return
 
@@ -228,7 +228,7 @@ class Campaign:
         assert ended.status in {*TEMPORARY, 201}, (order, ended)
         if ended.status == 201:
             with self.lock:
-                self.answers.setdefault(order, set()).add(ended.body)
+                self.responses.setdefault(order, set()).add(ended.body)
         return ended.status == 201
 
     def tell(self, what: str) -> None:
@@ -243,7 +243,7 @@ class Campaign:
         for order, work in self.orders.items():
             done = (self.target.effects(order.reference), ledger.entries(order.reference))
             assert done == (work.effects, 1), (self.seed, order, done)
-            assert len(self.answers[order]) == 1, (self.seed, order, self.answers[order])
+            assert len(self.responses[order]) == 1, (self.seed, order, self.responses[order])
 
     def _complete(self, order: Order) -> None:
         """Send it until it gets a response, and then once more: a replay."""

@@ -97,8 +97,8 @@ class Site:
                 "X-Fail": str(order.fails),
             },
         )
-        answer = connection.getresponse()
-        return Ended(0, answer.status, dict(answer.headers), answer.read().decode())
+        response = connection.getresponse()
+        return Ended(0, response.status, dict(response.headers), response.read().decode())
 
 
 def migrate(url: str) -> None:

@@ -135,7 +135,7 @@ def test_live_lease_is_respected(site: Site, at: Place, pair: list[Worker]) -> N
         time.sleep(0.02)  # or it would do nothing but this, many hundred times
     assert tries
     owner.go_on()
-    first, retry = owner.tells("answer"), contender.do("post", at.path, key)
+    first, retry = owner.tells("response"), contender.do("post", at.path, key)
     assert (first["status"], first["replayed"]) == (201, False)
     assert (retry["status"], retry["replayed"], retry["body"]) == (201, True, first["body"])
     assert record(at, key).attempt == 1
@@ -154,7 +154,7 @@ def test_expired_lease_is_taken_over(at: Place, pair: list[Worker]) -> None:
         begun = claimed_at(at, key)
         successor = contender.post_until(201, at.path, key)
         assert claimed_at(at, key) - begun >= left - 0.01
-    late = owner.tells("answer")
+    late = owner.tells("response")
     assert (late["replayed"], late["body"]) == (True, successor["body"])
     assert json.loads(late["body"])["attempt"] == 2
     assert at.done(key) == 1
@@ -189,8 +189,8 @@ def test_life_ends(at: Place, pair: list[Worker]) -> None:
     for key in keys:
         assert one.do("post", at.path, key)["status"] == 201
     end(at, keys)
-    answer = other.do("post", at.path, keys[0])
-    assert (answer["status"], answer["replayed"]) == (201, False)
+    response = other.do("post", at.path, keys[0])
+    assert (response["status"], response["replayed"]) == (201, False)
     # A provider has not forgotten the derived key, which is the same in every life.
     assert at.done(keys[0]) == (2 if at.is_database else 1)
     if at.is_database:

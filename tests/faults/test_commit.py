@@ -64,7 +64,7 @@ def bank(mode: Mode, with_environment: Workers, state: State, ledger: Ledger, sh
 
 
 @pytest.mark.parametrize("mode", few([LEASED, STEPPED]), ids=str)
-def test_answer_that_cannot_be_stored(bank: Bank, proxy: Proxy, mode: Mode) -> None:
+def test_response_that_cannot_be_stored(bank: Bank, proxy: Proxy, mode: Mode) -> None:
     """The database is away from the moment at which a response is to be stored, and for longer
     than the lease, the client is told what was done; a retry resumes it and is told the same.
     """
@@ -110,8 +110,8 @@ def test_connection_lost_at_every_commit(
 
     bank.state.wait_for_end_of_leases()
     for order, first in told.items():
-        answer = bank.assert_recovered(mode, order)
-        assert first.status != 201 or first.body == answer.body
+        response = bank.assert_recovered(mode, order)
+        assert first.status != 201 or first.body == response.body
     with capsys.disabled():
         statuses = " ".join(str(first.status) for first in told.values())
         print(f"\n{mode}: connection cut before and after {last + 1} commits: {statuses}")

@@ -58,7 +58,7 @@ def late_and_successor(
     with late.paused():
         # The second cannot have waited for the first, which does not go on before this has ended.
         successor = other.post_until(201, path, key)
-    return late.tells("answer"), successor
+    return late.tells("response"), successor
 
 
 def assert_superseded(late: dict[str, Any], successor: dict[str, Any]) -> None:
@@ -128,7 +128,7 @@ def test_paused_behind_the_fence(at: Place, one_by_one: list[Worker]) -> None:
         eventually(lambda: at.store.get(key, SCOPE).interrupted)  # type: ignore[union-attr]
         told = [other.do("post", path, key)["status"] for _ in range(3)]
     assert told == [409] * 3
-    first, retry = late.tells("answer"), other.do("post", path, key)
+    first, retry = late.tells("response"), other.do("post", path, key)
     assert (first["status"], first["replayed"]) == (201, False)
     assert (retry["status"], retry["replayed"], retry["body"]) == (201, True, first["body"])
     assert (at.effects(key), at.row(key).attempt) == (1, 1)

@@ -193,7 +193,7 @@ def restarts(
         again = command(port, asked.config_get("dir")["dir"], *options)
     running: list[subprocess.Popen[bytes]] = []
 
-    def answers() -> bool:
+    def responses() -> bool:
         with client(port) as asked:
             try:
                 return bool(asked.ping())
@@ -208,7 +208,7 @@ def restarts(
             os.kill(pid, signal.SIGKILL)
         silent: Any = subprocess.DEVNULL
         running.append(subprocess.Popen(again, stdout=silent, stderr=silent))
-        eventually(answers)
+        eventually(responses)
 
     try:
         yield crash

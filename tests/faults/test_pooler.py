@@ -62,9 +62,9 @@ def test_duplicates_through_a_pool(
     told: Counter[str] = Counter()
     for _ in range(keys):
         order = Order(mode.path)
-        answers = _send_at_once(sites, order)
-        (executed,) = (ended for ended in answers if ended.status == 201 and not ended.replayed)
-        for ended in answers:
+        responses = _send_at_once(sites, order)
+        (executed,) = (ended for ended in responses if ended.status == 201 and not ended.replayed)
+        for ended in responses:
             assert ended.status == 409 or ended.body == executed.body, ended
             told[f"{ended.status}{' replayed' * ended.replayed}"] += 1
         for at in sites:

@@ -73,8 +73,8 @@ def test_purge_amid_everything(
         purger.begin("purge", seconds)
         for each, more in zip(traffic, (doomed, slow), strict=True):
             each.begin("traffic", PATH, [*keys, *more], seconds, 4, failures=0.1, pause=pause)
-        said = sum((Counter(each.tells("answer")) for each in traffic), Counter[str]())
-        purged = purger.tells("answer")
+        said = sum((Counter(each.tells("response")) for each in traffic), Counter[str]())
+        purged = purger.tells("response")
         _purge_the_rest(at, purger)
 
     found = lives(at)

@@ -101,7 +101,7 @@ def test_duplicates_have_one_effect(
     for key in keys:
         for each in site.workers:
             each.begin("post", path, key)
-        said += [each.tells("answer")["status"] for each in site.workers]
+        said += [each.tells("response")["status"] for each in site.workers]
         retries = [each.post_until(201, path, key) for each in site.workers]
         assert retries[0]["body"] == retries[1]["body"]
     assert set(said) <= {201, 409}
@@ -129,7 +129,7 @@ def test_running_operation_is_seen(site: Site) -> None:
     one.tells("reached")
     assert other.do("post", "/leased/atomic/", key)["status"] == 409
     one.go_on()
-    assert one.tells("answer")["status"] == 201
+    assert one.tells("response")["status"] == 201
     assert other.do("post", "/leased/atomic/", key)["replayed"]
     assert site.effects(key) == 1
 

@@ -54,7 +54,7 @@ class Load:
     """Clients that send one operation after the other, each until it gets a response."""
 
     def __init__(self) -> None:
-        self.answers: dict[Order, tuple[Mode, Ended]] = {}
+        self.responses: dict[Order, tuple[Mode, Ended]] = {}
         self.told: Counter[str] = Counter()
         self._over = threading.Event()
         self._changed = threading.Condition()
@@ -74,14 +74,14 @@ class Load:
                     time.sleep(0.05)  # a polite client
                 self._tell("replayed" if ended.replayed else "executed")
                 with self._changed:
-                    self.answers[order] = mode, ended
+                    self.responses[order] = mode, ended
                     self._changed.notify_all()
 
-    def wait_for(self, answers: int) -> None:
+    def wait_for(self, responses: int) -> None:
         """Return when that many more operations have got a response."""
         with self._changed:
-            wanted = len(self.answers) + answers
-            assert self._changed.wait_for(lambda: len(self.answers) >= wanted, PATIENCE * 2)
+            wanted = len(self.responses) + responses
+            assert self._changed.wait_for(lambda: len(self.responses) >= wanted, PATIENCE * 2)
 
     def end(self) -> None:
         """Let each client complete what it is at."""
@@ -120,12 +120,14 @@ def test_postgres_crashes_under_load(
         for client in clients:
             client.result(PATIENCE)
 
-    _assert_answers_are_stored(server, ledger, log, load)
+    _assert_responses_are_stored(server, ledger, log, load)
     with capsys.disabled():
-        print(f"\n{crashes} crashes, {len(load.answers)} operations: {dict(load.told)}")
+        print(f"\n{crashes} crashes, {len(load.responses)} operations: {dict(load.told)}")
 
 
-def _assert_answers_are_stored(server: Restartable, ledger: Ledger, log: Path, load: Load) -> None:
+def _assert_responses_are_stored(
+    server: Restartable, ledger: Ledger, log: Path, load: Load
+) -> None:
     """What a client was told is what a retry is told, and what is stored.
 
     A response that could not be stored before its lease was over, which is logged, is made again of
@@ -136,7 +138,7 @@ def _assert_answers_are_stored(server: Restartable, ledger: Ledger, log: Path, l
         site(server.url, ledger.url, log) as asked,
     ):
         state.wait_for_end_of_leases()
-        for order, (mode, told) in load.answers.items():
+        for order, (mode, told) in load.responses.items():
             again, stored = asked.send(order), asked.send(order)
             assert (again.status, again.body) == (201, told.body)
             assert (stored.status, stored.replayed, stored.body) == (201, True, told.body)

@@ -74,7 +74,7 @@ def test_long_call_starves_the_heartbeat(at: Place, workers: list[Worker]) -> No
     # No Python runs in the owner until it is told to go on.
     successor = contender.post_until(201, path, key)
     owner.go_on()
-    assert_superseded(at, owner.tells("answer"), successor, key)
+    assert_superseded(at, owner.tells("response"), successor, key)
     assert not [line for line in owner.log.read_text().splitlines() if "trying again" in line]
 
 
@@ -89,7 +89,7 @@ def test_healthy_heartbeat_keeps_a_long_handler(
     owner.tells("reached")
     told = contender.do("traffic", path, [key], LEASES * LONGER, 4, pause=pause)
     owner.go_on()
-    first, retry = owner.tells("answer"), contender.do("post", path, key)
+    first, retry = owner.tells("response"), contender.do("post", path, key)
     assert set(told) == {"409"}, told
     assert (first["status"], first["replayed"]) == (201, False), first
     assert json.loads(first["body"])["attempt"] == 1
@@ -139,7 +139,7 @@ def test_heartbeat_without_a_connection(at: Place, workers: list[Worker]) -> Non
         owner.tells("reached")
         successor = contender.post_until(201, path, key)
     owner.go_on()
-    assert_superseded(at, owner.tells("answer"), successor, key)
+    assert_superseded(at, owner.tells("response"), successor, key)
     assert "could not be renewed; trying again" in owner.log.read_text()
 
 
@@ -157,6 +157,6 @@ def test_heartbeat_connects_again(at: Place, healthy: list[Worker]) -> None:
     eventually(lambda: at.row(key).lease_expires_at != begun)
     assert set(contender.do("traffic", path, [key], LONGER, 1, pause=PAUSE)) == {"409"}
     owner.go_on()
-    first = owner.tells("answer")
+    first = owner.tells("response")
     assert (first["status"], first["replayed"]) == (201, False)
     assert (at.effects(key), at.row(key).attempt) == (1, 1)

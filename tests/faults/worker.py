@@ -42,9 +42,9 @@ def execute(order: dict[str, Any]) -> dict[str, Any]:
         headers={"Idempotency-Key": order["key"], "X-Fail": str(order["fails"])},
     )
     told: list[Any] = []
-    answer = _handler()(request.environ, lambda *said: told.extend(said))
-    body = b"".join(answer)
-    answer.close()
+    response = _handler()(request.environ, lambda *said: told.extend(said))
+    body = b"".join(response)
+    response.close()
     status, headers = told
     return {
         "status": int(status.split()[0]),
@@ -70,9 +70,9 @@ def execute_forked(order: dict[str, Any]) -> dict[str, Any]:
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as said:
-        answer = said.read()
+        response = said.read()
     _, ended = os.waitpid(process, 0)
-    return {"signal": os.WTERMSIG(ended), **(json.loads(answer) if not ended else {})}
+    return {"signal": os.WTERMSIG(ended), **(json.loads(response) if not ended else {})}
 
 
 def fork() -> None:

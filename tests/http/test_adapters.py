@@ -22,7 +22,7 @@ from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy, keys, scopes, store_errors, store_only
 from idempotency_django.stores.records import Record
 from idempotency_django.testing import in_threads
-from tests.contract.adapters import ADAPTERS, Adapter, Answer, Gate, Served, Work, make
+from tests.contract.adapters import ADAPTERS, Adapter, Gate, Result, Served, Work, make
 from tests.models import Effect
 from tests.support.shared import (
     assert_problem,
@@ -101,11 +101,11 @@ class TestReplay:
         assert (row.status, row.attempt, row.replay_count) == ("completed", 1, 2)
 
     @pytest.mark.parametrize(
-        "answer",
+        "response",
         [
-            Answer(headers={"Location": "/effects/1", "X-Number": "7"}),
-            Answer(404),
-            Answer(400),
+            Result(headers={"Location": "/effects/1", "X-Number": "7"}),
+            Result(404),
+            Result(400),
             HttpResponse(status=204),
             HttpResponse(
                 bytes(range(256)),
@@ -115,19 +115,19 @@ class TestReplay:
         ],
         ids=["headers", "404", "400", "empty", "binary"],
     )
-    def test_fidelity(self, adapter: Adapter, serve: Serve, answer: Any) -> None:
+    def test_fidelity(self, adapter: Adapter, serve: Serve, response: Any) -> None:
         """Status, headers and body of any kind are replayed exactly, also those of a 4xx."""
 
         def work(request: Any, reference: str) -> Any:
             make(request, reference)
-            return answer
+            return response
 
         send, key = serve(work), new_key()
         first = send(key)
         assert first.status_code == (
-            answer.status if isinstance(answer, Answer) else answer.status_code
+            response.status if isinstance(response, Result) else response.status_code
         )
-        assert dict(getattr(answer, "headers", {})).items() <= dict(first.headers).items()
+        assert dict(getattr(response, "headers", {})).items() <= dict(first.headers).items()
         assert_replays(first, send(key))
         assert effects() == 1
 
@@ -151,7 +151,7 @@ class TestReplay:
         """Without a key, where none is required, each request does the work."""
         seen: list[Any] = []
 
-        def work(request: Any, reference: str) -> Answer:
+        def work(request: Any, reference: str) -> Result:
             seen.append(getattr(request, "idempotency", None))
             return make(request, reference)
 
@@ -265,7 +265,7 @@ class TestRefusal:
         key = new_key()
         during: list[Any] = []
 
-        def work(request: Any, reference: str) -> Answer:
+        def work(request: Any, reference: str) -> Result:
             during.extend(in_threads([lambda: send(key)]))
             return make(request, reference)
 
@@ -281,7 +281,7 @@ class TestRefusal:
         key = new_key()
         during: list[Any] = []
 
-        def work(request: Any, reference: str) -> Answer:
+        def work(request: Any, reference: str) -> Result:
             during.extend(in_threads([lambda: send(key)]))
             return make(request, reference)
 
@@ -386,7 +386,7 @@ class TestFailure:
         """A raised error rolls back and is not stored: a retry does the work."""
         fails = [True, True]
 
-        def work(request: Any, reference: str) -> Answer:
+        def work(request: Any, reference: str) -> Result:
             made = make(request, reference)
             if fails:
                 raise error
@@ -408,9 +408,9 @@ class TestFailure:
     def test_unkept_statuses(self, adapter: Adapter, serve: Serve) -> None:
         """A returned 5xx, and responses about the moment, roll back; a retry does the work."""
 
-        def work(request: Any, reference: str) -> Answer:
+        def work(request: Any, reference: str) -> Result:
             make(request, reference)
-            return Answer(int(reference))
+            return Result(int(reference))
 
         send = serve(work)
         for status in (500, 503, 401, 403, 408, 409, 412, 423, 425, 428, 429):
@@ -426,7 +426,7 @@ class TestFailure:
     def test_should_store(self, adapter: Adapter, serve: Serve) -> None:
         """What ``should_store`` rejects is rolled back, and frees the key."""
         stores: list[bool] = []
-        send, key = serve(should_store=lambda request, answer: bool(stores)), new_key()
+        send, key = serve(should_store=lambda request, response: bool(stores)), new_key()
         for attempt in (1, 2):
             adapter.assert_executed(send(key))
             assert (record(key).status, record(key).attempt) == ("failed", attempt)
@@ -444,11 +444,11 @@ class TestFailure:
     ) -> None:
         """``store_only()`` stores the statuses of its list, raised ones too, and no others."""
 
-        def work(request: Any, reference: str) -> Answer:
+        def work(request: Any, reference: str) -> Result:
             make(request, reference)
             if status == 404:
                 raise Http404
-            return Answer(status)
+            return Result(status)
 
         send, key = serve(work, should_store=store_only(201, 409, 404)), new_key()
         first, again = send(key), send(key)
@@ -462,7 +462,7 @@ class TestFailure:
     def test_store_errors(self, adapter: Adapter, serve: Serve) -> None:
         """``store_errors`` stores a raised 4xx after the rollback."""
 
-        def work(request: Any, reference: str) -> Answer:
+        def work(request: Any, reference: str) -> Result:
             make(request, reference)
             raise Http404
 
@@ -481,7 +481,7 @@ class TestFailure:
     ) -> None:
         """If the record vanishes meanwhile: 500, rolled back, and the log says why."""
 
-        def work(request: Any, reference: str) -> Answer:
+        def work(request: Any, reference: str) -> Result:
             IdempotencyKey.objects.all().delete()
             return make(request, reference)
 
@@ -494,7 +494,7 @@ class TestFailure:
         """``on_commit`` hooks run once, with the effect, and not for a failure or a replay."""
         ran: list[str] = []
 
-        def work(request: Any, reference: str) -> Answer:
+        def work(request: Any, reference: str) -> Result:
             transaction.on_commit(lambda: ran.append(reference))
             if reference == "fails":
                 raise LookupError
@@ -511,7 +511,7 @@ class TestFailure:
         """A later attempt of leased work does not repeat the steps of the first."""
         charged: list[int] = []
 
-        def work(request: Any, reference: str) -> Answer:
+        def work(request: Any, reference: str) -> Result:
             execution = request.idempotency
             execution.step("charge", lambda: charged.append(execution.attempt))
             if execution.attempt == 1:
@@ -541,7 +541,7 @@ class TestAtomicRequests:
         """The effect and its response commit together; a raised error takes back both."""
         fails = [True]
 
-        def work(request: Any, reference: str) -> Answer:
+        def work(request: Any, reference: str) -> Result:
             made = make(request, reference)
             if fails:
                 raise Http404
@@ -563,9 +563,9 @@ class TestAtomicRequests:
     def test_returned_5xx(self, adapter: Adapter, serve: Serve) -> None:
         """A returned 5xx takes back the effect, and the attempt is recorded."""
 
-        def work(request: Any, reference: str) -> Answer:
+        def work(request: Any, reference: str) -> Result:
             make(request, reference)
-            return Answer(503)
+            return Result(503)
 
         send, key = serve(work), new_key()
         for attempt in (1, 2):

@@ -349,7 +349,7 @@ class TestProtected:
         assert effects("error") == 2  # no transaction could span it
 
     @pytest.mark.parametrize(("reference", "status"), [("503", 503), ("404", 404), ("409", 409)])
-    def test_answers_that_are_not_kept(self, either: Any, reference: str, status: int) -> None:
+    def test_responses_that_are_not_kept(self, either: Any, reference: str, status: int) -> None:
         """A 5xx, a raised 404 and a response about the moment leave the key free."""
         key = new_key()
         for attempt in (1, 2):
@@ -453,9 +453,9 @@ class TestSideBySide:
             client = AsyncClient()
             return await asyncio.gather(*(post(client, "/function/", key) for _ in range(20)))
 
-        answers = in_loop(work)
-        assert {answer.status_code for answer in answers} <= {201, 409}
-        assert sum(a.status_code == 201 and not is_replay(a) for a in answers) == 1
+        responses = in_loop(work)
+        assert {response.status_code for response in responses} <= {201, 409}
+        assert sum(a.status_code == 201 and not is_replay(a) for a in responses) == 1
         assert effects() == 1
 
     def test_wait(self) -> None:
@@ -491,7 +491,7 @@ class TestSideBySide:
             gate.opened.set()
             return [await first, second]
 
-        assert [answer.status_code for answer in in_loop(work)] == [201, 201]
+        assert [response.status_code for response in in_loop(work)] == [201, 201]
 
 
 class TestSyncViews:
@@ -703,7 +703,7 @@ class TestDisconnect:
         assert is_replay(in_loop(work))
         assert effects() == 1
 
-    def test_after_the_answer_began(self, settings: Any) -> None:
+    def test_after_the_response_began(self, settings: Any) -> None:
         """Who leaves in the middle of a streamed response leaves the key completed."""
         settings.MIDDLEWARE = [MIDDLEWARE]
         key = new_key()
@@ -793,7 +793,7 @@ async def unavailable_once(request: HttpRequest) -> HttpResponseBase:
 
 
 CANCELLED_VIEWS = {
-    "answers": idempotent(create),
+    "responses": idempotent(create),
     "steps": idempotent(stepping),
     "raises": idempotent(failing_once),
     "answers 503": idempotent(unavailable_once),
@@ -840,7 +840,7 @@ class TestCancelledAnywhere:
     @pytest.mark.parametrize("times", [1, 2])
     def test_replay(self, times: int) -> None:
         """A replay that is cancelled changes nothing."""
-        view, key = CANCELLED_VIEWS["answers"], new_key()
+        view, key = CANCELLED_VIEWS["responses"], new_key()
 
         async def work() -> None:
             assert (await view(self.request(key))).status_code == 201
@@ -899,7 +899,7 @@ STORED = Payload(201, (), b"done")
 LEASE = timedelta(seconds=30)
 
 
-async def answer(execution: ExecutionContext | None) -> Result:
+async def response(execution: ExecutionContext | None) -> Result:
     executions.append(execution)
     await asyncio.sleep(0)
     return Result("done", STORED)
@@ -918,7 +918,7 @@ def reraise(error: Exception) -> Result:
 def arun(
     store: MemoryStore,
     operation: Operation,
-    execute: Callable[[ExecutionContext | None], Awaitable[Result]] = answer,
+    execute: Callable[[ExecutionContext | None], Awaitable[Result]] = response,
     **changes: Any,
 ) -> Coroutine[Any, Any, Outcome]:
     return engine.arun(store, replace(operation, **changes), execute, reraise)
@@ -942,10 +942,10 @@ class TestCancelledWhileAsking:
     @pytest.mark.parametrize(
         ("question", "execute", "status", "executed"),
         [
-            ("acquire", answer, Status.FAILED, 0),
-            ("acquired", answer, Status.FAILED, 0),
-            ("complete", answer, Status.COMPLETED, 1),
-            ("completed", answer, Status.COMPLETED, 1),
+            ("acquire", response, Status.FAILED, 0),
+            ("acquired", response, Status.FAILED, 0),
+            ("complete", response, Status.COMPLETED, 1),
+            ("completed", response, Status.COMPLETED, 1),
             ("fail", refuse, Status.FAILED, 1),
             ("failed", refuse, Status.FAILED, 1),
         ],

@@ -97,26 +97,29 @@ class TestDjangoIdempotencyKey:
 
     def test_concurrent_duplicates(self) -> None:
         """10 concurrent duplicates, 10 effects; here 1, and the others are told or replayed."""
-        answers = duplicates("/v/")
+        responses = duplicates("/v/")
         assert effects() == 1
-        assert {answer.status_code for answer in answers} <= {201, 409}
-        assert sum(answer.status_code == 201 and not is_replay(answer) for answer in answers) == 1
-        assert len({answer.content for answer in answers if answer.status_code == 201}) == 1
+        assert {response.status_code for response in responses} <= {201, 409}
+        assert (
+            sum(response.status_code == 201 and not is_replay(response) for response in responses)
+            == 1
+        )
+        assert len({response.content for response in responses if response.status_code == 201}) == 1
 
     def test_concurrent_duplicates_that_wait(self) -> None:
         """With ``on_conflict="wait"`` each of them gets the response."""
-        answers = duplicates("/waits/")
+        responses = duplicates("/waits/")
         assert effects() == 1
-        assert [answer.status_code for answer in answers] == [201] * 10
-        assert sum(not is_replay(answer) for answer in answers) == 1
+        assert [response.status_code for response in responses] == [201] * 10
+        assert sum(not is_replay(response) for response in responses) == 1
 
     def test_one_global_lock(self, client: Client) -> None:
         """One lock for all keys; here different keys do not know of one another."""
-        answers = in_threads([lambda: post(Client(), "/v/", new_key())] * 8)
+        responses = in_threads([lambda: post(Client(), "/v/", new_key())] * 8)
         if connection.vendor == "sqlite":
-            assert {answer.status_code for answer in answers} <= {201, 409}
+            assert {response.status_code for response in responses} <= {201, 409}
         else:
-            assert [answer.status_code for answer in answers] == [201] * 8
+            assert [response.status_code for response in responses] == [201] * 8
 
     def test_pickle(self) -> None:
         """Responses as pickles; here nothing imports pickle, and the bytes are the bytes."""
@@ -252,7 +255,7 @@ class TestVarious:
     def test_lost_insert_race(self) -> None:
         """The loser of an insert race got a 500."""
         for _ in range(5):
-            assert all(answer.status_code < 500 for answer in duplicates("/v/", 4))
+            assert all(response.status_code < 500 for response in duplicates("/v/", 4))
         assert effects() == 5
 
     def test_header_split_at_commas(self, client: Client) -> None:

@@ -308,7 +308,7 @@ def test_anything_else_byte_for_byte(kind: str) -> None:
     201, b"{}", [("Location", "/o/1/"), ("Link", "<a>; rel=x, <b>; rel=y")], "application/json"
 )
 @example(200, b"\x00\xff", [("Content-Disposition", "attachment; filename=\xe9")], "text/plain")
-def test_answer_survives(
+def test_response_survives(
     status: int, body: bytes, headers: list[tuple[str, str]], content_type: str
 ) -> None:
     """A replay has the status, the bytes and the headers of the first response, and its mark."""
@@ -371,7 +371,7 @@ def test_view_cannot_fake_the_mark() -> None:
         FileResponse(BytesIO(b"a"), as_attachment=True, filename="a.csv"),
     ],
 )
-def test_streamed_answer_leaves_a_tombstone(streamed: StreamingHttpResponse) -> None:
+def test_streamed_response_leaves_a_tombstone(streamed: StreamingHttpResponse) -> None:
     """A streamed response is not kept, and not read either: the client still gets it."""
     assert payload_of(streamed, DEFAULTS).body is None
     assert streamed.getvalue() == b"a"
@@ -381,7 +381,7 @@ def test_streamed_answer_leaves_a_tombstone(streamed: StreamingHttpResponse) -> 
     ("size", "limit", "kept"),
     [(10, 10, True), (11, 10, False), (0, 0, True), (1, 0, False)],
 )
-def test_oversized_answer_leaves_a_tombstone(size: int, limit: int, kept: bool) -> None:
+def test_oversized_response_leaves_a_tombstone(size: int, limit: int, kept: bool) -> None:
     """A response of up to max_response_bytes is kept; of a larger one, that there was one."""
     body = b"a" * size
     payload = payload_of(
@@ -476,7 +476,7 @@ class OnlyOnce(Adapter):
 @given(st.text(VISIBLE_ASCII, min_size=1, max_size=255))
 @example('a"b')
 @example("a\\b")
-def test_answer_names_a_derived_key(key: str) -> None:
+def test_response_names_a_derived_key(key: str) -> None:
     """The response tells the client a key that, sent as it is, names the same operation.
 
     But for a comma, which no key in a header holds: two header lines could have been joined by it.

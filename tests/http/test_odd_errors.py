@@ -105,7 +105,7 @@ VIEWS = ["view", "leased", "async", *DRF_VIEWS]
 
 
 @pytest.mark.parametrize("how", DRF_VIEWS)
-def test_answer_of_an_error_without_a_text(client: Client, how: str) -> None:
+def test_response_of_an_error_without_a_text(client: Client, how: str) -> None:
     """The response that REST framework makes of it is the same with a key, and frees the key."""
     without, first, second = (
         post(client, f"/{how}/refused/", key) for key in [None, *[new_key()] * 2]

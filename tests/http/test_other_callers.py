@@ -1,7 +1,7 @@
 """Whatever protects a view, and wherever: nobody receives what they may not receive, or no more.
 
-One caller's answer is stored under a key. Then others send the same request with the same key, and
-the same caller does after losing the right to. Nobody is given a replay.
+One caller's response is stored under a key. Then others send the same request with the same key,
+and the same caller does after losing the right to. Nobody is given a replay.
 """
 
 from __future__ import annotations

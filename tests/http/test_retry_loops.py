@@ -148,8 +148,8 @@ def test_second_run_after_a_success_is_a_replay(client: Client) -> None:
     """A loop that runs the view again after a success gets the stored response."""
     attempts.append("no deadlock")
     key = new_key()
-    answer = post(client, "/twice/", key)
-    assert answer.headers["Idempotent-Replayed"] == "true"
+    response = post(client, "/twice/", key)
+    assert response.headers["Idempotent-Replayed"] == "true"
     assert effects() == 1
 
 
@@ -164,12 +164,12 @@ def test_async() -> None:
 
     async def go() -> list[HttpResponse]:
         send = AsyncClient().post
-        answers = [
+        responses = [
             await send("/async/", "{}", "application/json", headers={"Idempotency-Key": key})
             for _ in range(2)
         ]
         await sync_to_async(connections.close_all)()
-        return answers
+        return responses
 
-    assert [answer.status_code for answer in asyncio.run(go())] == [201, 201]
+    assert [response.status_code for response in asyncio.run(go())] == [201, 201]
     assert effects() == 1

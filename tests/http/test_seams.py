@@ -239,9 +239,9 @@ class TestBrokenBodies:
         """One that does meets what it meets without a key; nothing is stored."""
         body, media_type = BROKEN[kind]
         client.raise_request_exception = False
-        answers = [
+        responses = [
             client.generic("POST", f"{url}?look", body, media_type, headers=headers)
             for headers in ({}, {"Idempotency-Key": new_key()})
         ]
-        assert answers[0].status_code == answers[1].status_code
-        assert effects() == sum(answer.status_code == 201 for answer in answers)
+        assert responses[0].status_code == responses[1].status_code
+        assert effects() == sum(response.status_code == 201 for response in responses)

@@ -280,64 +280,64 @@ class TestAccepted:
     @pytest.mark.parametrize("url", ["/accepting/", "/drf/", "/middleware/"])
     def test_duplicate(self, url: str) -> None:
         """202 says that it is in progress, where to look, and when; nothing is executed."""
-        client, key, answers = logged_in("alice"), new_key(), []
-        with during(lambda: answers.extend(post(client, url, key) for _ in range(2))):
+        client, key, responses = logged_in("alice"), new_key(), []
+        with during(lambda: responses.extend(post(client, url, key) for _ in range(2))):
             first = post(client, url, key)
-        for answer in answers:
-            assert answer.status_code == 202
-            assert json.loads(answer.content) == {"status": "in_progress"}
-            assert answer["Location"].startswith("/operations/plain/")
-            assert answer["Retry-After"] == "1"
-            assert answer["Cache-Control"] == "no-store"
-            assert not is_replay(answer)
+        for response in responses:
+            assert response.status_code == 202
+            assert json.loads(response.content) == {"status": "in_progress"}
+            assert response["Location"].startswith("/operations/plain/")
+            assert response["Retry-After"] == "1"
+            assert response["Cache-Control"] == "no-store"
+            assert not is_replay(response)
         assert_replays(first, post(client, url, key))
         assert effects() == 1
-        told(client, answers[0]["Location"])
+        told(client, responses[0]["Location"])
 
     def test_async_view(self) -> None:
         """An async view, leased as it is, needs no mode."""
-        key, answers = new_key(), []
+        key, responses = new_key(), []
 
         async def work() -> HttpResponse:
-            answer = await post(AsyncClient(), "/async/", key)
+            response = await post(AsyncClient(), "/async/", key)
             await sync_to_async(connections.close_all)()
-            return answer
+            return response
 
-        with during(lambda: answers.append(post(Client(), "/async/", key))):
+        with during(lambda: responses.append(post(Client(), "/async/", key))):
             assert asyncio.run(work()).status_code == 201
-        assert answers[0].status_code == 202
-        assert told(Client(), answers[0]["Location"])["status"] == "completed"
+        assert responses[0].status_code == 202
+        assert told(Client(), responses[0]["Location"])["status"] == "completed"
 
     def test_other_request(self, client: Client) -> None:
         """Another request under the key is a mismatch, not a duplicate."""
-        key, answers = new_key(), []
-        with during(lambda: answers.append(post(Client(), "/accepting/", key, "b"))):
+        key, responses = new_key(), []
+        with during(lambda: responses.append(post(Client(), "/accepting/", key, "b"))):
             post(client, "/accepting/", key)
-        assert_problem(answers[0], 422, "mismatch")
+        assert_problem(responses[0], 422, "mismatch")
 
     def test_interrupted(self, client: Client) -> None:
         """Where the first was interrupted the duplicate is a retry, and runs."""
-        key, answers = new_key(), []
+        key, responses = new_key(), []
 
         def retry() -> None:
             interrupt(key)
-            answers.append(post(Client(), "/accepting/", key))
+            responses.append(post(Client(), "/accepting/", key))
 
         with during(retry):
             late = post(client, "/accepting/", key)
-        assert_replays(answers[0], late)
+        assert_replays(responses[0], late)
 
     def test_held(self, client: Client) -> None:
         """What is held is told so: waiting would not help."""
-        key, answers = new_key(), []
+        key, responses = new_key(), []
 
         def retry() -> None:
             interrupt(key)
-            answers.append(post(Client(), "/held/", key))
+            responses.append(post(Client(), "/held/", key))
 
         with during(retry):
             post(client, "/held/", key)
-        assert_problem(answers[0], 409, "held")
+        assert_problem(responses[0], 409, "held")
 
     def test_late_owner(self, client: Client) -> None:
         """An owner that comes too late while its successor is at work is told where to look."""
@@ -406,23 +406,23 @@ class TestStatus:
     def test_binary(self, view: str) -> None:
         """A body that is no text comes in base64."""
         client = logged_in("alice")
-        answer = told(client, accepted(client, "/accepting/", new_key(), "binary"))["response"]
-        assert answer["body"] is None
-        assert base64.b64decode(answer["body_base64"]) == BINARY
-        assert ["Content-Type", "image/png"] in answer["headers"]
+        response = told(client, accepted(client, "/accepting/", new_key(), "binary"))["response"]
+        assert response["body"] is None
+        assert base64.b64decode(response["body_base64"]) == BINARY
+        assert ["Content-Type", "image/png"] in response["headers"]
 
     def test_empty(self, view: str) -> None:
         """An empty body is an empty text."""
         client = logged_in("alice")
-        answer = told(client, accepted(client, "/accepting/", new_key(), "empty"))["response"]
-        assert (answer["status"], answer["body"]) == (204, "")
+        response = told(client, accepted(client, "/accepting/", new_key(), "empty"))["response"]
+        assert (response["status"], response["body"]) == (204, "")
 
     def test_tombstone(self, view: str) -> None:
         """Of a response that was not kept there is a status, and no body."""
         client = logged_in("alice")
-        answer = told(client, accepted(client, "/accepting/", new_key(), "stream"))["response"]
-        assert (answer["status"], answer["body"]) == (200, None)
-        assert "body_base64" not in answer
+        response = told(client, accepted(client, "/accepting/", new_key(), "stream"))["response"]
+        assert (response["status"], response["body"]) == (200, None)
+        assert "body_base64" not in response
 
     def test_failed(self, view: str) -> None:
         """Failed: a retry is a new attempt; why is not told."""
@@ -447,11 +447,11 @@ class TestStatus:
             post(client, url, key)
         assert seen == [{"status": named, "attempt": 1}]
 
-    def test_drf_answer(self, view: str) -> None:
+    def test_drf_response(self, view: str) -> None:
         """The response of a DRF view is there as it was rendered."""
         client = logged_in("alice")
-        answer = told(client, accepted(client, "/drf/", new_key()))["response"]
-        assert json.loads(answer["body"]) == {"made": "a"}
+        response = told(client, accepted(client, "/drf/", new_key()))["response"]
+        assert json.loads(response["body"]) == {"made": "a"}
 
     def test_looking_changes_nothing(self, view: str) -> None:
         """It is no replay, and not counted as one."""
@@ -677,15 +677,15 @@ class TestPrivacy:
 
     def test_secrets(self, view: str) -> None:
         """Neither the owner's token nor the fingerprint is told, nor a cookie of the response."""
-        alice, key, answers = logged_in("alice"), new_key(), []
+        alice, key, responses = logged_in("alice"), new_key(), []
 
         def look() -> None:
             location = post(alice, "/accepting/", key)["Location"]
-            answers.append((location, alice.get(location).content.decode()))
+            responses.append((location, alice.get(location).content.decode()))
 
         with during(look):
             post(alice, "/accepting/", key)
-        [(location, before)] = answers
+        [(location, before)] = responses
         row = record(key)
         for text in (location, before, alice.get(location).content.decode()):
             assert row.owner_token not in text
@@ -694,12 +694,12 @@ class TestPrivacy:
     def test_token_authentication(self, settings: Any) -> None:
         """REST framework's view knows callers by REST framework's authentication."""
         settings.IDEMPOTENCY = {"STATUS_VIEW": "operations:drf"}
-        client, key, answers = Client(), new_key(), []
+        client, key, responses = Client(), new_key(), []
         user = User.objects.create(username="carol")
         headers = {"Authorization": f"Token {Token.objects.create(user=user).key}"}
-        with during(lambda: answers.append(post(client, "/drf/", key, headers=headers))):
+        with during(lambda: responses.append(post(client, "/drf/", key, headers=headers))):
             post(client, "/drf/", key, headers=headers)
-        location = answers[0]["Location"]
+        location = responses[0]["Location"]
         assert client.get(location, headers=headers).status_code == 200
         assert client.get(location).status_code == 404
 

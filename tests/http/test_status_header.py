@@ -44,7 +44,7 @@ DAY = timedelta(days=1)
 FIREFOX = "17463529834658723465"
 
 
-def answer(request: HttpRequest) -> HttpResponse:
+def respond(request: HttpRequest) -> HttpResponse:
     """Respond with the status that the query asks for, or raise."""
     Effect.objects.create(reference="a")
     status = int(request.GET.get("status", 201))
@@ -60,11 +60,11 @@ async def aanswer(request: HttpRequest) -> HttpResponse:
 
 @idempotency_exempt
 def exempt(request: HttpRequest) -> HttpResponse:
-    return answer(request)
+    return respond(request)
 
 
 def unprotected(request: HttpRequest) -> HttpResponse:
-    return answer(request)
+    return respond(request)
 
 
 def stream(request: HttpRequest) -> StreamingHttpResponse:
@@ -92,27 +92,28 @@ class Raising(Mixed):
 
 
 urlpatterns = [
-    path("decorator/", idempotent(mode="transactional")(answer)),
-    path("leased/", idempotent(mode="leased")(answer)),
+    path("decorator/", idempotent(mode="transactional")(respond)),
+    path("leased/", idempotent(mode="leased")(respond)),
     path("async/", idempotent(aanswer)),
     path("mixin/", Mixed.as_view()),
     path("middleware/", unprotected),
     path("rebuilt/", Rebuilt.as_view()),
-    path("large/", idempotent(max_response_bytes=0)(answer)),
+    path("large/", idempotent(max_response_bytes=0)(respond)),
     path(
-        "own-rebuild/", idempotent(max_response_bytes=0, rebuild=lambda *_: HttpResponse())(answer)
+        "own-rebuild/",
+        idempotent(max_response_bytes=0, rebuild=lambda *_: HttpResponse())(respond),
     ),
     path("stream/", idempotent(stream)),
     path("raised/", Raising.as_view()),
-    path("forever/", idempotent(ttl=None)(answer)),
-    path("sliding/", idempotent(ttl=SlidingTTL(days=1))(answer)),
-    path("outlived/", idempotent(ttl=DAY, on_expired="refuse", retention=DAY * 8)(answer)),
-    path("required/", idempotent(required=True)(answer)),
-    path("form/", idempotent(required=True, key=keys.form_field())(answer)),
-    path("uuid/", idempotent(key_format="uuid")(answer)),
-    path("accepted/", idempotent(mode="leased", on_conflict="accepted")(answer)),
-    path("unread/", idempotent(key=keys.instead_of_header(lambda _: None))(answer)),
-    path("derived/", idempotent(key=keys.natural("reference"))(answer)),
+    path("forever/", idempotent(ttl=None)(respond)),
+    path("sliding/", idempotent(ttl=SlidingTTL(days=1))(respond)),
+    path("outlived/", idempotent(ttl=DAY, on_expired="refuse", retention=DAY * 8)(respond)),
+    path("required/", idempotent(required=True)(respond)),
+    path("form/", idempotent(required=True, key=keys.form_field())(respond)),
+    path("uuid/", idempotent(key_format="uuid")(respond)),
+    path("accepted/", idempotent(mode="leased", on_conflict="accepted")(respond)),
+    path("unread/", idempotent(key=keys.instead_of_header(lambda _: None))(respond)),
+    path("derived/", idempotent(key=keys.natural("reference"))(respond)),
     path("exempt/", exempt),
 ]
 
@@ -264,7 +265,7 @@ def test_rounded_down(elapsed: float) -> None:
     assert left - 1 < int(promised) <= left
 
 
-def test_answer_that_could_not_be_stored(client: Client) -> None:
+def test_response_that_could_not_be_stored(client: Client) -> None:
     """If a leased view ran and its response was not stored, no replay is promised."""
     with (
         mock.patch("idempotency_django.engine.leased.PERSISTENCE", ()),
@@ -356,11 +357,11 @@ def not_found(request: HttpRequest) -> HttpResponse:
 
 urlpatterns += [
     path("not-found/", idempotent(not_found)),
-    path("cached/", cached(idempotent(answer))),
+    path("cached/", cached(idempotent(respond))),
     path("closed/", Closed.as_view()),
     path("closed-by-middleware/", ClosedByMiddleware.as_view()),
-    path("post/", require_POST(idempotent(answer))),
-    path("login/", login_required(idempotent(answer))),
+    path("post/", require_POST(idempotent(respond))),
+    path("login/", login_required(idempotent(respond))),
 ]
 
 

@@ -160,7 +160,7 @@ class TestPages:
     @pytest.mark.parametrize("url", ["/page/", "/decorated-page/"])
     @pytest.mark.parametrize("under_asgi", [False, True])
     def test_page_is_rendered_already(self, settings: Any, *, url: str, under_asgi: bool) -> None:
-        """A hook sees the first answer, rendered: its headers count, a change of context does not.
+        """A hook sees the first response, rendered: its headers count, a change of context doesn't.
 
         What is stored is what the view made, so a replay has the same body, without the hook.
         """

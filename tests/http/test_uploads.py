@@ -399,13 +399,13 @@ class TestPlainViews:
         """The CSRF middleware reads a form before every view; the fingerprint uses its parts."""
         client.cookies["csrftoken"] = token = "a" * 32
         url, key = "/checked/by_files/", new_key()
-        answers = []
+        responses = []
         for content in (CONTENT, CONTENT, b"x" * 400):
             data = {"text": "t", "csrfmiddlewaretoken": token, "file": upload(content)}
-            answers.append(client.post(url, data, headers={"Idempotency-Key": key}))
-        assert answers[0].json() == {"size": 400, "sha256": sha256(CONTENT)}
-        assert_replays(answers[0], answers[1])
-        assert_problem(answers[2], 422, "mismatch")
+            responses.append(client.post(url, data, headers={"Idempotency-Key": key}))
+        assert responses[0].json() == {"size": 400, "sha256": sha256(CONTENT)}
+        assert_replays(responses[0], responses[1])
+        assert_problem(responses[2], 422, "mismatch")
         assert effects() == 1
 
     def test_too_many_fields(self, client: Client, settings: Any) -> None:
@@ -481,18 +481,18 @@ class TestAsync:
         """A view that streams gets all of the body."""
         kind = "application/octet-stream"
         bodies = (CONTENT, CONTENT, CONTENT[:-1] + b"x")
-        answers = asend(f"/async/{way}/", bodies, kind)
-        assert answers[0].json() == {"size": 400, "sha256": sha256(CONTENT)}
-        assert_replays(answers[0], answers[1])
-        assert_problem(answers[2], 422, "mismatch")
+        responses = asend(f"/async/{way}/", bodies, kind)
+        assert responses[0].json() == {"size": 400, "sha256": sha256(CONTENT)}
+        assert_replays(responses[0], responses[1])
+        assert_problem(responses[2], 422, "mismatch")
         assert effects() == 1
 
     @pytest.mark.parametrize("way", UPLOADED, ids=lambda way: way.__name__)
     def test_upload(self, way: Any) -> None:
         """Files arrive whole."""
-        answers = asend(f"/async/{way.__name__}/", (form(), form()), FORM)
-        assert answers[0].json() == {"size": 400, "sha256": sha256(CONTENT)}
-        assert_replays(answers[0], answers[1])
+        responses = asend(f"/async/{way.__name__}/", (form(), form()), FORM)
+        assert responses[0].json() == {"size": 400, "sha256": sha256(CONTENT)}
+        assert_replays(responses[0], responses[1])
         assert effects() == 1
 
 
@@ -725,7 +725,7 @@ class TestRefused:
     def test_without_the_body(self, client: Client) -> None:
         """The way out: the body is left alone, and its digest counts where the client sends one."""
         key, kind = new_key(), "application/octet-stream"
-        answers = [
+        responses = [
             send(
                 client,
                 "/without-body/",
@@ -736,9 +736,9 @@ class TestRefused:
             )
             for body, digest in ((CONTENT, "YQ=="), (CONTENT, "YQ=="), (b"x", "Yg=="))
         ]
-        assert answers[0].json() == {"size": 400, "sha256": sha256(CONTENT)}
-        assert_replays(answers[0], answers[1])
-        assert_problem(answers[2], 422, "mismatch")
+        assert responses[0].json() == {"size": 400, "sha256": sha256(CONTENT)}
+        assert_replays(responses[0], responses[1])
+        assert_problem(responses[2], 422, "mismatch")
         assert effects() == 1
 
     @pytest.mark.parametrize("url", ["/unread/", "/named/"])

@@ -52,7 +52,7 @@ OUTBOX = "/admin/idempotency_messaging/outboxmessage/"
         Payload(200, ((":reason", "Fine"),), None),
     ],
 )
-def test_answer(payload: Payload) -> None:
+def test_response(payload: Payload) -> None:
     """A response is read as it was written, to the byte; a body that was not kept stays none."""
     stored = encode(payload)
     assert decode(*astuple(stored)) == payload

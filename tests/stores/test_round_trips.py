@@ -224,7 +224,7 @@ class TestBudget:
         assert len(sent_by(client, "/leased/", new_key())) == 3
 
     def test_batch(self) -> None:
-        """A batch sends as many as one request: its claims, with BEGIN, its answers, and COMMIT."""
+        """A batch sends as many as a request: its claims, with BEGIN, its responses, and COMMIT."""
         store = stores["default"]
         for answered in (False, True):
             operations = [an_operation() for _ in range(50)]
@@ -232,8 +232,8 @@ class TestBudget:
                 found = store.acquire_many(operations)
                 assert all(isinstance(claim, Claim) for claim in found)
                 if answered:
-                    answers = [(claim, RESPONSE) for claim in found if isinstance(claim, Claim)]
-                    assert all(store.complete_many(answers))
+                    responses = [(claim, RESPONSE) for claim in found if isinstance(claim, Claim)]
+                    assert all(store.complete_many(responses))
             assert len(sent) == 2 + answered
 
     def test_atomic(self, client: Client) -> None:
@@ -461,7 +461,7 @@ class TestEitherWay:
             ("serialize the answer", 409, "in-progress"),
         ],
     )
-    def test_refused_answer(self, client: Client, act: str, status: int, slug: str) -> None:
+    def test_refused_response(self, client: Client, act: str, status: int, slug: str) -> None:
         """What is refused before the COMMIT has certainly rolled back, and is recorded as that."""
         key, freed = new_key(), []
 
@@ -508,7 +508,7 @@ class TestEitherWay:
         assert post(client, "/acts/", new_key(), act).status_code == 500
         assert effects() == 0
 
-    def test_what_follows_the_answer(self) -> None:
+    def test_what_follows_the_response(self) -> None:
         """What follows sees it, and rolls it back."""
         store, operation = stores["default"], an_operation()
         with pytest.raises(LookupError), store.transaction():

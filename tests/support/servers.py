@@ -152,8 +152,8 @@ def _version(url: str) -> str:
         admin = AdminClient({"bootstrap.servers": at.netloc, "log_level": 0})
         return str(admin.list_topics(timeout=5).cluster_id)  # the protocol tells no version
     if at.scheme == "sqs+http":
-        with urlopen(f"http://{at.netloc}/moto-api/", timeout=5) as answer:
-            return str(answer.headers["Server"])
+        with urlopen(f"http://{at.netloc}/moto-api/", timeout=5) as response:
+            return str(response.headers["Server"])
     if at.scheme == "epmd":
         socket.create_connection((at.hostname, at.port), timeout=5).close()
         return ""

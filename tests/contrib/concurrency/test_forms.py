@@ -180,12 +180,12 @@ class TestAdmin:
         signal = pre_save
         if action == "change":
             signal.connect(receive, Ticket)
-            answer = client.post(url, {"title": "second", "amount": "2", **shown})
+            response = client.post(url, {"title": "second", "amount": "2", **shown})
         else:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(TicketAdmin, "log_deletions", lambda *_: in_threads([overtake]))
-                answer = client.post(url, {"post": "yes"}, follow=True)
-        assert escape(str(STALE)) in answer.content.decode()
+                response = client.post(url, {"post": "yes"}, follow=True)
+        assert escape(str(STALE)) in response.content.decode()
         assert Ticket.objects.get().title == "faster"
 
     def test_delete(self, client: Client, page: Callable[[str], Any]) -> None:

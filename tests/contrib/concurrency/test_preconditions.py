@@ -399,8 +399,8 @@ class TestChanges:
     @every
     def test_current(self, ticket: Ticket, at: str) -> None:
         """With the current ETag it is executed, and the response has the next one."""
-        answer = send(at, ticket, If_Match='"1"')
-        assert (answer.status_code, answer["ETag"]) == (200, '"2"')
+        response = send(at, ticket, If_Match='"1"')
+        assert (response.status_code, response["ETag"]) == (200, '"2"')
         assert (Ticket.objects.get().title, effects()) == ("b", 1)
 
     @every
@@ -408,9 +408,9 @@ class TestChanges:
         """With another ETag it is refused, and nothing is executed."""
         ticket.save()
         for header in ('"1"', 'W/"2"', "2"):
-            answer = send(at, ticket, If_Match=header)
-            assert_problem(answer, 412, "precondition-failed")
-            assert ("without the W/" in answer.json()["detail"]) == (header == 'W/"2"')
+            response = send(at, ticket, If_Match=header)
+            assert_problem(response, 412, "precondition-failed")
+            assert ("without the W/" in response.json()["detail"]) == (header == 'W/"2"')
         assert (Ticket.objects.get().title, effects()) == ("a", 0)
 
     @every
@@ -430,8 +430,8 @@ class TestChanges:
     def test_delete(self, ticket: Ticket, at: str) -> None:
         """A stale delete is refused, a current one executed; there is no ETag of nothing."""
         assert send(at, ticket, "delete", If_Match='"7"').status_code == 412
-        answer = send(at, ticket, "delete", If_Match='"1"')
-        assert (answer.status_code, answer.headers.get("ETag")) == (204, None)
+        response = send(at, ticket, "delete", If_Match='"1"')
+        assert (response.status_code, response.headers.get("ETag")) == (204, None)
         assert send(at, ticket, "delete", If_Match='"1"').status_code == 404
 
     @pytest.mark.parametrize("at", ["weak", "plain_optional"])
@@ -457,8 +457,8 @@ class TestChanges:
         """Where no condition is required, one that is sent counts nevertheless."""
         path = f"{ticket.pk}/pay"
         assert send("first", path, "post", If_Match='"7"').status_code == 412
-        answer = send("first", path, "post")
-        assert (answer.status_code, answer["ETag"]) == (200, '"2"')
+        response = send("first", path, "post")
+        assert (response.status_code, response["ETag"]) == (200, '"2"')
         assert send("first", path, "post", If_Match='"2"').status_code == 200
         assert effects() == 1
 
@@ -486,9 +486,9 @@ class TestRetries:
     def test_retry_of_delete(self, ticket: Ticket, at: str) -> None:
         """The same of a DELETE, whose object is gone by then."""
         headers = {"If_Match": '"1"', "Idempotency_Key": str(uuid4())}
-        answers = [send(at, ticket, "delete", **headers) for _ in range(2)]
-        assert [answer.status_code for answer in answers] == [204, 204]
-        assert is_replay(answers[1])
+        responses = [send(at, ticket, "delete", **headers) for _ in range(2)]
+        assert [response.status_code for response in responses] == [204, 204]
+        assert is_replay(responses[1])
 
     @protected
     def test_refusals_are_not_stored(self, ticket: Ticket, at: str) -> None:
@@ -527,10 +527,10 @@ class TestReads:
         """Who has the current representation gets 304, with its ETag and no body."""
         assert send(at, ticket, method)["ETag"] == '"1"'
         for header in ('"1"', 'W/"1"', "*", '"7", "1"'):
-            answer = send(at, ticket, method, If_None_Match=header)
-            assert (answer.status_code, answer["ETag"], answer.content) == (304, '"1"', b"")
-        answer = send(at, ticket, method, If_None_Match='"7"')
-        assert answer.status_code == 200
+            response = send(at, ticket, method, If_None_Match=header)
+            assert (response.status_code, response["ETag"], response.content) == (304, '"1"', b"")
+        response = send(at, ticket, method, If_None_Match='"7"')
+        assert response.status_code == 200
         assert send(at, ticket, method, If_Match='"7"').status_code == 412
         assert send(at, 12345, method, If_None_Match="*").status_code == 404
 
@@ -543,8 +543,8 @@ class TestReads:
     def test_list(self, ticket: Ticket) -> None:
         """A list has no version: it is read, and added to, without conditions."""
         client = Client()
-        answer = client.get("/first/", headers={"If-None-Match": "*"})
-        assert (answer.status_code, answer.headers.get("ETag")) == (200, None)
+        response = client.get("/first/", headers={"If-None-Match": "*"})
+        assert (response.status_code, response.headers.get("ETag")) == (200, None)
         created = client.post("/first/", {"title": "c"}, headers={"If-None-Match": "*"})
         assert (created.status_code, created["ETag"]) == (201, '"1"')
 
@@ -571,12 +571,12 @@ class TestCreation:
         assert not Country.objects.exists()
         body = json.dumps({"code": "DE", "name": "x"})
         headers = {"If-None-Match": "*"}
-        answers = [
+        responses = [
             Client().put(f"/{at}/DE/", body, content_type="application/json", headers=headers)
             for _ in range(2)
         ]
-        assert [answer.status_code for answer in answers] == [201, 412]
-        assert answers[0]["ETag"] == send(at, "DE", "get")["ETag"]
+        assert [response.status_code for response in responses] == [201, 412]
+        assert responses[0]["ETag"] == send(at, "DE", "get")["ETag"]
 
     @pytest.mark.parametrize("key", [None, "key"])
     def test_race(self, key: str | None) -> None:
@@ -587,10 +587,10 @@ class TestCreation:
             headers = {"If-None-Match": "*"}
             if key:
                 headers["Idempotency-Key"] = str(uuid4())
-            answer = Client(raise_request_exception=False).put(
+            response = Client(raise_request_exception=False).put(
                 "/countries/DE/", body, content_type="application/json", headers=headers
             )
-            return int(answer.status_code)
+            return int(response.status_code)
 
         statuses = in_threads([create] * 8)
         assert statuses.count(201) == 1
@@ -639,9 +639,9 @@ class TestBirths:
             Ticket.objects.create(title="a")
             tags.append(send(at, "a", "get")["ETag"])
         assert send(at, "a", title="a", If_Match=tags[0]).status_code == 412
-        answer = send(at, "a", title="a", If_Match=tags[1])
-        assert answer.status_code == 200
-        assert send(at, "a", "get", If_None_Match=answer["ETag"]).status_code == 304
+        response = send(at, "a", title="a", If_Match=tags[1])
+        assert response.status_code == 200
+        assert send(at, "a", "get", If_None_Match=response["ETag"]).status_code == 304
 
     def test_created(self) -> None:
         """The ETag of what a POST creates is the one of its own URL."""
@@ -665,9 +665,9 @@ class TestRepresentations:
         assert tags["application/json"] == shown(ticket)["ETag"] == '"1"'
         for has, tag in tags.items():
             for accept in accepted:
-                answer = shown(ticket, accept=accept, If_None_Match=tag)
-                assert answer.status_code == (304 if accept == has else 200)
-                assert answer["ETag"] == tags[accept]
+                response = shown(ticket, accept=accept, If_None_Match=tag)
+                assert response.status_code == (304 if accept == has else 200)
+                assert response["ETag"] == tags[accept]
                 matched = shown(ticket, accept=accept, If_Match=tag)  # that of a range, for example
                 assert matched.status_code == (200 if accept == has else 412)
 
@@ -703,10 +703,10 @@ class TestRepresentations:
         for has, tag in tags.items():
             for language in tags:
                 named = {"If_None_Match": tag, "Accept_Language": language}
-                answer = send(at, ticket, "get", **named)
-                assert answer.status_code == (304 if language == has else 200)
-        answer = send(at, ticket, If_Match=tags["de"], Accept_Language="en")
-        assert answer.status_code == 200
+                response = send(at, ticket, "get", **named)
+                assert response.status_code == (304 if language == has else 200)
+        response = send(at, ticket, If_Match=tags["de"], Accept_Language="en")
+        assert response.status_code == 200
 
     def test_plain(self, ticket: Ticket) -> None:
         """A plain view may respond by what the client accepts, so the ETag depends on that."""
@@ -715,9 +715,9 @@ class TestRepresentations:
         assert tags["*/*"] == send(at, ticket, "get")["ETag"] == '"1"'
         for has, tag in tags.items():
             for accept in accepted:
-                answer = send(at, ticket, "get", Accept=accept, If_None_Match=tag)
-                assert answer.status_code == (304 if accept == has else 200)
-                assert answer["ETag"] == tags[accept]
+                response = send(at, ticket, "get", Accept=accept, If_None_Match=tag)
+                assert response.status_code == (304 if accept == has else 200)
+                assert response["ETag"] == tags[accept]
         assert send(at, ticket, If_Match=tags["text/html"]).status_code == 200
 
 
@@ -731,16 +731,16 @@ class TestOthers:
         Ticket.objects.create(title="another", version=4)
         for name in ("country", "another"):
             for headers in ({}, {"If_None_Match": '"1"'}, {"If_None_Match": "*"}):
-                answer = send("borrowing", f"{ticket.pk}/{name}", "get", **headers)
-                assert (answer.status_code, answer.headers.get("ETag")) == (200, None)
+                response = send("borrowing", f"{ticket.pk}/{name}", "get", **headers)
+                assert (response.status_code, response.headers.get("ETag")) == (200, None)
         assert send("borrowing", "latest", "get").headers.get("ETag") is None
 
     def test_itself(self, ticket: Ticket) -> None:
         """One that shows the object of its URL sends its ETag, however it has found it."""
         at = f"{ticket.pk}/itself"
         assert send("borrowing", at, "get")["ETag"] == '"1"'
-        answer = send("borrowing", at, "get", If_None_Match='"1"')
-        assert (answer.status_code, answer["ETag"], answer.content) == (304, '"1"', b"")
+        response = send("borrowing", at, "get", If_None_Match='"1"')
+        assert (response.status_code, response["ETag"], response.content) == (304, '"1"', b"")
         assert send("borrowing", at, "get", If_None_Match='"2"').status_code == 200
         assert send("borrowing", at, "get", If_Match='"2"').status_code == 412
 
@@ -750,8 +750,8 @@ class TestOthers:
         with pytest.raises(ImproperlyConfigured, match=r"the ticket \d+ of .* the country DE"):
             Client().put(f"/borrowing/{at}/", headers={"If-Match": '"1"'})
         assert Country.objects.get().name == "x"
-        answer = send("borrowing", at, "post", If_Match='"1"')  # acts on the ticket
-        assert (answer.status_code, answer.headers.get("ETag")) == (200, None)
+        response = send("borrowing", at, "post", If_Match='"1"')  # acts on the ticket
+        assert (response.status_code, response.headers.get("ETag")) == (200, None)
         assert send("borrowing", at, "post", If_Match='"7"').status_code == 412
 
 
@@ -770,8 +770,8 @@ class TestRollbacks:
 
     def test_refusal(self, ticket: Ticket) -> None:
         """A refusal that rolls back is the view's own."""
-        answer = send("plain_marked", ticket, If_Match='"1"', Status="400")
-        assert (answer.status_code, Ticket.objects.get().title) == (400, "a")
+        response = send("plain_marked", ticket, If_Match='"1"', Status="400")
+        assert (response.status_code, Ticket.objects.get().title) == (400, "a")
 
 
 class TestRaces:
@@ -783,14 +783,14 @@ class TestRaces:
         def put(key: str) -> Any:
             return send(at, ticket, title=key, If_Match='"1"', Idempotency_Key=key)
 
-        answers = in_threads([lambda key=key: put(key) for key in keys])
-        statuses = [answer.status_code for answer in answers]
+        responses = in_threads([lambda key=key: put(key) for key in keys])
+        statuses = [response.status_code for response in responses]
         assert (statuses.count(200), statuses.count(412)) == (1, THREADS - 1)
         winner = keys[statuses.index(200)]
         found = Ticket.objects.get()
         assert (found.title, found.version, effects()) == (winner, 2, 1)
         if at != "alone":
-            assert_replays(answers[statuses.index(200)], put(winner))
+            assert_replays(responses[statuses.index(200)], put(winner))
             assert effects() == 1
 
 

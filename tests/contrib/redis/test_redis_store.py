@@ -330,7 +330,7 @@ class TestLifetimes:
     """When the server forgets."""
 
     def test_completed(self, store: RedisStore, redis: Redis) -> None:
-        """An answer lives for the time to live, which counts from the claim; ``None``: for ever."""
+        """A response lives for the time to live, which counts from the claim; ``None``: ever."""
         permanent = leased(ttl=None)
         store.complete(claim(store, permanent), RESPONSE)
         assert lives(store, redis, permanent) is None
@@ -383,19 +383,19 @@ class TestPayloads:
 
     def test_every_byte(self, store: RedisStore) -> None:
         """Any bytes and any text survive."""
-        answer = Payload(299, (("X", "é\u2028\U0001f600"), ("X", "")), bytes(range(256)) * 100)
+        response = Payload(299, (("X", "é\u2028\U0001f600"), ("X", "")), bytes(range(256)) * 100)
         operation = leased(path="/\udcff", principal="user:é")
-        store.complete(claim(store, operation), answer)
-        assert found(store, operation).payload == answer
+        store.complete(claim(store, operation), response)
+        assert found(store, operation).payload == response
 
     def test_client_that_decodes(self, port: int) -> None:
         """A client that decodes what it receives, in whatever encoding, makes no difference."""
         made = Redis(port=port, decode_responses=True, encoding="latin-1")
         store = RedisStore("redis", connection_factory=lambda: made)
-        operation, answer = leased(), Payload(200, (("X", "ł"),), b"\xff\xfe")
-        store.complete(claim(store, operation), answer)
-        assert found(store, operation).payload == answer
-        assert store.get(operation.key, operation.scope).payload == answer  # type: ignore[union-attr]
+        operation, response = leased(), Payload(200, (("X", "ł"),), b"\xff\xfe")
+        store.complete(claim(store, operation), response)
+        assert found(store, operation).payload == response
+        assert store.get(operation.key, operation.scope).payload == response  # type: ignore[union-attr]
 
     def test_cap(self, port: int, caplog: pytest.LogCaptureFixture) -> None:
         """A body over the cap is not kept, which is logged; one at the cap is."""
@@ -474,7 +474,7 @@ class TestBrokenRecords:
             ("fingerprint", b"\xff"),
         ],
     )
-    def test_wrong_answer(
+    def test_wrong_response(
         self, store: RedisStore, redis: Redis, field: str, value: str | bytes
     ) -> None:
         """A response that was cut short or changed."""

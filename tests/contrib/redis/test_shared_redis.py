@@ -46,11 +46,11 @@ def shop(redis_server: Server) -> Iterator[Any]:
         get_redis_connection("default").connection_pool.disconnect()
 
 
-def complete(store: Store, operation: Operation, answer: Payload) -> bool:
+def complete(store: Store, operation: Operation, response: Payload) -> bool:
     """Execute the operation, where its key is free; whether it was."""
     with store.transaction():
         claim = store.acquire(operation)
-        return isinstance(claim, Claim) and store.complete(claim, answer)
+        return isinstance(claim, Claim) and store.complete(claim, response)
 
 
 APART = pytest.mark.parametrize(

@@ -41,8 +41,8 @@ def enter(key: str, reference: str) -> int:
         json.dumps({"reference": reference}).encode(),
         {"Idempotency-Key": key},
     )
-    with urlopen(call, timeout=PATIENCE) as answer:
-        return int(json.load(answer)["entry"])
+    with urlopen(call, timeout=PATIENCE) as response:
+        return int(json.load(response)["entry"])
 
 
 def fail_if_asked(request: Any) -> None:
