@@ -152,7 +152,7 @@ def test_failing(using: str) -> None:
     assert [each["problem"] for each in wrong.values()] == [
         (
             "Failed, to be retried: 1, of 1 that wait. See their errors for the reason. If the "
-            "broker is away, all of them wait for it."
+            "broker is down, all of them wait for it."
         )
     ] * 2
     assert status("--max-age", "7h") == (0, {})

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from django.apps import apps
 
-from ...errors import FingerprintMismatch
+from ...errors import DeadLettered, FingerprintMismatch
 from ...models import NO_OWNER, DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet
 from ...policy import keys
 from ...stores import Status, plain
@@ -114,7 +114,12 @@ def _keep(
     )
     rows.bulk_create([row], ignore_conflicts=True)
     # One that an operator has just sent on its way again stays on its way.
-    rows.filter(**named, state__in=_OVER).update(**found, purge_at=None)
+    over = rows.filter(**named, state__in=_OVER)
+    if isinstance(error, DeadLettered) and error.__cause__ is None:
+        # It is delivered again, and nothing was tried: the row knows better why it is dead.
+        over.exclude(error="").update(state=_DEAD, process_after=None, purge_at=None)
+        over = over.filter(error="")
+    over.update(**found, purge_at=None)
 
 
 def _text_of(error: Exception) -> str:

@@ -98,7 +98,7 @@ def _is_local(name: str) -> bool:
 _LOGGED: Final = "If it is running, see its log for the reason."
 _MEND: Final = (
     "They are not retried automatically. Fix the cause of their errors, then retry or discard "
-    "them in the admin."
+    "them in the admin, or many of them with settle_messages."
 )
 _ACCEPT: Final = (
     "Check with the sender whether they are genuine. Accept genuine messages, and discard the "
@@ -128,7 +128,7 @@ def _waiting(
         if name in failed:
             problems.append(
                 f"Failed, to be retried: {failed[name][0]:,}, of {count:,} that wait. See their "
-                "errors for the reason. If the broker is away, all of them wait for it."
+                "errors for the reason. If the broker is down, all of them wait for it."
             )
         yield Finding(
             what=f"{queue.name} messages waiting",

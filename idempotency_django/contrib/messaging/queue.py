@@ -33,6 +33,7 @@ from django.db.models.functions import Coalesce
 
 from ...errors import StoreUnavailable
 from ...models import DatabaseNow, unlocked
+from ...stores import DIALECTS
 from .databases import close_lost_connections, database, unindexed
 from .models import MessageState
 
@@ -328,7 +329,7 @@ class Queue:
             rows.update(process_after=Coalesce("process_after", DatabaseNow()))
 
     def _following(self, using: str, heads: Mapping[str, Due], most: int) -> Iterator[list[Any]]:
-        """The messages of each group that can follow the one that is claimed.
+        """The messages of each group that can follow the claimed message.
 
         Neither delayed messages can, nor those after them.
         """
@@ -389,6 +390,12 @@ class Queue:
         return self.all(using).filter(pk__in=[each.pk for each in heads])
 
 
+def _is_conflict(error: Exception) -> bool:
+    """Whether it is a conflict such as a serialization failure, and the database can be reached."""
+    using = database()
+    return DIALECTS[connections[using].vendor](using).is_busy(error)
+
+
 def _is_postgresql(using: str) -> bool:
     return connections[using].vendor == "postgresql"
 
@@ -425,10 +432,13 @@ def repeat(
         close_lost_connections()
         try:
             is_busy = work()
-        except (DatabaseFault, StoreUnavailable):
-            logger.exception(
-                "The %s cannot reach its database and will retry. No message is lost.", what
-            )
+        except (DatabaseFault, StoreUnavailable) as error:
+            if _is_conflict(error):
+                logger.warning("The %s met a conflict with another transaction, and retries.", what)
+            else:
+                logger.exception(
+                    "The %s cannot reach its database and will retry. No message is lost.", what
+                )
             is_busy = False
         if not is_busy:
             (wait or stop.wait)(poll.total_seconds())

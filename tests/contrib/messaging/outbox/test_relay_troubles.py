@@ -13,6 +13,7 @@ from django.db import OperationalError, connection, transaction
 from idempotency_django.contrib.messaging import Relay, after_commit, run_relay
 from idempotency_django.contrib.messaging.inbox.processing import warn_of_unhandled
 from idempotency_django.contrib.messaging.models import OutboxMessage
+from idempotency_django.stores import DIALECTS
 
 from .conftest import Broker, outbox, publish_order
 
@@ -101,6 +102,22 @@ def test_relay_waits_for_the_database(
         run_relay(stop, Relay(), poll=timedelta(seconds=0.01))
     assert len(broker.got) == 1
     assert "The relay cannot reach its database and will retry. No message is lost" in caplog.text
+
+
+def test_conflict_is_no_outage(
+    broker: type[Broker], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conflict with another transaction is not reported as a database that cannot be reached."""
+    publish_order()
+    stop = threading.Event()
+    broker.before = staticmethod(lambda messages: stop.set())  # type: ignore[assignment]
+    dialect = DIALECTS[connection.vendor]
+    monkeypatch.setattr(dialect, "is_busy", lambda self, error: True)
+    with fails_first(1, lambda: None):
+        run_relay(stop, Relay(), poll=timedelta(seconds=0.01))
+    assert len(broker.got) == 1
+    assert "The relay met a conflict with another transaction" in caplog.text
+    assert "cannot reach its database" not in caplog.text
 
 
 def test_missing_receivers_are_not_looked_for_without_a_database(

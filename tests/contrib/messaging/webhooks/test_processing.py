@@ -538,6 +538,20 @@ def test_dead_letter_of_a_federated_consumer(inbox: Inbox) -> None:
     assert inbox.effects() == ["ledger north e-1"]
 
 
+def test_dead_letter_that_is_delivered_again(inbox: Inbox) -> None:
+    """Its row keeps the error of the attempt: the delivery after it only knows that it is dead."""
+    event = Event(id="e-1", source="/shop", type="order.paid", data={"n": 1})
+    first, again = DeadLettered("The last attempt failed."), DeadLettered("An attempt before did.")
+    first.__cause__ = ValueError("The account is closed.")
+    for error in (first, again):
+        dead_letters.keep(failing, event, error)
+        assert "The account is closed." in inbox.rows().get().error
+    inbox.rows().update(state="discarded", error="")
+    dead_letters.keep(failing, event, again)
+    assert "An attempt before did." in inbox.rows().get().error
+    assert inbox.states() == ["dead"]
+
+
 def test_dead_letter_for_what_it_is(inbox: Inbox) -> None:
     """Retrying what is no event does nothing and says why; a type without a handler may get one."""
     lost = Event(id="e-1", source="/shop", type="order.lost", data={"n": 1})

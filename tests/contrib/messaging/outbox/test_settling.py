@@ -1,0 +1,83 @@
+"""``manage.py settle_messages``: many dead letters at once, by place and error."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections
+
+from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
+from idempotency_django.models import DatabaseNow
+
+from .conftest import outbox
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+
+def command(*arguments: str) -> str:
+    """What the command says."""
+    said = StringIO()
+    call_command("settle_messages", *arguments, stdout=said)
+    return said.getvalue()
+
+
+def dead(topic: str, count: int, error: str) -> None:
+    first = OutboxMessage.objects.count()
+    OutboxMessage.objects.bulk_create(
+        OutboxMessage(
+            message_id=f"m-{first + at}",
+            topic=topic,
+            type="t",
+            payload="1",
+            state="dead",
+            error=error,
+            created_at=DatabaseNow(),
+        )
+        for at in range(count)
+    )
+
+
+def states(**of: str) -> set[str]:
+    return set(OutboxMessage.objects.filter(**of).values_list("state", flat=True))
+
+
+def test_by_topic_and_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dead letters of the topic with the error are settled, however many, and no others."""
+    path = "idempotency_django.contrib.messaging.management.commands.settle_messages._AT_ONCE"
+    monkeypatch.setattr(path, 7)
+    dead("orders", 30, "ConnectionError: Connection refused")
+    dead("orders", 2, "ValueError: No such customer")
+    dead("mails", 2, "ConnectionError: Connection refused")
+    backend = {"BACKEND": "tests.contrib.messaging.outbox.conftest.Broker"}
+    with outbox(orders=backend, mails=backend):
+        chosen = ("--topic", "orders", "--error", "refused")
+        assert command("retry", *chosen, "--dry-run") == "Would retry 30 messages.\n"
+        assert states() == {"dead"}
+        assert command("retry", *chosen) == "30 messages: retry.\n"
+        assert states(topic="orders", error="") == {"pending"}
+        assert states(topic="mails") == states(error__contains="customer") == {"dead"}
+        assert command("discard", "--topic", "orders") == "2 messages: discard.\n"
+    assert states(topic="orders") == {"pending", "discarded"}
+    assert states(topic="mails") == {"dead"}
+
+
+def test_refused() -> None:
+    """What cannot be settled is left as it is, with the reason; a topic or source is named."""
+    InboxMessage.objects.bulk_create(
+        InboxMessage(
+            source="consumer:gone",
+            message_id=str(at),
+            body=b"{}",
+            state="dead",
+            received_at=DatabaseNow(),
+        )
+        for at in range(3)
+    )
+    said = command("retry", "--source", "consumer:gone")
+    assert said.startswith("0 messages: retry.\nLeft unchanged: 3 messages. ")
+    assert set(InboxMessage.objects.values_list("state", flat=True)) == {"dead"}
+    with pytest.raises(CommandError, match="one of the arguments --topic --source is required"):
+        command("retry")
+    assert connections["default"].in_atomic_block is False
