@@ -482,6 +482,7 @@ def asked(alias: str) -> list[str]:
     return [query["sql"] for query in queries]
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif("postgres" not in settings.ALIASES, reason="the plans are PostgreSQL's")
 def test_plans(settings: Any) -> None:
     """Among many rows that are done, it reads those only that wait."""
