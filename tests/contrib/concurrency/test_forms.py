@@ -51,7 +51,7 @@ class DeedInline(admin.TabularInline):
 
 
 class OwnerAdmin(admin.ModelAdmin):
-    inlines = [DeedInline]
+    """Has that inline in some of the tests, as a check refuses it."""
 
 
 site.register(Extended, VersionedAdmin)
@@ -208,8 +208,11 @@ class TestAdmin:
         text = client.get(f"/admin/tests/extended/{extended.pk}/change/").content.decode()
         assert text.count('<input type="hidden" name="revision" value="1"') == 1
 
-    def test_stale_line(self, client: Client, page: Callable[[str], Any]) -> None:
+    def test_stale_line(
+        self, client: Client, page: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """A line of an inline that was changed meanwhile is an error of the form."""
+        monkeypatch.setattr(OwnerAdmin, "inlines", [DeedInline])
         page("")
         deed = Deed.objects.create(owner=Owner.objects.create(name="a"))
         url = f"/admin/tests/owner/{deed.owner_id}/change/"
@@ -222,14 +225,14 @@ class TestAdmin:
         assert (Owner.objects.get().name, Deed.objects.get().version) == ("a", 2)
         assert client.post(url, {"name": "b", **form, "deed_set-0-version": 2}).status_code == 302
 
-    def test_check_of_an_inline(self) -> None:
+    def test_check_of_an_inline(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """An inline whose form may lack the version is named by a check of its model."""
+        monkeypatch.setattr(OwnerAdmin, "inlines", [DeedInline])
         [error] = Deed.check()
         assert error.id == "idempotency_django.E034"
         assert "DeedInline of OwnerAdmin" in error.msg
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(DeedInline, "form", VersionedForm)
-            assert Deed.check() == []
+        monkeypatch.setattr(DeedInline, "form", VersionedForm)
+        assert Deed.check() == []
 
     @pytest.mark.parametrize(
         "attributes",
