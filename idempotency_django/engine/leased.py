@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Final, TypeGuard
 
 from django.dispatch import Signal
@@ -242,9 +243,8 @@ class LeasedRun:
 
     def _is_held(self, ended: Exception) -> bool:
         """Whether it is unknown what was committed, so that an operator must settle it."""
-        if not (self.operation.hold and self.begun and isinstance(ended, StoreUnavailable)):
-            return False
-        if ended.foreign:
+        is_unknown = isinstance(ended, StoreUnavailable) and self.begun and not ended.foreign
+        if not (is_unknown and self.operation.hold):
             return False
         try:
             return not self._is_stored(self.payload, self._record())
@@ -324,10 +324,8 @@ class LeasedRun:
             self.claim.attempt,
             self.operation.name,
         )
-        return await self.wait.wait_until_settled(self._look_at_successor, self.driver.pause)
-
-    async def _look_at_successor(self) -> Outcome:
-        return await self.driver.call(self._outcome_of_successor)
+        look = partial(self.driver.call, self._outcome_of_successor)
+        return await self.wait.wait_until_settled(look, self.driver.pause)
 
     def _outcome_of_successor(self) -> Outcome:
         record = self._record()
