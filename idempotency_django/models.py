@@ -145,9 +145,7 @@ class IdempotencyKey(models.Model):
     class Meta:
         verbose_name = _("idempotency key")
         verbose_name_plural = _("idempotency keys")
-        constraints = [
-            models.UniqueConstraint(fields=["key", "scope"], name=UNIQUE_KEY)
-        ]
+        constraints = [models.UniqueConstraint(fields=["key", "scope"], name=UNIQUE_KEY)]
         # The migration makes partial indexes on lease_expires_at and caused_by; declared here, they
         # would make `migrate` warn on MySQL and MariaDB, which have no partial indexes.
         indexes = [models.Index(fields=["purge_at"], name="idempotency_purge_at_idx")]

@@ -33,9 +33,10 @@ def whole_request(invocation: Invocation) -> bytes:
     The order of query parameters and of JSON keys, JSON spacing and a form's boundary make no
     difference. Anything else does (draft-ietf-httpapi-idempotency-key-header-07, section 2.4).
     """
-    body = invocation.body
-    if isinstance(body, Parsed) and body.raw is not None and is_json(invocation.media_type):
-        body = body.raw  # which shows more: 1.0 and 1.00, a name that appears twice
+    if invocation.read_raw is not None and is_json(invocation.media_type):
+        body = invocation.read_raw()  # which shows more: 1.0 and 1.00, a name that appears twice
+    else:
+        body = invocation.body
     body = _decoded(body, invocation.media_type)
     return _request(invocation, _canonical(body, invocation.media_type))
 

@@ -73,6 +73,7 @@ class Invocation:
         query: the query string as it was sent.
         media_type: of the body, lower case, without parameters.
         read: reads the body.
+        read_raw: reads it without a parser of the framework's; ``None``: ``read`` has none.
         request: the framework's own object, for your callables that need more.
     """
 
@@ -85,6 +86,7 @@ class Invocation:
     query: str = ""
     media_type: str = ""
     read: Callable[[], Body] = bytes
+    read_raw: Callable[[], Body] | None = None
     request: Any = None
 
     @cached_property

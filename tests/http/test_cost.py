@@ -97,7 +97,7 @@ class Counted:
 
 
 @pytest.mark.parametrize(
-    ("kind", "more", "own", "replay"), [("view", 510, 160, 610), ("drf", 590, 175, 860)]
+    ("kind", "more", "own", "replay"), [("view", 460, 130, 560), ("drf", 490, 145, 755)]
 )
 def test_calls(settings: Any, kind: str, more: int, own: int, replay: int) -> None:
     """A first request makes so many calls more than the same view in a transaction, and a replay so

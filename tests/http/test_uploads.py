@@ -21,6 +21,8 @@ from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views.decorators.csrf import csrf_exempt
 from django.views.generic import View
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.parsers import BaseParser, FileUploadParser, JSONParser, MultiPartParser
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -189,6 +191,23 @@ class Upper(BaseParser):
         return {"text": stream.read().decode().upper()}
 
 
+class ByToken(BaseAuthentication):
+    """Knows its caller by a token in the data."""
+
+    def authenticate(self, request: Request) -> Any:
+        return None if request.data["token"] == "t" else self.fail()
+
+    def fail(self) -> Any:
+        raise AuthenticationFailed
+
+
+class Authenticated(IdempotentViewMixin, APIView):
+    authentication_classes = [ByToken]
+
+    def post(self, request: Request) -> Response:
+        return Response(store(request.data["token"].encode()), status=201)
+
+
 class Signed(IdempotentViewMixin, APIView):
     """Verifies a signature of the raw body, as for webhooks, and then reads the data."""
 
@@ -238,6 +257,7 @@ urlpatterns = [
     path("file/", OneFile.as_view()),
     path("no-parser/", NoParser.as_view()),
     path("signed/", Signed.as_view()),
+    path("authenticated/", Authenticated.as_view()),
     path("consumed/", consumed(of_the_first_bytes)),
     path("without-body/", consumed(without_body)),
     path("unread/", csrf_exempt(idempotent(fingerprint=fingerprints.without_body)(unbodied))),
@@ -548,6 +568,15 @@ class TestRestFramework:
         other = body[:-1] + b"x"
         assert_problem(send(client, url, other, kind, key, headers=named), 422, "mismatch")
         assert effects() == 1
+
+    def test_data_that_an_authentication_has_read(self, client: Client) -> None:
+        """JSON that was parsed before the look-up is compared by its data."""
+        key, url, kind = new_key(), "/authenticated/", "application/json"
+        first = send(client, url, b'{"token": "t", "amount": 1}', kind, key)
+        assert first.status_code == 201
+        assert_replays(first, send(client, url, b'{"amount": 1, "token": "t"}', kind, key))
+        other = send(client, url, b'{"token": "t", "amount": 2}', kind, key)
+        assert_problem(other, 422, "mismatch")
 
     @pytest.mark.parametrize("kind", ["application/json", "text/x-upper", FORM])
     def test_signature_of_the_body(self, client: Client, kind: str, settings: Any) -> None:
