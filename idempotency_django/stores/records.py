@@ -116,7 +116,8 @@ def new_token(before: str = "") -> str:
     Args:
         before: the token of the attempt that it resumes; empty: it resumes none.
     """
-    return (before[:ORIGIN] or secrets.token_hex(ORIGIN // 2)) + secrets.token_hex(ORIGIN // 2)
+    token = secrets.token_hex(ORIGIN)
+    return before[:ORIGIN] + token[len(before[:ORIGIN]) :]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
 
 import pytest
 from django.contrib.admin.models import ADDITION, LogEntry
+from django.core.handlers.wsgi import WSGIHandler
 from django.db import IntegrityError, connection, connections, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.test import Client
+from django.test import Client, RequestFactory
 from django.urls import path
 
 from idempotency_django import signals
@@ -34,6 +39,9 @@ pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.urls(__name__),
 ]
+
+
+OURS: Final = str(Path(signals.__file__).parent)
 
 
 def bare(request: HttpRequest) -> HttpResponse:
@@ -252,6 +260,52 @@ class TestBudget:
         assert effects() == 2
         names = [step.name for step in record(key).steps.all()]
         assert names == ["elsewhere", "here", "elsewhere again"]
+
+
+def calls_of(url: str, key: str | None) -> Counter[bool]:
+    """The Python functions that are called for a request, by whether they are ours."""
+    headers = {} if key is None else {"Idempotency-Key": f'"{key}"'}
+    request = RequestFactory().post(url, b'{"reference": "a"}', "application/json", headers=headers)
+    application, calls, statuses = WSGIHandler(), Counter[bool](), []
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            calls[frame.f_code.co_filename.startswith(OURS)] += 1
+
+    sys.setprofile(count)
+    try:
+        response = application(request.environ, lambda status, *_: statuses.append(status))
+    finally:
+        sys.setprofile(None)
+    assert statuses == ["201 Created"]
+    response.close()
+    return calls
+
+
+class TestCalls:
+    """The Python functions that a request calls, which take most of its time besides messages."""
+
+    @pytest.fixture(autouse=True)
+    def _plain(self, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", None)
+        settings.MIDDLEWARE = []
+        for _ in "ab":  # what is made once
+            calls_of("/transaction/", None)
+            key = new_key()
+            calls_of("/first/", key)
+            calls_of("/first/", key)
+
+    def test_first_request(self) -> None:
+        """Beside a bare request in a transaction."""
+        first, bare = calls_of("/first/", new_key()), calls_of("/transaction/", None)
+        assert first.total() - bare.total() <= 400
+        assert first[True] <= 120
+
+    def test_replay(self) -> None:
+        """In all."""
+        key = new_key()
+        calls_of("/first/", key)
+        assert calls_of("/first/", key).total() <= 720
 
 
 @pytest.fixture

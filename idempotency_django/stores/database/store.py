@@ -81,8 +81,10 @@ class DatabaseStore(Store):
 
     def acquire(self, operation: Operation) -> Claim | Record:
         self._forbid_misplaced(operation)
+        wanted = Claim(operation, 1, new_token())
         try:  # by hand, as the hot path: a block of its own is two frames more in a traceback
-            return self._acquire(operation)
+            found = self._dialect.claim(wanted)
+            return found if isinstance(found, Claim) else self._decided(wanted, found)
         except DatabaseFault as error:
             self._raise(error)
 
@@ -102,10 +104,6 @@ class DatabaseStore(Store):
                 "transaction is open. Open one with the store's transaction(), or give the "
                 "operation a lease."
             )
-
-    def _acquire(self, operation: Operation) -> Claim | Record:
-        wanted = Claim(operation, 1, new_token())
-        return self._decided(wanted, self._dialect.claim(wanted))
 
     def _decided(self, wanted: Claim, found: Claim | Row | None) -> Claim | Record:
         """The claim that was found, or the record, or a claim on the record's key if it is free."""
@@ -186,11 +184,12 @@ class DatabaseStore(Store):
         return self._complete(claim, payload, last=True)
 
     def _complete(self, claim: Claim, payload: Payload, *, last: bool) -> bool:
-        if not claim.record_id:
+        if not (claim.record_id or last):
             self._require_transaction(claim.operation)
         try:  # likewise
             completed = self._dialect.complete(claim, encode(payload), last=last)
-            self._restore_autocommit(claim, commit=completed)
+            if claim.operation.lease is not None:
+                self._restore_autocommit(claim, commit=completed)
         except DatabaseFault as error:
             self._raise(error)
         return completed
@@ -305,6 +304,8 @@ class DatabaseStore(Store):
             logger.warning("A replay of %s was not counted.", keys, exc_info=True)
 
     def purge(self, older_than: timedelta, limit: int) -> int:
+        if "purge_level" in self._dialect.sql and not connections[self.using].in_atomic_block:
+            self._dialect.execute(self._dialect.sql["purge_level"])
         with transaction.atomic(using=self.using):
             return self._dialect.purge(older_than, limit)
 

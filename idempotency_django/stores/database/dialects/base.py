@@ -10,7 +10,6 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, ClassVar, Final, NamedTuple
@@ -245,7 +244,7 @@ class Dialect(ABC):
         operation = claim.operation
         hold = held or operation.hold
         into, values = self._insertion(status, operation.ttl, operation.kept, lease, hold, pinned)
-        given = (
+        given: tuple[Any, ...] = (
             operation.key,
             operation.scope,
             plain(operation.name, 255),
@@ -256,10 +255,10 @@ class Dialect(ABC):
             plain(operation.path, 2048),
             operation.caused_by,
             claim.asked_at - time.monotonic(),
-            dump_text(plain(error, 4096)),
+            error and dump_text(plain(error, 4096)),
         )
         if response is not None:
-            given += astuple(response)
+            given += (response.status, response.headers, response.body)
         return Insertion(into, values, given)
 
     def _compose_insertion(
@@ -297,11 +296,12 @@ class Dialect(ABC):
         """Store the response of a claim, if it is its owner's."""
         operation = claim.operation
         if not claim.record_id:
-            insertion = self.insertion(claim, Status.COMPLETED, response)
-            sql, given = insertion.sql, insertion.given
+            into, values, given = self.insertion(claim, Status.COMPLETED, response)
+            sql = f"{into} VALUES ({values})"
         else:
             sql = self._completion(operation.ttl, operation.kept)
-            given = (*astuple(response), claim.record_id, claim.token)
+            content = (response.status, response.headers, response.body)
+            given = (*content, claim.record_id, claim.token)
         if last:
             return self.execute_last(sql, *given, unsure=bool(claim.record_id))
         return bool(self.execute(sql, *given))

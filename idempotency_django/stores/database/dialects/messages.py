@@ -54,7 +54,7 @@ def send(connection: Any, cursor: Any, sql: str, given: Sequence[Any]) -> None:
         # As Django has set it, and asks for it: where it is on, iterator() declares its cursors
         # WITH HOLD, which cannot lock rows. The property cannot be set within a transaction.
         driver._autocommit = False
-    cursor.nextset()
+    cursor.cursor.nextset()  # the driver's own: it has all results by now
 
 
 def execute_first(

@@ -36,6 +36,8 @@ class MySQL(Dialect):
     left = "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {}) / 1e6"
     statements = {
         "read_current": f"{Dialect.shared['read']} FOR UPDATE SKIP LOCKED",
+        # Of the next transaction. Above it, a purge would lock the gaps that new keys go into.
+        "purge_level": "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
         "owned": f"SELECT row_of.id FROM {_OWNERS} {_ARE_OWNERS}",
         # No UPDATE skips what is locked.
         "lock_owned": f"SELECT row_of.id FROM {_OWNERS} {_ARE_OWNERS} FOR UPDATE SKIP LOCKED",

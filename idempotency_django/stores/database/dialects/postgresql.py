@@ -79,24 +79,18 @@ class PostgreSQL(Dialect):
 
     def claim(self, claim: Claim) -> Claim | Row | None:
         operation = claim.operation
+        lock, name = lock_number(operation), (operation.key, operation.scope)
         if operation.lease is None:
-            return self._claim(claim)
+            # The look comes after the lock, to see what was committed before that was had.
+            [(locked,)], rows = self._both(self.sql["lock"], (lock,), "read", *name)
+            free = claim if locked else None
+            return Row._make(rows[0]) if rows else free
         new = self.insertion(claim, Status.IN_PROGRESS, lease=operation.lease)
         insert = f"{new.into} SELECT {new.values} {self.sql['if_locked']}"
-        given = (*new.given, lock_number(operation))
-        _, rows = self._both(insert, given, "read", operation.key, operation.scope)
+        _, rows = self._both(insert, (*new.given, lock), "read", *name)
         if rows and Row._make(rows[0]).token == claim.token:
             return replace(claim, record_id=rows[0][0])
         return Row._make(rows[0]) if rows else None
-
-    def _claim(self, claim: Claim) -> Claim | Row | None:
-        """The first look of a transaction: after the lock, to see what was committed before it."""
-        operation = claim.operation
-        given = (lock_number(operation),)
-        locks, rows = self._both(self.sql["lock"], given, "read", operation.key, operation.scope)
-        if rows:
-            return Row._make(rows[0])
-        return claim if locks[0][0] else None
 
     def _both(
         self, sql: str, given: Sequence[Any], selection: str, *named: Any
@@ -109,12 +103,13 @@ class PostgreSQL(Dialect):
                 send(connection, cursor, f"{sql}; {then}", (*given, *named))
             else:
                 cursor.execute(sql, given)
-            first = cursor.fetchall() if cursor.description else []
+            results = cursor.cursor  # the driver's own: what follows asks the server nothing more
+            first = results.fetchall() if results.description else []
             if together:
-                cursor.nextset()
+                results.nextset()
             else:
                 cursor.execute(then, named)
-            return first, cursor.fetchall()
+            return first, results.fetchall()
 
     def claim_many(self, claims: Sequence[Claim]) -> Sequence[Claim | Row | None]:
         if any(claim.operation.lease for claim in claims):
