@@ -14,8 +14,6 @@ promotes none: an idle process looks for such groups, a few at a time.
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,19 +23,14 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
-from django.db import Error as DatabaseFault
 from django.db import connections, transaction
 from django.db.models import BigIntegerField, F, Min, Model, QuerySet
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Coalesce
 
-from ...errors import StoreUnavailable
 from ...models import DatabaseNow, unlocked
-from ...stores import DIALECTS
-from .databases import close_lost_connections, database, unindexed
+from .databases import database, unindexed
 from .models import MessageState
-
-logger = logging.getLogger("idempotency_django")
 
 PENDING: Final = MessageState.PENDING
 LOOK: Final = 500
@@ -390,12 +383,6 @@ class Queue:
         return self.all(using).filter(pk__in=[each.pk for each in heads])
 
 
-def _is_conflict(error: Exception) -> bool:
-    """Whether it is a conflict such as a serialization failure, and the database can be reached."""
-    using = database()
-    return DIALECTS[connections[using].vendor](using).is_busy(error)
-
-
 def _is_postgresql(using: str) -> bool:
     return connections[using].vendor == "postgresql"
 
@@ -409,36 +396,3 @@ def _in_state(rows: QuerySet[Any], *states: str) -> QuerySet[Any]:
 def counted(count: int) -> str:
     """The number of messages, in words."""
     return f"{count:,} message{'' if count == 1 else 's'}"
-
-
-def repeat(
-    work: Callable[[], object],
-    stop: threading.Event,
-    *,
-    what: str,
-    poll: timedelta,
-    wait: Callable[[float], object] | None = None,
-) -> None:
-    """Work until ``stop`` is set. An outage of the database is logged, and work resumes after it.
-
-    Args:
-        work: does what is due; whether there may be more.
-        stop: when to stop.
-        what: what works, in logs.
-        poll: how long to wait when there was nothing to do.
-        wait: waits for at most this number of seconds; by default until ``stop`` is set.
-    """
-    while not stop.is_set():
-        close_lost_connections()
-        try:
-            is_busy = work()
-        except (DatabaseFault, StoreUnavailable) as error:
-            if _is_conflict(error):
-                logger.warning("The %s met a conflict with another transaction, and retries.", what)
-            else:
-                logger.exception(
-                    "The %s cannot reach its database and will retry. No message is lost.", what
-                )
-            is_busy = False
-        if not is_busy:
-            (wait or stop.wait)(poll.total_seconds())

@@ -14,8 +14,8 @@ from django.db import connections
 from ...stores import purge, registered_purges, stores
 from .databases import reason
 from .inbox.processing import run_inbox
+from .loops import repeat
 from .outbox.relay import POLL, run_relay
-from .queue import repeat
 
 logger = logging.getLogger("idempotency_django")
 
@@ -32,6 +32,7 @@ def run_messaging(
     poll: timedelta = POLL,
     listen: bool = False,
     purge_every: timedelta = PURGE_INTERVAL,
+    health: str = "",
 ) -> None:
     """Send the outbox, handle the inbox and purge, each in a thread, until ``stop`` is set.
 
@@ -43,13 +44,14 @@ def run_messaging(
         poll: how long relay and inbox wait when nothing is due.
         listen: whether the relay is woken up by topics with ``NOTIFY`` (PostgreSQL).
         purge_every: how long the purge waits between two runs.
+        health: a file that is touched every second, unless a handler hangs; empty: none.
 
     Raises:
         PartEnded: a part has ended with an error; the text says which and why.
     """
     parts: dict[str, Callable[[threading.Event], None]] = {
-        "relay": partial(run_relay, poll=poll, listen=listen),
-        "inbox": partial(run_inbox, poll=poll),
+        "relay": partial(run_relay, poll=poll, listen=listen, health=health),
+        "inbox": partial(run_inbox, poll=poll, health=health),
         "purge": partial(run_purge, poll=purge_every),
     }
     errors: dict[str, BaseException] = {}

@@ -29,8 +29,9 @@ from ....models import DatabaseNow
 from ....policy import PROJECT_POLICY
 from ..databases import close_lost_connections, database, reason, unindexed
 from ..dead_letters import release
+from ..loops import handling, repeat
 from ..models import InboxMessage, MessageState
-from ..queue import Queue, counted, repeat
+from ..queue import Queue, counted
 from .handling import (
     CONSUMER,
     NoReceiver,
@@ -196,7 +197,8 @@ def process_due(
             if place and not begin(message):
                 continue
             try:
-                tally[str(process(message))] += 1
+                with handling(f"the message {message}"):
+                    tally[str(process(message))] += 1
             except BaseException:
                 with suppress(DatabaseFault):
                     give_back(claimed[place + 1 :])  # it is not their fault
@@ -210,6 +212,7 @@ def run_inbox(
     sources: Collection[str] = (),
     batch: int = BATCH,
     poll: timedelta = POLL,
+    health: str = "",
 ) -> None:
     """Handle what is due, and what becomes due, until the event is set.
 
@@ -218,13 +221,14 @@ def run_inbox(
         sources: as for :func:`process_due`.
         batch: as for :func:`process_due`.
         poll: how long to wait, when nothing is due, before looking again.
+        health: a file that is touched every second, unless a handler hangs; empty: none.
     """
     warn_of_unhandled()
 
     def work() -> None:
         process_due(sources=sources, batch=batch, stop=stop)
 
-    repeat(work, stop, what="inbox", poll=poll)
+    repeat(work, stop, what="inbox", poll=poll, health=health)
 
 
 def warn_of_unhandled() -> None:

@@ -32,8 +32,9 @@ from ..brokers.base import (
     unavailable,
 )
 from ..databases import database, reason, unindexed, with_zone
+from ..loops import handling, repeat
 from ..models import MessageState, OutboxMessage
-from ..queue import Queue, counted, repeat
+from ..queue import Queue, counted
 from .publishing import insert, next_sequence, uuid7
 from .topics import ALL_OTHERS, DEAD_LETTER, Topic, topic, topic_names
 from .waking import NotificationListener
@@ -225,7 +226,8 @@ class TopicSender:
             if self.publisher is None:
                 self.publisher = topic(self.name).publisher()
             self.publisher.deadline = deadline
-            results = self.publisher.publish([outgoing(message) for message in messages])
+            with handling(f"messages of the topic {self.name!r}"):
+                results = self.publisher.publish([outgoing(message) for message in messages])
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001  # it says nothing of any message
@@ -476,6 +478,7 @@ def run_relay(
     *,
     poll: timedelta = POLL,
     listen: bool = False,
+    health: str = "",
 ) -> None:
     """Send messages as they are committed, until ``stop`` is set; then finish the batch.
 
@@ -484,6 +487,7 @@ def run_relay(
         relay: what sends them; by default a relay of all topics. It is closed at the end.
         poll: how long to wait when there was nothing to send.
         listen: whether to be woken up by topics with ``NOTIFY`` (PostgreSQL).
+        health: a file that is touched every second, unless a publisher hangs; empty: none.
     """
     relay = relay or Relay()
     with ExitStack() as stack:
@@ -493,7 +497,7 @@ def run_relay(
             listener = stack.enter_context(closing(NotificationListener(relay.using, stop)))
             wait = listener.wait
         logger.info("The relay sends %s, from the database %r.", relay.names, relay.using)
-        repeat(relay.work, stop, what="relay", poll=poll, wait=wait)
+        repeat(relay.work, stop, what="relay", poll=poll, wait=wait, health=health)
 
 
 def log_abandoned(using: str) -> None:

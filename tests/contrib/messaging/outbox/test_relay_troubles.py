@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.db import OperationalError, connection, transaction
 
-from idempotency_django.contrib.messaging import Relay, after_commit, run_relay
+from idempotency_django.contrib.messaging import Relay, after_commit, loops, run_relay
 from idempotency_django.contrib.messaging.inbox.processing import warn_of_unhandled
 from idempotency_django.contrib.messaging.models import OutboxMessage
 from idempotency_django.stores import DIALECTS
+from idempotency_django.testing import eventually, in_threads
 
 from .conftest import Broker, outbox, publish_order
 
@@ -118,6 +120,40 @@ def test_conflict_is_no_outage(
     assert len(broker.got) == 1
     assert "The relay met a conflict with another transaction" in caplog.text
     assert "cannot reach its database" not in caplog.text
+
+
+def test_handler_that_hangs(
+    broker: type[Broker],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """The log names what hangs, and the process gives no sign of life until it goes on."""
+    monkeypatch.setattr(loops, "HANDLER_TIMEOUT", timedelta(seconds=0.05))
+    monkeypatch.setattr(loops, "BEAT", 0.01)
+    publish_order()
+    stop, released, health = threading.Event(), threading.Event(), tmp_path / "health"
+    broker.before = staticmethod(lambda messages: released.wait(30))  # type: ignore[assignment]
+
+    def relay() -> None:
+        run_relay(stop, Relay(), poll=timedelta(seconds=0.01), health=str(health))
+
+    def operator() -> None:
+        try:
+            hangs = "The relay has handled messages of the topic 'orders' for more than"
+            eventually(lambda: hangs in caplog.text)
+            health.unlink()
+            assert not released.wait(0.1)
+            assert not health.exists()
+            released.set()
+            eventually(health.exists)
+        finally:
+            released.set()
+            stop.set()
+
+    in_threads([relay, operator])
+    assert caplog.text.count("The relay has handled") == 1
+    assert len(broker.got) == 1
 
 
 def test_missing_receivers_are_not_looked_for_without_a_database(

@@ -48,6 +48,12 @@ class Command(BaseCommand):
             metavar="SECONDS",
             help=f"The polling interval when nothing is due (default: {POLL.total_seconds():g}).",
         )
+        parser.add_argument(
+            "--health",
+            metavar="FILE",
+            default="",
+            help="A file that is touched every second, for a liveness probe.",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         chosen = {"sources": options["source"], "batch": options["batch"]}
@@ -58,7 +64,8 @@ class Command(BaseCommand):
                     warn_of_unhandled()
                     self._say(process_due(**chosen, stop=stop), options["verbosity"])
                 else:
-                    run_inbox(stop, **chosen, poll=timedelta(seconds=options["poll"]))
+                    poll = timedelta(seconds=options["poll"])
+                    run_inbox(stop, **chosen, poll=poll, health=options["health"])
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
 

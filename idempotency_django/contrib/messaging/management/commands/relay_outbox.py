@@ -61,6 +61,12 @@ class Command(BaseCommand):
             action="store_true",
             help="On PostgreSQL, also wake up on NOTIFY, for topics with that setting.",
         )
+        parser.add_argument(
+            "--health",
+            metavar="FILE",
+            default="",
+            help="A file that is touched every second, for a liveness probe.",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         lease = timedelta(seconds=options["lease"])
@@ -76,7 +82,8 @@ class Command(BaseCommand):
             else:
                 say(f"The relay sends {relay.names}. It ends on SIGTERM.")
                 poll = timedelta(seconds=options["poll"])
-                run_relay(stop, relay, poll=poll, listen=options["listen"])
+                more = {"listen": options["listen"], "health": options["health"]}
+                run_relay(stop, relay, poll=poll, **more)
 
 
 def _outcome(tried: int, relay: Relay) -> str:

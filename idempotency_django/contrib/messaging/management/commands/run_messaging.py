@@ -44,6 +44,12 @@ class Command(BaseCommand):
             metavar="SECONDS",
             help="The time between two purges (default: 3600).",
         )
+        parser.add_argument(
+            "--health",
+            metavar="FILE",
+            default="",
+            help="A file that is touched every second, for a liveness probe.",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["verbosity"]:
@@ -55,6 +61,7 @@ class Command(BaseCommand):
                     stop,
                     poll=timedelta(seconds=options["poll"]),
                     listen=options["listen"],
+                    health=options["health"],
                     purge_every=timedelta(seconds=options["purge_every"]),
                 )
         except (ImproperlyConfigured, PartEnded) as error:
