@@ -1505,11 +1505,12 @@ class TestBudget:
         return [query["sql"] for query in queries.captured_queries]
 
     def test_first_request(self, client: Client) -> None:
-        """A claim and its completion."""
+        """A claim and its completion; MariaDB looks for the record before it claims."""
         self.statements(client, "/bare-leased/", new_key())
         plain = self.statements(client, "/bare/", None)
         first = self.statements(client, "/bare-leased/", new_key())
-        assert len(first) - len(plain) == 2, first
+        looked = 1 if connection.vendor == "mysql" else 0
+        assert len(first) - len(plain) == 2 + looked, first
 
     def test_replay(self, client: Client) -> None:
         """A replay asks no more than in the transactional mode."""

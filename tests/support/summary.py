@@ -27,7 +27,9 @@ def main(folder: Path) -> int:
     }
     print(f"\n{'part':16} {'wall':>6} {'CPU':>6}")
     for part, report in reports.items():
-        counts = ", ".join(f"{count} {what}" for what, count in report["counts"].items())
+        counts = ", ".join(
+            f"{count} {what}" for what, count in report["counts"].items() if what != "deselected"
+        )
         print(f"{part:16} {report['seconds']:4.0f} s {report['cpu']:4.0f} s  {counts}")
     print(f"{'all':23} {sum(report['cpu'] for report in reports.values()):4.0f} s")
     durations = [(seconds, name) for each in reports.values() for name, seconds in each["slowest"]]
