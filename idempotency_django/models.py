@@ -28,6 +28,13 @@ BATCH_SIZE: Final = 5_000
 UNIQUE_KEY: Final = "idempotency_key_scope_uniq"
 """The name of the constraint that makes two owners of a key impossible."""
 
+KEPT_ATTEMPTS: Final = 20
+"""The most attempts at one operation that are kept for the audit, besides the last one."""
+_KEPT_ERROR: Final = 1_000  # characters
+
+INTERRUPTED: Final = "interrupted"
+"""What an attempt is whose lease is over, for people and in ``attempts``; no status of a row."""
+
 NO_OWNER: Final = Left("owner_token", ORIGIN)
 """The token of a row whose owner is late or dead: no owner has it, and the next token has it as its
 prefix.
@@ -89,6 +96,23 @@ class IdempotencyKeyQuerySet(models.QuerySet["IdempotencyKey"]):
             ~Q(status=Status.IN_PROGRESS) | abandoned, purge_at__lte=DatabaseNow() - older_than
         )
 
+    def ended_attempts(self) -> list[dict[str, Any]]:
+        """The attempts at the one record among these, which have ended, for its ``attempts``."""
+        row = self.values(
+            *("attempts", "attempt", "status", "error"),
+            *("created_at", "completed_at", "lease_expires_at"),
+        ).get()
+        is_interrupted = row["status"] == Status.IN_PROGRESS
+        ended = row["completed_at"] or row["lease_expires_at"] or row["created_at"]
+        last = {
+            "attempt": row["attempt"],
+            "state": INTERRUPTED if is_interrupted else row["status"],
+            "error": row["error"][:_KEPT_ERROR],
+            "began": row["created_at"].isoformat(),
+            "ended": ended.isoformat(),
+        }
+        return [*(row["attempts"] or ()), last][-KEPT_ATTEMPTS:]
+
 
 class IdempotencyKey(models.Model):
     """The record of one operation: the row of ``(key, scope)``."""
@@ -121,6 +145,9 @@ class IdempotencyKey(models.Model):
     response_headers = models.TextField(_("response headers"), default="[]", blank=True)
     response_body = models.BinaryField(_("response body"), null=True, blank=True)
     error = StoredTextField(_("error"), default="", blank=True)
+
+    # The attempts before the last one, as ended_attempts() tells them; NULL: there was none.
+    attempts = models.JSONField(_("earlier attempts"), null=True, blank=True)
 
     created_at = models.DateTimeField(_("created"))
     completed_at = models.DateTimeField(_("completed"), null=True, blank=True)

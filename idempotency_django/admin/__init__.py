@@ -21,14 +21,13 @@ from django.utils.translation import gettext_lazy as _
 from ..contrib.timeline import (
     CONFIDENTIAL,
     HELD,
-    INTERRUPTED,
     STATES,
     Confidential,
     Moment,
     administered,
     state_of,
 )
-from ..models import IdempotencyKey
+from ..models import INTERRUPTED, IdempotencyKey, IdempotencyKeyQuerySet
 from ..stores.records import Status, reference
 from .actions import ACTIONS
 from .base import Action, ListAdmin
@@ -76,7 +75,7 @@ class IdempotencyKeyAdmin(ListAdmin):
     # What is read.
 
     def stored(self) -> QuerySet[Any]:
-        rows: QuerySet[Any] = IdempotencyKey._base_manager.using(administered())
+        rows: QuerySet[Any] = IdempotencyKeyQuerySet(IdempotencyKey, using=administered())
         with_body: QuerySet[Any] = rows.annotate(has_body=Q(response_body__isnull=False))
         return with_body
 

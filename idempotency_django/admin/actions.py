@@ -22,8 +22,8 @@ from django.utils.http import parse_header_parameters
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..contrib.timeline import HELD, INTERRUPTED, STATES, Moment, state_of
-from ..models import NO_OWNER, DatabaseNow, IdempotencyKey, IdempotencyStep
+from ..contrib.timeline import HELD, STATES, Moment, state_of
+from ..models import INTERRUPTED, NO_OWNER, DatabaseNow, IdempotencyKey, IdempotencyStep
 from ..stores import stores
 from ..stores.codec import encode
 from ..stores.records import Payload, Status

@@ -24,7 +24,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..conf import default_store
 from ..errors import StoreUnavailable
-from ..models import DatabaseNow, IdempotencyKey, IdempotencyStep
+from ..models import INTERRUPTED, DatabaseNow, IdempotencyKey, IdempotencyStep
 from ..policy import Policy, keys
 from ..stores import Status, derived_key, reference, referred, stores
 
@@ -81,7 +81,6 @@ def local(moment: datetime) -> datetime:
 
 # The states of records, as people read them.
 
-INTERRUPTED: Final = "interrupted"
 HELD: Final = "held"
 
 STATES: Final[dict[str, Any]] = {
@@ -312,7 +311,9 @@ def _logged(members: Sequence[Member]) -> Iterator[Entry]:
 
 # The sources of records.
 
-CONFIDENTIAL: Final = ("owner_token", "fingerprint", "response_headers", "response_body", "error")
+CONFIDENTIAL: Final = (
+    *("owner_token", "fingerprint", "response_headers", "response_body", "error", "attempts"),
+)
 """The columns that need the permission to view stored results."""
 
 
@@ -363,6 +364,7 @@ class Records(Source):
             yield entry(member, _("may be purged"), row.purge_at)
 
     def entries(self, members: Sequence[Member], shown: Confidential) -> Iterator[Entry]:
+        yield from self._earlier(members, shown)
         steps: dict[Any, list[Entry]] = {}
         for step in self._steps({member.row.pk: member for member in members}, shown):
             steps.setdefault(step.member, []).append(step)
@@ -372,6 +374,21 @@ class Records(Source):
             yield from (begun, *steps.get(member, ()), *others)
         if self.using == administered():  # the log does not tell in which database a row is
             yield from _logged(members)
+
+    def _earlier(self, members: Sequence[Member], shown: Confidential) -> Iterator[Entry]:
+        """The attempts before the last one of each record, in one query if there are any."""
+        retried = {member.row.pk: member for member in members if member.row.attempt > 1}
+        rows = IdempotencyKey.objects.using(self.using).filter(pk__in=list(retried))
+        kept = rows.values_list("pk", "attempts") if retried else ()
+        for pk, attempts in kept:
+            for each in attempts or ():
+                member, values = retried[pk], {**each, "state": STATES[each["state"]]}
+                begun = _("created") if each["attempt"] == 1 else _("attempt %(attempt)d began")
+                error = each["error"] if member.reference == shown.results_of else ""
+                yield entry(member, begun % values, datetime.fromisoformat(each["began"]))
+                ended = datetime.fromisoformat(each["ended"])
+                what = _("attempt %(attempt)d: %(state)s") % values
+                yield entry(member, what, ended, result=error)
 
     def _steps(self, members: dict[Any, Member], shown: Confidential) -> Iterator[Entry]:
         """The steps of all members, in one query; two more, if confidential things are shown."""

@@ -46,6 +46,7 @@ class Migration(migrations.Migration):
                 ('response_headers', models.TextField(blank=True, default='[]', verbose_name='response headers')),
                 ('response_body', models.BinaryField(blank=True, null=True, verbose_name='response body')),
                 ('error', models.TextField(blank=True, default='', verbose_name='error')),
+                ('attempts', models.JSONField(blank=True, null=True, verbose_name='earlier attempts')),
                 ('created_at', models.DateTimeField(verbose_name='created')),
                 ('completed_at', models.DateTimeField(blank=True, null=True, verbose_name='completed')),
                 ('expires_at', models.DateTimeField(blank=True, null=True, verbose_name='expires')),

@@ -140,7 +140,9 @@ class DatabaseStore(Store):
         token = new_token(row.token if resumes else "")
         claim = Claim(operation, row.attempt + 1, token, row.record_id, interrupted=row.interrupted)
         lease = operation.lease or self._dialect.least_lease
-        self._rows.filter(pk=row.record_id).update(
+        mine = self._rows.filter(pk=row.record_id)
+        mine.update(
+            attempts=mine.ended_attempts(),
             operation=plain(operation.name, 255),
             fingerprint=operation.fingerprint,
             status=Status.IN_PROGRESS,
