@@ -163,6 +163,12 @@ class CachedStore(DatabaseStore):
             self._remember_completed(claim, payload)
         return completed
 
+    def complete_last(self, claim: Claim, payload: Payload) -> bool:
+        completed = super().complete_last(claim, payload)
+        if completed:
+            self._remember_completed(claim, payload)
+        return completed
+
     def complete_many(self, responses: Sequence[tuple[Claim, Payload]]) -> Sequence[bool]:
         completed = super().complete_many(responses)
         for response in compress(responses, completed):

@@ -167,6 +167,31 @@ class TestBehindOurBack:
         assert IdempotencyKey.objects.held().count() == 1
 
 
+def test_row_of_an_earlier_attempt() -> None:
+    """If a claim on a row is committed too early, it is interrupted after a minute, everywhere."""
+    store, operation = DatabaseStore("default"), an_operation()
+    with store.transaction():
+        failed = store.acquire(operation)
+        assert isinstance(failed, Claim)
+        assert store.fail(failed, "ValueError")
+    with store.transaction():
+        late = store.acquire(operation)
+    assert isinstance(late, Claim)
+    with store.transaction():
+        found = store.acquire(operation)
+    assert isinstance(found, Record)
+    assert found.lease_left is not None
+    assert 50 < found.lease_left <= 60
+    IdempotencyKey.objects.update(lease_expires_at=ago(seconds=1))
+    with store.transaction():
+        claim = store.acquire(operation)
+        assert isinstance(claim, Claim)
+        assert (claim.attempt, claim.interrupted) == (3, True)
+        assert store.complete(claim, RESPONSE)
+    with store.transaction():
+        assert not store.complete(late, RESPONSE)
+
+
 @mariadb_only
 class TestRow:
     """The row of a claim that was committed too early is interrupted after a minute."""

@@ -148,7 +148,7 @@ class DatabaseStore(Store):
             status=Status.IN_PROGRESS,
             attempt=claim.attempt,
             owner_token=claim.token,
-            lease_expires_at=None if lease is None else DatabaseNow() + lease,
+            lease_expires_at=DatabaseNow() + lease,
             hold=operation.hold,
             # It is unknown what an interrupted owner has done.
             pinned=row.interrupted or (row.pinned and not begins_anew),

@@ -129,8 +129,10 @@ class Dialect(ABC):
     """The error codes of a transaction that the server ended after a timeout."""
     locks_database: ClassVar[bool] = False
     """Whether a transaction that writes locks the database for all others."""
-    least_lease: ClassVar[timedelta | None] = None
-    """The lease of a claim that has none."""
+    least_lease: ClassVar[timedelta] = timedelta(minutes=1)
+    """The lease of a row whose claim has none. It counts only if the handler commits the row early,
+    as ``ALTER TABLE`` does on MariaDB, and its owner dies then.
+    """
 
     shared: ClassVar[Mapping[str, str]] = {
         "read": f"SELECT {_FACTS} FROM {{table}} WHERE {{key}} = %s AND scope = %s",

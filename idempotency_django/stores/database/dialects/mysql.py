@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any, Final
 
 from django.db import Error as DatabaseFault
@@ -55,8 +54,6 @@ class MySQL(Dialect):
             "ON target.id = batch.id"
         ),
     }
-    # A statement such as ALTER TABLE commits the row of a claim, whose owner may die then.
-    least_lease = timedelta(minutes=1)
     # record has changed since last read, lock wait timeout, deadlock, the same of the lock on the
     # next number of a table (as InnoDB has it), NOWAIT failed
     busy = frozenset({1020, 1205, 1213, 1467, 3572})
