@@ -559,6 +559,17 @@ def test_tenants() -> None:
                     assert isinstance(claim, Claim)
                     assert store.complete(claim, RESPONSE)
                 assert IdempotencyKey.objects.count() == 9
+            both = an_operation()
+
+            def elsewhere() -> bool:
+                with connection.cursor() as other:
+                    other.execute(f"SET search_path TO {schemas[0]}")
+                with store.transaction():
+                    return isinstance(store.acquire(both), Claim)
+
+            with store.transaction():  # so have the keys: neither waits for the other's
+                assert isinstance(store.acquire(both), Claim)
+                assert in_threads([elsewhere]) == [True]
         finally:
             cursor.execute("SET search_path TO DEFAULT")
             for schema in schemas:
