@@ -11,7 +11,7 @@ from .lazy import lazily
 from .logs import escape_message
 
 if TYPE_CHECKING:
-    from .decorators import idempotency_exempt, idempotent, part_of_view
+    from .decorators import idempotency_exempt, idempotent
     from .engine.context import ExecutionContext, current_execution
     from .engine.functions import aidempotent_call, idempotent_call
     from .errors import IdempotencyError
@@ -33,7 +33,6 @@ __all__ = [
     "idempotency_exempt",
     "idempotent",
     "idempotent_call",
-    "part_of_view",
 ]
 
 # Here, because every module of the package is imported after this one and logs under this name.
@@ -55,7 +54,6 @@ __getattr__ = lazily(
         "idempotency_exempt": "decorators",
         "idempotent": "decorators",
         "idempotent_call": "engine.functions",
-        "part_of_view": "decorators",
     },
 )
 

@@ -1,4 +1,4 @@
-"""``@idempotent``, ``@idempotency_exempt`` and ``@part_of_view`` for views of any kind."""
+"""``@idempotent`` and ``@idempotency_exempt``, for views of any kind."""
 
 from __future__ import annotations
 
@@ -9,16 +9,9 @@ from typing import Any, TypeVar, Unpack, overload
 from django.core.exceptions import ImproperlyConfigured
 
 from .contrib.ninja import offer
-from .http.unwrapping import (
-    EXEMPT,
-    PROTECTED,
-    is_exempt,
-    is_marked,
-    mark_part_of_view,
-    name_of,
-    view_class_of,
-)
-from .http.wrapping import protect
+from .http.declared import EXEMPT, PROTECTED, is_exempt, is_marked, name_of, view_class_of
+from .http.rule import problem_of
+from .http.wrapping import once
 from .policy import Policy, PolicyFields
 
 ViewT = TypeVar("ViewT", bound=Callable[..., Any])
@@ -39,11 +32,10 @@ def idempotent(
 ) -> Any:
     """Make a view safe to retry.
 
-    Put it on function views, on ``@api_view`` functions (above or below ``@api_view``), on
-    class-based views, on their handler methods or ``dispatch()``, on what ``as_view()`` returns, or
-    on operations of django-ninja, below ``@api.post(…)``; sync or async. It is the innermost
-    decorator: all others run for every request, before a replay. Decorators of Django and REST
-    framework may be below it, too.
+    Put it directly above the function that does the work: a function view, the method of a
+    class-based view, the function of an ``@api_view``, or an operation of django-ninja; sync or
+    async. What stands above it (``@login_required``, ``@api_view``, ``@api.post(…)``) runs on every
+    request, before a replay. What stands below runs once, with the function.
 
     ::
 
@@ -58,8 +50,8 @@ def idempotent(
             addition to it.
 
     Raises:
-        ImproperlyConfigured: it is not on a view; the view is exempt or belongs to a framework
-            without an adapter; or a decorator below it is not known. The error says what to do.
+        ImproperlyConfigured: it is not directly above a function, so a check of the caller could
+            be below it; or the view is exempt. The error says what to do.
     """
     chosen = (policy or Policy()).replace(**fields) if fields else policy or Policy()
     if view is None:
@@ -81,19 +73,14 @@ def idempotency_exempt(view: ViewT) -> ViewT:
     return view
 
 
-def part_of_view(function: ViewT) -> ViewT:
-    """Let a wrapper count as a part of its view, so that it can be protected from outside.
-
-    It then runs once, together with the view, and **not before a replay**. So it must not check
-    anything that a replay must check. Put it on what a decorator returns, below ``@idempotent``.
-    """
-    return mark_part_of_view(function)
-
-
 def _protected(view: Any, policy: Policy) -> Any:
     if is_exempt(view):
         raise _contradicted(view)
-    protected = protect(view, policy)
+    if getattr(view, PROTECTED, None) and not inspect.isclass(view):
+        return view
+    if problem := problem_of(view):
+        raise ImproperlyConfigured(problem)
+    protected = once(view, policy)
     offer(protected, policy)
     return protected
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from functools import cached_property, partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, Final, NamedTuple
+from weakref import WeakSet
 
 from asgiref.sync import (
     async_to_sync,
@@ -17,39 +18,28 @@ from asgiref.sync import (
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.handlers.base import BaseHandler
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.utils.module_loading import import_string
 
 from .conf import conf
 from .errors import KeyUnsupported
+from .http.declared import (
+    ViewFunction,
+    is_exempt,
+    is_rest_framework,
+    name_of,
+    part_for,
+    policy_of,
+    view_class_of,
+)
 from .http.marking import FAILED, mark
 from .http.messages import PLANNED, key_header, mark_refusal, problem_response
 from .http.routes import is_covered
+from .http.rule import problem_of_view, protected_part
 from .http.serving import log_unread_field
-from .http.unwrapping import (
-    ViewFunction,
-    cached_on,
-    handlers_of,
-    innermost,
-    is_async,
-    is_exempt,
-    name_of,
-    operations_of,
-    part_for,
-    policy_of,
-    protected_part,
-    transactions_around,
-    view_class_of,
-)
-from .http.wrapping import log_unclaimed, protect, validate_handler
-from .policy import (
-    PROJECT_POLICY,
-    UNSAFE_METHODS,
-    UNSET,
-    keys,
-    resolve,
-)
+from .http.wrapping import log_unclaimed, once, replace_handler
+from .policy import PROJECT_POLICY, UNSAFE_METHODS, UNSET, Policy, resolve
 
 logger = logging.getLogger("idempotency_django")
 
@@ -74,7 +64,6 @@ class IdempotencyMiddleware:
     def __init__(self, get_response: GetResponse) -> None:
         validate_order()
         self.get_response = get_response
-        self._handler = _loading_handler()
         if iscoroutinefunction(get_response):
             markcoroutinefunction(self)
             # Django calls this one directly. It would run the sync one in a thread, even for
@@ -87,179 +76,147 @@ class IdempotencyMiddleware:
             return _achecked(request, response)
         return _checked(request, response)
 
-    def process_view(
-        self,
-        request: HttpRequest,
-        view: ViewFunction,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Run the view with protection, if it has a policy; otherwise Django runs it as usual."""
-        known = self._to_protect(request, view)
-        if known is None:
+    def process_view(self, request: HttpRequest, view: ViewFunction, args: Any, kwargs: Any) -> Any:
+        """Mark a request for the class of its view, which Django calls as usual.
+
+        A plain function is run here, as Django would run it.
+        """
+        run = _to_run(request, view)
+        if run is None:
             return None
         try:
-            protected = known.protected(request)
-        except ImproperlyConfigured as error:
-            return _refuse_key(request, known, error)
-        if known.is_async:  # under WSGI, where Django calls it likewise
-            protected = async_to_sync(protected)
-        else:  # as Django calls it, under ATOMIC_REQUESTS
-            protected = BaseHandler().make_view_atomic(protected)
-        try:
-            return protected(request, *args, **kwargs)
-        except Exception as error:
-            response = self._response_to_error(error, request)
-            if response is None:
-                raise
-            return response
+            run = BaseHandler().make_view_atomic(run)
+            if iscoroutinefunction(run):
+                run = async_to_sync(run)
+            return run(request, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001  # raised again where Django expects it
+            return _Raised(error, request)
 
     async def _aprocess_view(
-        self,
-        request: HttpRequest,
-        view: ViewFunction,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, request: HttpRequest, view: ViewFunction, args: Any, kwargs: Any
     ) -> Any:
-        known = self._to_protect(request, view)
-        if known is None:
+        run = _to_run(request, view)
+        if run is None:
             return None
-        if not known.is_async:
-            process_view = partial(IdempotencyMiddleware.process_view, self)
-            return await sync_to_async(process_view)(request, view, args, kwargs)
         try:
-            protected = known.protected(request)
-        except ImproperlyConfigured as error:
-            return _refuse_key(request, known, error)
-        try:
-            return await protected(request, *args, **kwargs)
-        except Exception as error:
-            response = await sync_to_async(self._response_to_error)(error, request)
-            if response is None:
-                raise
-            return response
-
-    def _to_protect(self, request: HttpRequest, view: ViewFunction) -> _ViewFacts | None:
-        """The view, if this request runs with protection."""
-        method = request.method or ""
-        if method not in UNSAFE_METHODS:
-            return None
-        known = _facts_of(view)
-        if known.is_exempt or (known.is_async and transactions_around(view)):
-            return None  # Django refuses to run the latter, and says why
-        is_inside, declared = known.knows(method)
-        if is_inside:
-            request._idempotency_view = view  # type: ignore[attr-defined]
-        match = request.resolver_match
-        namespaces = match.namespaces if match else []
-        if declared is None or (
-            declared is UNSET and not is_covered(request.path_info, namespaces)
-        ):
-            return None
-        policy = resolve(PROJECT_POLICY if declared is UNSET else declared)
-        has_key = keys.reads_header(policy.key) and (
-            # Whether the view finds a key elsewhere is known in the protected view.
-            known.finds_key or key_header(request) is not None
-        )
-        if not (has_key or policy.key or policy.requires_key(method)):
-            log_unread_field(request)
-            return None
-        request._idempotency_view = view  # type: ignore[attr-defined]
-        return known
-
-    def _response_to_error(self, error: Exception, request: HttpRequest) -> HttpResponseBase | None:
-        """The response of a ``process_exception`` of any middleware to what the view raised.
-
-        Django calls them for what a view raises, but not for what a ``process_view`` raises.
-        """
-        if self._handler is None:
-            return None
-        return self._handler.process_exception_by_middleware(error, request)  # type: ignore[no-any-return]
+            run = BaseHandler().make_view_atomic(run)
+            if not iscoroutinefunction(run):
+                run = sync_to_async(run)
+            return await run(request, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001
+            return _Raised(error, request)
 
 
-class _ViewFacts:
-    """The facts about a view that the middleware looks up once.
+class _Raised(HttpResponse):
+    """Stands for the error of a view that the middleware has run.
 
-    Args:
-        view: what the URL leads to.
+    Django calls every ``process_exception`` for what a response raises as it is rendered, but not
+    for what a ``process_view`` raises.
     """
 
-    def __init__(self, view: ViewFunction) -> None:
-        self.view = view
-        self.is_exempt = is_exempt(view)
-        self.is_async = is_async(view)
-        self.finds_key = hasattr(view_class_of(view), "get_idempotency_key")
-        self.methods: dict[str, tuple[bool, Any]] = {}  # a cache
-        self._validated: set[str] = set()
+    template_name = None
 
-    def knows(self, method: str) -> tuple[bool, Any]:
-        """:meth:`look_at`, once for each method."""
-        if method not in self.methods:
-            self.methods[method] = self.look_at(method)
-        return self.methods[method]
+    def __init__(self, error: Exception, request: Any) -> None:
+        super().__init__(status=500)
+        self.context_data: dict[str, Any] = {}  # for a process_template_response
+        self.error, self.request = error, request
+        request._idempotency_raised = error
 
-    def look_at(self, method: str) -> tuple[bool, Any]:
-        """Whether a method is protected inside, and its policy; ``None``: it takes no part."""
-        part = part_for(self.view, method)
-        if part is self.view and operations_of(part):
-            return False, None  # django-ninja says that it has no such method
-        if protected_part(part, method) is not None:
-            return True, None
-        return False, None if is_exempt(part) else policy_of(part, method)
-
-    def protected(self, request: HttpRequest) -> Any:
-        """The view with its innermost function protected.
-
-        Raises:
-            ImproperlyConfigured: the view, or its handler of the request, cannot be protected.
-        """
-        handlers = {} if view_class_of(self.view) is None else handlers_of(self.view)
-        if request.method in handlers and request.method not in self._validated:
-            validate_handler(view_class_of(self.view), handlers[request.method])
-            self._validated.add(request.method)
-        return self._protected
-
-    @cached_property
-    def _protected(self) -> Any:
-        declared = policy_of(self.view)
-        return protect(self.view, PROJECT_POLICY if declared is UNSET else declared)
+    def render(self) -> HttpResponseBase:
+        self.request._idempotency_raised = None
+        raise self.error
 
 
-def _facts_of(view: ViewFunction) -> _ViewFacts:
-    facts: _ViewFacts = cached_on(view, "_idempotency_in_middleware", partial(_ViewFacts, view))
-    return facts
+class _Mark(NamedTuple):
+    """On a request: the class that handles it once, and the policy."""
+
+    view_class: type
+    policy: Policy
+
+
+_MARK: Final = "_idempotency_mark"
+
+_marking: Final[WeakSet[type]] = WeakSet()
+"""The classes that look for a mark."""
+
+
+def _to_run(request: HttpRequest, view: ViewFunction) -> ViewFunction | None:
+    """What the middleware has to run in the place of the view; ``None``: Django runs the view."""
+    method = request.method or ""
+    part = part_for(view, method)
+    if method not in UNSAFE_METHODS or is_exempt(view) or is_exempt(part):
+        return None
+    if protected_part(view, method) is not None:
+        request._idempotency_view = view  # type: ignore[attr-defined]
+        return None
+    policy = _policy_for(request, part, method)
+    if policy is None:
+        return None
+    view_class = view_class_of(view)
+    finds_key = bool(policy.key) or hasattr(view_class, "get_idempotency_key")
+    takes_part = key_header(request) is not None or finds_key or policy.requires_key(method)
+    if problem := problem_of_view(view, method):
+        return partial(_refuse_key, view, problem) if takes_part else None
+    if view_class is not None:
+        request._idempotency_view = view  # type: ignore[attr-defined]
+        setattr(request, _MARK, _Mark(view_class, policy))
+        _look_for_marks(view_class)
+        return None
+    if not takes_part:
+        log_unread_field(request)
+        return None
+    return once(view, policy)
+
+
+def _policy_for(request: HttpRequest, view: ViewFunction, method: str) -> Policy | None:
+    """The policy of a view, or the project's, if the middleware protects the view."""
+    declared = policy_of(view, method)
+    if declared is not UNSET:
+        return declared and resolve(declared)
+    match = request.resolver_match
+    is_chosen = is_covered(request.path_info, match.namespaces if match else [])
+    return resolve(PROJECT_POLICY) if is_chosen else None
+
+
+def _look_for_marks(view_class: Any) -> None:
+    """Let a class replace the handler of a marked request, after all that its ``setup()`` or
+    ``initial()`` does.
+
+    Django calls the view, with its decorators. So their checks, and those of ``dispatch()``, come
+    before the handler.
+    """
+    if view_class in _marking:
+        return
+    name = "initial" if is_rest_framework(view_class) else "setup"
+    prepare = getattr(view_class, name)
+
+    @wraps(prepare)
+    def prepared(self: Any, *args: Any, **kwargs: Any) -> None:
+        prepare(self, *args, **kwargs)
+        request = getattr(self, "request", None)
+        found = getattr(getattr(request, "_request", request), _MARK, None)
+        if found is not None and found.view_class is view_class is type(self):
+            replace_handler(self, request, found.policy)
+
+    setattr(view_class, name, prepared)
+    _marking.add(view_class)
 
 
 def _refuse_key(
-    request: HttpRequest, known: _ViewFacts, problem: ImproperlyConfigured
+    view: ViewFunction, problem: str, request: HttpRequest, *_: Any, **__: Any
 ) -> HttpResponseBase:
-    """The refusal of a key that a view cannot honour. Without a key, the problem is raised."""
-    if key_header(request) is None:
-        raise problem
+    """The refusal of a key that a view cannot honour; nothing is executed."""
     logger.error(
-        "%s refuses requests with a key, because it cannot be protected: %s",
-        name_of(innermost(known.view)),
+        "%s %s was refused, because %s cannot be protected: %s",
+        request.method,
+        request.path,
+        name_of(view),
         problem,
     )
     error = KeyUnsupported()
     response = problem_response(error)
     mark_refusal(response, request, error)
     return response
-
-
-def _loading_handler() -> Any:
-    """Django's handler that is loading its middleware now; ``None``: ours was made by hand.
-
-    It knows the other middleware, and Django passes it to none of them.
-    """
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code.co_name == "load_middleware":
-            handler = frame.f_locals.get("self")
-            if isinstance(handler, BaseHandler):
-                return handler
-        frame = frame.f_back
-    return None
 
 
 def validate_order() -> None:
@@ -290,8 +247,11 @@ def _checked(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBa
 
     The page of an error that the view raised says that the request has failed.
     """
+    error = getattr(request, "_idempotency_raised", None)
+    if error is not None:  # a process_template_response has replaced it
+        raise error
     view = getattr(request, "_idempotency_view", None)
-    if view is not None and not hasattr(request, "idempotency"):  # the protected handler sets it
+    if view is not None:
         log_unclaimed(view, request, response)
     name = conf.status_header
     if name and hasattr(request, PLANNED) and not response.has_header(name):

@@ -13,10 +13,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse, UnreadablePostError
 from django.test import Client
 from django.urls import path
-from django.views.generic import View
+from rest_framework.views import APIView
 
 import idempotency_django
 from idempotency_django.decorators import idempotent
+from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.stores import stores
 from tests.support.shared import new_key
 
@@ -28,11 +29,15 @@ FORGED = "/x/a%0AERROR%20root:%20forged%0D%1B[2K%E2%80%A8%E2%80%AE/"
 ESCAPED = r"/x/a\nERROR root: forged\r\x1b[2K\u2028\u202e/"
 
 
-class Unseen(View):
-    """Responds in its ``dispatch()``, so that its handler, which is protected, does not run."""
+class Responds(APIView):
+    """Does everything in its ``dispatch()``."""
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         return HttpResponse("done", "text/plain")
+
+
+class Unseen(IdempotentViewMixin, Responds):
+    """Its handler, which is protected, does not run."""
 
     def post(self, request: HttpRequest, rest: str) -> HttpResponse:
         raise AssertionError
@@ -52,7 +57,7 @@ def consumed(request: HttpRequest, rest: str) -> Any:
     return no_response(request, rest)
 
 
-protected = idempotent(Unseen).as_view()
+protected = Unseen.as_view()
 
 
 def either(request: HttpRequest, rest: str) -> Any:

@@ -11,7 +11,6 @@ id                                     problem
 ``idempotency_django.W007``            a store's database is not that of the effects or messages
 ``idempotency_django.E009``            middleware after ours, whose ``process_view`` is skipped
 ``idempotency_django.E010``            our middleware comes before the authentication middleware
-``idempotency_django.E011``            ``IdempotentViewMixin`` after ``APIView``: no protection
 ``idempotency_django.E012``            ``idempotency_policies`` names an unknown action
 ``idempotency_django.E014``            the Redis server is older than 6.2
 ``idempotency_django.W015``            the Redis server may evict keys: retries execute again
@@ -20,8 +19,8 @@ id                                     problem
 ``idempotency_django.E019``            a policy needs a feature that its store or mode lacks
 ``idempotency_django.E020``            ``on_conflict="accepted"`` without a URL for the status view
 ``idempotency_django.W021``            PostgreSQL with an isolation level above READ COMMITTED
-``idempotency_django.E022``            a view cannot be protected and refuses requests with a key
-``idempotency_django.W023``            the middleware refuses more than ten views without a policy
+``idempotency_django.E022``            a view with a policy cannot be protected: it refuses keys
+``idempotency_django.W023``            the middleware cannot protect views without a policy
 ``idempotency_django.E024``            a view is both protected and exempt
 ``idempotency_django.W025``            object permissions that a replay cannot check
 ``idempotency_django.W026``            a store in the memory of one process, and ``DEBUG`` is off

@@ -18,10 +18,8 @@ from rest_framework.viewsets import ModelViewSet, ViewSetMixin
 from ..conf import MIDDLEWARE, did_you_mean
 from ..drf.adapter import checks_objects, overrides_replay_check
 from ..drf.views import IdempotentViewMixin
+from ..http.declared import POLICIES, POLICY, is_exempt, is_marked, view_class_of
 from ..http.replays import lookup_of
-from ..http.routes import is_covered
-from ..http.unwrapping import POLICIES, POLICY, PROTECTED, is_exempt, is_marked, view_class_of
-from ..http.wrapping import BY_DECORATOR, misplaced_mixin
 from ..policy import UNSAFE_METHODS, Policy
 from .configuration import check_policy
 from .inventory import Route, routes
@@ -32,8 +30,7 @@ def check_drf_views() -> Iterator[CheckMessage]:
     """The views with the mixin, and those with object permissions that no replay can check."""
     served = [*routes()]  # which imports the views
     for view in dict.fromkeys(_subclasses(IdempotentViewMixin)):
-        if vars(view).get(PROTECTED) != BY_DECORATOR:  # which is among the endpoints
-            yield from _check_view(view)
+        yield from _check_view(view)
     unseen = {each.view.cls for each in served if _takes_part(each) and not _is_seen(each)}
     for view_class in sorted(unseen, key=lambda view: (view.__module__, view.__qualname__)):
         if _is_unchecked(view_class):
@@ -71,7 +68,7 @@ def _takes_part(route: Route) -> bool:
     if issubclass(view_class, IdempotentViewMixin):
         return True
     declares = any(is_marked(route.view, each) for each in (POLICY, POLICIES))
-    is_chosen = declares or is_covered(route.readable, route.namespaces)
+    is_chosen = declares or route.is_covered
     return MIDDLEWARE in settings.MIDDLEWARE and is_chosen
 
 
@@ -90,12 +87,6 @@ def _check_view(view: Any) -> Iterator[CheckMessage]:
     name = f"{view.__module__}.{view.__qualname__}"
     if not issubclass(view, APIView):
         return  # a mixin of the project, for views with these actions
-    if misplaced := misplaced_mixin(view):
-        yield Error(
-            misplaced,
-            hint=f"Put the mixin first: class {view.__name__}(IdempotentViewMixin, …).",
-            id="idempotency_django.E011",
-        )
     yield from check_policy(view.idempotency_policy, f"{name}.idempotency_policy")
     policies = view.idempotency_policies
     if not isinstance(policies, Mapping):

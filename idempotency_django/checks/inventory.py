@@ -8,9 +8,8 @@
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import Any, Final, Literal, NamedTuple
@@ -18,32 +17,32 @@ from typing import Any, Final, Literal, NamedTuple
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import URLPattern, get_resolver
+from django.urls.resolvers import RegexPattern
 
 from ..conf import MIDDLEWARE
-from ..http.routes import is_covered, readable_route
-from ..http.unwrapping import (
+from ..http.declared import (
+    BUILT_IN,
     INBOX,
     POLICIES,
     POLICY,
     PROTECTED,
-    admitted,
     checked,
     dotted_name,
-    framework_of,
     handlers_of,
+    has_own_dispatch,
     initkwargs_of,
     innermost,
     is_exempt,
     is_from,
+    module_of,
     operations_of,
     part_for,
     policy_of,
-    protect_innermost,
-    protected_part,
-    vars_of,
+    variables_of,
     view_class_of,
 )
-from ..http.wrapping import misplaced_mixin, overrides_dispatch, protect, validate_handler
+from ..http.routes import is_covered, literal_of, readable_route
+from ..http.rule import problem_of_view, protected_part
 from ..policy import UNSAFE_METHODS, UNSET, Policy
 
 How = Literal["mixin", "decorator", "middleware", "inbox", "exempt", ""]
@@ -53,8 +52,6 @@ NOT_ENFORCED: Final = ("", "inbox", "exempt")
 
 _FORMAT_SUFFIX: Final = re.compile(r"(?:\.|(?<=[^/.]))\{format\}/?$")
 """What ``format_suffix_patterns()`` of REST framework adds to a route."""
-
-_BUILT_IN: Final = ("django.", "rest_framework.", "idempotency_django.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +66,8 @@ class Endpoint:
         how: what protects it; ``"inbox"``: it receives webhooks, each of which is handled once;
             ``"exempt"``: it was left out on purpose; ``""``: nothing protects it.
         problem: why it cannot be protected, and what to do; empty if there is no problem.
-        framework: the name of the view's framework, if there is no adapter for it; else ``None``.
         varies: whether the view has a ``get_idempotency_policy()`` of its own, which may return
             another policy for each request.
-        in_admin: whether the route is one of an admin site.
     """
 
     route: str
@@ -81,15 +76,18 @@ class Endpoint:
     policy: Policy | None
     how: How
     problem: str = ""
-    framework: str | None = None
     varies: bool = False
-    in_admin: bool = False
 
     @property
     def view_name(self) -> str:
         """The dotted name of the view."""
-        view = inspect.unwrap(view_class_of(self.view) or self.view)
+        view = innermost(view_class_of(self.view) or self.view)
         return dotted_name(view if hasattr(view, "__qualname__") else type(view))
+
+    @property
+    def module(self) -> str:
+        """The module of the view."""
+        return str(innermost(view_class_of(self.view) or self.view).__module__)
 
     @property
     def enforced(self) -> Policy | None:
@@ -103,7 +101,7 @@ class Endpoint:
     @property
     def is_built_in(self) -> bool:
         """Whether the view is one of Django, REST framework or this package."""
-        return self.view_name.startswith(_BUILT_IN)
+        return self.view_name.startswith(BUILT_IN)
 
 
 def endpoints(urlconf: str | None = None) -> Iterator[Endpoint]:
@@ -132,7 +130,7 @@ def endpoints(urlconf: str | None = None) -> Iterator[Endpoint]:
             if is_alias and known_as in told:
                 continue
             told.add(known_as)
-            yield replace(endpoint, in_admin=True) if route.in_admin else endpoint
+            yield endpoint
 
 
 def endpoint_of(view: Any, method: str, route: str) -> Endpoint | None:
@@ -152,7 +150,7 @@ def endpoint_of(view: Any, method: str, route: str) -> Endpoint | None:
     most_alike = max(
         known,
         key=lambda each: SequenceMatcher(None, each.readable, route).ratio(),
-        default=Route(route, view, 0, frozenset()),
+        default=Route(route, "", view, 0, frozenset()),
     )
     return _endpoint(route, method, name, most_alike)
 
@@ -162,24 +160,29 @@ class Route(NamedTuple):
 
     Attributes:
         path: as Django writes it.
+        literal: what every path of it begins with.
         view: what it leads to.
         args: how many positional arguments the view gets from it.
         names: the names of the keyword arguments.
         namespaces: the URL namespaces that it is in, the outermost first.
-        in_admin: whether it is one of an admin site.
     """
 
     path: str
+    literal: str
     view: Any
     args: int
     names: frozenset[str]
     namespaces: tuple[str, ...] = ()
-    in_admin: bool = False
 
     @property
     def readable(self) -> str:
         """The path as ``/api/charges/{id}/``."""
         return readable_route(self.path)
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether ``MIDDLEWARE_PROTECTS`` names all its paths."""
+        return is_covered(f"/{self.literal}", self.namespaces)
 
 
 def routes(urlconf: str | None = None) -> Iterator[Route]:
@@ -188,46 +191,62 @@ def routes(urlconf: str | None = None) -> Iterator[Route]:
     None without this setting.
     """
     if urlconf is not None or getattr(settings, "ROOT_URLCONF", None):
-        yield from _routes(get_resolver(urlconf).url_patterns, "", 0, frozenset())
+        yield from _routes(
+            get_resolver(urlconf), Route("", "", None, 0, frozenset()), is_whole=True
+        )
 
 
-def _routes(
-    patterns: Iterable[Any],
-    before: str,
-    args: int,
-    names: frozenset[str],
-    namespaces: tuple[str, ...] = (),
-    in_admin: bool = False,
-) -> Iterator[Route]:
-    """The routes below a prefix, with the number and names of their arguments."""
-    for each in patterns:
-        path, regex = f"{before}{each.pattern}", each.pattern.regex
-        named = names | frozenset(regex.groupindex)
-        unnamed = args + regex.groups - len(regex.groupindex)
+def _routes(resolver: Any, above: Route, *, is_whole: bool) -> Iterator[Route]:
+    """The routes below a prefix, which may be all literal text, with all their arguments."""
+    for each in resolver.url_patterns:
+        path, regex = str(each.pattern), each.pattern.regex
+        text, is_literal = literal_of(path, is_regex=isinstance(each.pattern, RegexPattern))
+        names = above.names | frozenset(regex.groupindex)
+        route = above._replace(
+            path=above.path + path,
+            literal=above.literal + text if is_whole else above.literal,
+            args=above.args + regex.groups - len(regex.groupindex),
+            names=names,
+        )
         if isinstance(each, URLPattern):  # names replace positions, as for Django's resolver
-            number = 0 if named else unnamed
-            yield Route(path, each.callback, number, named, namespaces, in_admin)
+            yield route._replace(view=each.callback, args=0 if names else route.args)
         else:
-            within = (*namespaces, each.namespace) if each.namespace else namespaces
-            of_admin = in_admin or each.app_name == "admin"
-            yield from _routes(each.url_patterns, path, unnamed, named, within, of_admin)
+            within = (*above.namespaces, each.namespace) if each.namespace else above.namespaces
+            inner = route._replace(namespaces=within)
+            yield from _routes(each, inner, is_whole=is_whole and is_literal)
 
 
 def _handlers(view: Any) -> Iterator[tuple[str, str]]:
     """The unsafe methods of a view, each with the name of its handler if the view is a class."""
-    view_class = view_class_of(view)
+    view_class: Any = view_class_of(view)
     if operations := operations_of(view):
         for method in sorted(UNSAFE_METHODS & {m for each in operations for m in each.methods}):
             yield method, ""
     elif is_from(view, ("ninja.openapi",)):
         return  # django-ninja's pages about an API
     elif view_class is None:
-        for method in sorted(UNSAFE_METHODS & methods) if (methods := admitted(view)) else ["*"]:
+        for method in sorted(UNSAFE_METHODS & methods) if (methods := _admitted(view)) else ["*"]:
             yield method, ""
-    elif overrides_dispatch(view_class):
+    elif handlers := handlers_of(view):
+        yield from handlers.items()
+    elif has_own_dispatch(view_class) and not _passes_on(view_class.dispatch):
         yield "*", ""
-    else:
-        yield from handlers_of(view).items()
+
+
+def _passes_on(dispatch: Any) -> bool:
+    """Whether a ``dispatch()`` checks something and calls that of a base, which ends in a 405."""
+    return "dispatch" in getattr(innermost(dispatch), "__code__", dispatch).co_names
+
+
+def _admitted(view: Any) -> frozenset[str]:
+    """The methods that ``require_http_methods()`` and its like admit; empty: any method."""
+    found: list[frozenset[str]] = []
+    while view is not None:
+        if module_of(view) == "django.views.decorators.http":
+            lists = [variables_of(view).get("request_method_list")]
+            found += map(frozenset, filter(None, lists))
+        view = getattr(view, "__wrapped__", None)
+    return frozenset.intersection(*found) if found else frozenset()
 
 
 def _endpoint(path: str, method: str, name: str, route: Route) -> Endpoint:
@@ -240,20 +259,19 @@ def _endpoint(path: str, method: str, name: str, route: Route) -> Endpoint:
         route: where the project's URLs have the view.
     """
     view = part_for(route.view, method)
-    part = protected_part(view, method)
+    part = protected_part(route.view, method)
     try:
         policy, how = _policy_and_how(view, method, name, part, route)
     except ImproperlyConfigured as error:  # its declaration is not a policy
         return Endpoint(path, method, view, None, "middleware", str(error))
-    problem = _problem(route.view if how == "middleware" else view, name, how)
-    framework = framework_of(route.view) if problem else None
-    return Endpoint(path, method, view, policy, how, problem, framework, _varies(view, how))
+    problem = problem_of_view(route.view, method) if how == "middleware" else ""
+    return Endpoint(path, method, view, policy, how, problem, _varies(view, how))
 
 
 def _varies(view: Any, how: How) -> bool:
     """Whether a view has a method of its own for the policy of a request."""
     method = getattr(view_class_of(view), "get_idempotency_policy", None)
-    return how == "mixin" and not getattr(method, "__module__", "").startswith(_BUILT_IN)
+    return how == "mixin" and not getattr(method, "__module__", "").startswith(BUILT_IN)
 
 
 def _policy_and_how(
@@ -280,7 +298,7 @@ def _policy_and_how(
         return None, _without(getattr(view_class_of(view), POLICIES, None), name)
     if MIDDLEWARE not in settings.MIDDLEWARE:
         return None, ""
-    if declared is UNSET and not is_covered(route.readable, route.namespaces):
+    if declared is UNSET and not route.is_covered:
         return None, ""
     return (Policy() if declared is UNSET else declared), "middleware"
 
@@ -291,24 +309,3 @@ def _without(policies: Any, name: str) -> How:
     """
     are_listed = isinstance(policies, Mapping) and policies
     return "" if are_listed and name not in policies else "exempt"
-
-
-def _problem(view: Any, name: str, how: How) -> str:
-    """The error that a request with a key would get from the view's protection."""
-    if how in NOT_ENFORCED:
-        return ""
-    view_class: Any = view_class_of(view)
-    if misplaced := misplaced_mixin(view_class):
-        return f"{misplaced} Put the mixin first."
-    try:
-        if how == "middleware":
-            protect(view, Policy())
-        if PROTECTED in vars_of(getattr(view_class, "dispatch", None)):
-            protect_innermost(view_class.dispatch, lambda function: function)
-        if name and (how == "middleware" or hasattr(view_class, PROTECTED)):
-            validate_handler(view_class, name)
-        elif name:
-            protect_innermost(getattr(view_class, name), lambda function: function)
-    except ImproperlyConfigured as error:
-        return str(error)
-    return ""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import inspect
-from collections import ChainMap, Counter
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final
@@ -18,27 +17,25 @@ from django.core.checks import (
 
 from ..conf import conf, did_you_mean
 from ..engine import lease_of
-from ..http.routes import is_named
-from ..http.unwrapping import (
+from ..http.declared import (
     EXEMPT,
+    HOOKS,
     INBOX,
-    PART,
     POLICIES,
     POLICY,
     PROTECTED,
     handlers_of,
-    innermost,
     is_async,
-    is_conditional_outside,
     is_exempt,
     is_from,
-    name_of,
+    module_of,
     policy_of,
     transactions_around,
+    variables_of,
     vars_of,
     view_class_of,
 )
-from ..http.wrapping import HOOKS, misplaced_mixin
+from ..http.routes import is_named
 from ..policy import UNSET, Policy
 from ..stores import stores
 from ..stores.atomic_blocks import IN_NINJA
@@ -48,13 +45,10 @@ from .inventory import NOT_ENFORCED, Endpoint, endpoints, routes
 _FORMS_WITHOUT_KEYS: Final = ("django.contrib.admin", "django.contrib.auth")
 """Packages of Django whose own forms send no key."""
 
-_MOST_REFUSED: Final = 10
-"""The most refused views without a policy that are named one by one; more are counted."""
-
 _READ: Final = {POLICY, POLICIES, *HOOKS}
 """The names of attributes that a project can set on a view, or override."""
 
-_SET: Final = {PROTECTED, EXEMPT, INBOX, PART}
+_SET: Final = {PROTECTED, EXEMPT, INBOX}
 """The names of attributes that this package sets."""
 
 of_frameworks: Final[list[Callable[[], Iterator[CheckMessage]]]] = []
@@ -77,7 +71,6 @@ def _of_endpoints() -> Iterator[CheckMessage]:
     if not getattr(settings, "ROOT_URLCONF", None):
         return
     everything = list(endpoints())
-    yield from _frameworks(everything)
     yield from _locked_out(everything)
     yield from _names_no_route()
     yield from _refused(everything)
@@ -100,17 +93,6 @@ def _names_no_route() -> Iterator[CheckMessage]:
                 hint="Write a prefix such as '/api/', or the namespace of an include().",
                 id="idempotency_django.W071",
             )
-
-
-def _frameworks(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
-    """One message for each framework that has no adapter, with its routes."""
-    found: dict[str, list[Endpoint]] = {}
-    for endpoint in everything:
-        if endpoint.framework is not None:
-            found.setdefault(endpoint.framework, []).append(endpoint)
-    for served in found.values():
-        hint = f"It serves {_routes(served)}."
-        yield Error(served[0].problem, hint=hint, id="idempotency_django.E022")
 
 
 def _routes(served: Iterable[Endpoint]) -> str:
@@ -141,41 +123,38 @@ def _locked_out(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
 
 
 def _refused(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
-    """One error for each view that cannot be protected; many without a policy are one warning."""
-    named: dict[tuple[int, str], Endpoint] = {}
-    undeclared: dict[int, str] = {}
+    """An error for each view with a policy that cannot be protected; one warning for the others."""
+    declared: dict[tuple[str, str], Endpoint] = {}
+    undeclared: dict[str, str] = {}
     for endpoint in everything:
-        view_class = view_class_of(endpoint.view)
-        if not endpoint.problem or endpoint.framework or misplaced_mixin(view_class):
-            continue  # others have a check of their own
-        named.setdefault((id(endpoint.view), endpoint.problem), endpoint)
-        if _is_undeclared(endpoint):
-            view = inspect.unwrap(view_class or endpoint.view)
-            undeclared[id(view)] = view.__module__
-    is_counted = len(undeclared) > _MOST_REFUSED
-    if is_counted:
-        modules = [f"{name} ({n})" for name, n in Counter(undeclared.values()).most_common()]
-        yield Warning(
-            f"{len(undeclared)} views that declare no policy cannot be protected by "
-            "IdempotencyMiddleware, so it refuses their requests with a key. They are in "
-            f"{listed(modules, 'module', 'modules')}.",
+        if endpoint.problem and _is_undeclared(endpoint):
+            if endpoint.is_built_in:
+                continue  # such as the admin's, to which no key comes
+            undeclared[endpoint.view_name] = endpoint.module
+        elif endpoint.problem:
+            declared.setdefault((endpoint.view_name, endpoint.problem), endpoint)
+    for endpoint in declared.values():
+        yield Error(
+            endpoint.problem,
             hint=(
-                "List the paths that the middleware protects, such as "
-                "IDEMPOTENCY['MIDDLEWARE_PROTECTS'] = ['/api/']. manage.py idempotency_report "
-                "gives the reason for each view."
+                f"It serves {endpoint.route}. Change the view as described, or leave it "
+                "unprotected: remove its policy, or add @idempotency_exempt."
+            ),
+            id="idempotency_django.E022",
+        )
+    if undeclared:
+        modules = [f"{name} ({n})" for name, n in Counter(undeclared.values()).most_common()]
+        count = f"{len(undeclared)} view{'' if len(undeclared) == 1 else 's'}"
+        yield Warning(
+            f"IdempotencyMiddleware cannot protect {count} without a policy, so it refuses their "
+            f"requests with a key. They are in {listed(modules, 'module', 'modules')}.",
+            hint=(
+                "manage.py idempotency_report says why, and what to do, for each view. Or list the "
+                "paths that the middleware protects, such as "
+                "IDEMPOTENCY['MIDDLEWARE_PROTECTS'] = ['/api/']."
             ),
             id="idempotency_django.W023",
         )
-    for endpoint in named.values():
-        if not (is_counted and _is_undeclared(endpoint)):
-            yield Error(
-                endpoint.problem,
-                hint=(
-                    f"It serves {endpoint.route}. Change the view as described, or leave it "
-                    "unprotected: add @idempotency_exempt, or remove @idempotent or the mixin."
-                ),
-                id="idempotency_django.E022",
-            )
 
 
 def _is_undeclared(endpoint: Endpoint) -> bool:
@@ -193,28 +172,28 @@ def _typical(method: str) -> str:
 
 
 def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
-    yield from _misspelled(endpoint.view)
+    yield from _misspelled(endpoint)
     declared = policy_of(endpoint.view, endpoint.method) if endpoint.how == "" else None
     if isinstance(declared, Policy) and not endpoint.problem:  # which nothing reads
         yield Error(
-            f"{name_of(innermost(endpoint.view))} has an idempotency policy, but is not "
+            f"{endpoint.view_name} has an idempotency policy, but is not "
             "protected: a retry with the same key repeats its effects.",
             hint=(
                 "For a view of REST framework, make IdempotentViewMixin its first base. "
-                "Otherwise, put @idempotent(policy=…) on the view, or add IdempotencyMiddleware "
-                "to MIDDLEWARE."
+                "Otherwise, put @idempotent(policy=…) directly above the function that does the "
+                "work, or add IdempotencyMiddleware to MIDDLEWARE."
             ),
             id="idempotency_django.E060",
         )
-    if endpoint.how not in NOT_ENFORCED:
+    if endpoint.how not in NOT_ENFORCED and not endpoint.problem:
         yield from _conditional(endpoint)
         yield from _leased_in_transaction(endpoint)
     if endpoint.how in ("decorator", "middleware"):
-        where = f"The idempotency policy of {name_of(innermost(endpoint.view))}"
+        where = f"The idempotency policy of {endpoint.view_name}"
         yield from check_policy(endpoint.policy, where)
     if endpoint.how in ("decorator", "mixin") and is_exempt(endpoint.view):
         yield Error(
-            f"{name_of(innermost(endpoint.view))} is both protected and exempt.",
+            f"{endpoint.view_name} is both protected and exempt.",
             hint="Remove either @idempotency_exempt or the protection (@idempotent, the mixin).",
             id="idempotency_django.E024",
         )
@@ -222,22 +201,31 @@ def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
 
 def _conditional(endpoint: Endpoint) -> Iterator[CheckMessage]:
     """Django's conditions around what is protected, which a retry meets before its response."""
-    view = endpoint.view
+    view, view_class = endpoint.view, view_class_of(endpoint.view)
     names = ("dispatch", handlers_of(view).get(endpoint.method, ""))
-    bases = getattr(view_class_of(view), "__mro__", ())
-    own = (vars_of(base) for base in bases if not base.__module__.startswith("idempotency_django."))
-    found = ChainMap(*map(dict, own))
-    if any(map(is_conditional_outside, (view, *(found[name] for name in names if name in found)))):
+    handlers = [getattr(view_class, name, None) for name in names]
+    if any(map(_is_conditional, (view, *handlers))):
         yield Warning(
-            f"{name_of(innermost(view))} has Django's @condition, @etag or @last_modified around "
+            f"{endpoint.view_name} has Django's @condition, @etag or @last_modified around "
             "the protected handler, so a retry of a successful change gets 412 instead of a "
             "replay.",
             hint=(
-                f"It serves {endpoint.route}. Put it on the function itself, below all other "
-                "decorators. Or use @preconditions or PreconditionMixin, which also lock the row."
+                f"It serves {endpoint.route}. Use @preconditions below @idempotent, or "
+                "PreconditionMixin, which also lock the row."
             ),
             id="idempotency_django.W056",
         )
+
+
+def _is_conditional(view: Any) -> bool:
+    """Whether one of Django's conditions is among the decorators of a view or a handler."""
+    while view is not None:
+        for each in (view, *variables_of(view).get("decorators", ())):  # of method_decorator()
+            name = getattr(getattr(each, "__code__", None), "co_qualname", "")
+            if module_of(each) == "django.views.decorators.http" and name.startswith("condition."):
+                return True
+        view = getattr(view, "__wrapped__", None)
+    return False
 
 
 def _leased_in_transaction(endpoint: Endpoint) -> Iterator[CheckMessage]:
@@ -250,7 +238,7 @@ def _leased_in_transaction(endpoint: Endpoint) -> Iterator[CheckMessage]:
     lease, _ = tried(lambda: lease_of(policy, store))
     if lease is not None and (store.using is None or store.using in around):
         yield Error(
-            f"{name_of(innermost(endpoint.view))} is in the leased mode, but ATOMIC_REQUESTS opens "
+            f"{endpoint.view_name} is in the leased mode, but ATOMIC_REQUESTS opens "
             "a transaction around it, so requests with a key fail.",
             hint=(
                 f"It serves {endpoint.route}. Mark the view with transaction.non_atomic_requests, "
@@ -260,8 +248,9 @@ def _leased_in_transaction(endpoint: Endpoint) -> Iterator[CheckMessage]:
         )
 
 
-def _misspelled(view: Any) -> Iterator[CheckMessage]:
+def _misspelled(endpoint: Endpoint) -> Iterator[CheckMessage]:
     """An attribute of a view that nothing reads, and that looks like one that is read."""
+    view = endpoint.view
     owners: list[Any] = [view, *getattr(view_class_of(view), "__mro__", ())]
     for owner in owners:
         if getattr(owner, "__module__", "").partition(".")[0] == "idempotency_django":
@@ -273,7 +262,7 @@ def _misspelled(view: Any) -> Iterator[CheckMessage]:
                 name, _READ, cutoff=0.85
             ):
                 yield Warning(
-                    f"{name_of(innermost(view))} has an attribute {name!r}, which has no effect.",
+                    f"{endpoint.view_name} has an attribute {name!r}, which has no effect.",
                     hint=did_you_mean(name, _READ, "A view can have"),
                     id="idempotency_django.W037",
                 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
@@ -14,11 +13,12 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from ..errors import KeyMalformed, ResponseNotStored
+from ..http.declared import checked, dotted_name, handlers_of, policy_of
 from ..http.messages import callers_of, key_header
 from ..http.replays import check_object
+from ..http.rule import problem_of_handler
 from ..http.status import status_for
-from ..http.unwrapping import checked, is_async, name_of
-from ..http.wrapping import log_unreached, register_framework, replace_handler
+from ..http.wrapping import log_unclaimed, register_framework, replace_handler
 from ..policy import UNSAFE_METHODS, Policy
 from ..stores.records import Record
 from .adapter import IdempotencyAPIException, serve_view
@@ -41,36 +41,42 @@ class IdempotentViewMixin:  # see below
     """Policies by action (viewsets) or lower-case method (other views); they come first."""
 
     idempotency_protected = "mixin"
-    _idempotency_reached = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        order = cls.__mro__
+        if APIView in order and order.index(APIView) < order.index(IdempotentViewMixin):
+            raise ImproperlyConfigured(
+                f"{dotted_name(cls)} has IdempotentViewMixin after APIView in its bases, so it "
+                f"would not be protected. Put the mixin first: class {cls.__name__}"
+                "(IdempotentViewMixin, …)."
+            )
 
     @classmethod
     def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
-        if is_async(cls):
-            raise ImproperlyConfigured(
-                f"{name_of(cls)} is async, which IdempotentViewMixin does not support. Make its "
-                "handlers sync. Or leave out the mixin, and protect the work in the handlers with "
-                "aidempotent_call()."
-            )
-        return super().as_view(*args, **initkwargs)  # type: ignore[misc]
+        view = super().as_view(*args, **initkwargs)  # type: ignore[misc]
+        for method, name in handlers_of(view).items():
+            problem = problem_of_handler(cls, name)
+            if problem and policy_of(view, method):
+                raise ImproperlyConfigured(problem)
+        return view
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         response: HttpResponseBase = super().dispatch(request, *args, **kwargs)  # type: ignore[misc]
-        if not self._idempotency_reached:
-            log_unreached(self, request, response)
+        log_unclaimed(type(self), request, response)
         return response
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)  # type: ignore[misc]
         http_request: Any = request._request
-        http_request.idempotency = getattr(http_request, "idempotency", None)
         unsafe = request.method in UNSAFE_METHODS
         policy = checked(self.get_idempotency_policy(), type(self)) if unsafe else None
         if policy is None:
-            self._idempotency_reached = True  # it is not protected
-            return
-        # dispatch() looks the handler up next. What it finds on the view itself runs after
-        # everything that initial() checks, in subclasses too.
-        replace_handler(self, request, partial(serve_view, policy))
+            http_request.idempotency = getattr(http_request, "idempotency", None)
+        else:
+            # dispatch() looks the handler up next. What it finds on the view itself runs after
+            # everything that initial() checks, in subclasses too.
+            replace_handler(self, request, policy)
 
     # For subclasses to override.
 
@@ -131,4 +137,4 @@ class IdempotencyStatusView(APIView):
         return Response(shown, headers={"Cache-Control": "no-store"})
 
 
-register_framework(APIView, IdempotentViewMixin, Request, serve_view)
+register_framework(Request, serve_view)

@@ -3,6 +3,7 @@
 An adapter subclasses :class:`Adapter` and calls :func:`serve` or :func:`aserve`.
 """
 
+from .declared import EXEMPT, INBOX, PROTECTED, is_marked, name_of
 from .dialects import dialect
 from .messages import (
     REPLAYED_HEADER,
@@ -17,19 +18,8 @@ from .messages import (
 from .replays import has_object, is_named_by_key, lookup_of
 from .routes import readable_route
 from .serving import aserve, serve
-from .unwrapping import (
-    EXEMPT,
-    INBOX,
-    PROTECTED,
-    cached_on,
-    innermost,
-    is_marked,
-    mark_part_of_view,
-    name_of,
-    protect_innermost,
-)
 from .views import IdempotencyStatusView
-from .wrapping import ADAPTER, ViewAdapter, method_of, protect
+from .wrapping import ADAPTER, ViewAdapter
 
 __all__ = [
     "ADAPTER",
@@ -42,22 +32,16 @@ __all__ = [
     "IdempotentRequest",
     "ViewAdapter",
     "aserve",
-    "cached_on",
     "dialect",
     "has_object",
-    "innermost",
     "invocation_of",
     "is_marked",
     "is_named_by_key",
     "lookup_of",
-    "mark_part_of_view",
     "meta_name",
-    "method_of",
     "name_of",
     "principal_of",
     "problem_response",
-    "protect",
-    "protect_innermost",
     "readable_route",
     "serve",
     "status_of",

@@ -19,6 +19,7 @@ from django.utils.translation import get_language_from_path
 from ..conf import ALL_UNSAFE, conf
 
 _REGULAR: Final = re.compile(r"[\\^$()\[\]?*+|]")
+_LITERAL: Final = re.compile(r"\^((?:[\w/-]|\\\W)*)(?![?*+{])")
 _CHARACTER: Final = re.compile(r"\\.|.")
 _PARAMETER: Final = re.compile(r"<(?:([^<>:]+):)?(\w+)>")
 _ROUTERS: Final = re.compile(r"\(\?P<(\w+)>\[\^/\.\]\+\)")
@@ -57,6 +58,18 @@ def is_named(chosen: str, path: str, namespaces: Sequence[str]) -> bool:
             return path.startswith(chosen) or below.startswith(chosen)
         return path.startswith(chosen)
     return f":{chosen}:" in f":{':'.join(namespaces)}:"
+
+
+def literal_of(route: str, *, is_regex: bool) -> tuple[str, bool]:
+    """The text that every path of a route begins with, and whether that is all of the route."""
+    if not is_regex:
+        text = route.partition("<")[0]
+        return text, text == route
+    if not route.startswith("^") or "|" in _without_groups(route):  # it may begin in other ways
+        return "", False
+    found = _LITERAL.match(route)
+    text = found[1] if found else ""
+    return text.replace("\\", ""), len(text) == len(route.rstrip("$")) - 1
 
 
 def _without_groups(route: str) -> str:

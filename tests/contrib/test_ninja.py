@@ -532,7 +532,7 @@ def test_errors_speak_of_operations(serve: Serve, client: Client) -> None:
     serve(orders(policy=Policy(scope=lambda invocation: "")))
     with pytest.raises(ImproperlyConfigured) as unscoped:
         post(client, "/v0/orders", new_key())
-    assert "remove its protection" in str(wrapped.value)
+    assert "Put @idempotent below it" in str(wrapped.value)
     assert str(exempt.value).endswith("Remove either @idempotency_exempt or @idempotent.")
     assert "Its scope= must return a namespace for the key" in str(unscoped.value)
     for error in (wrapped, exempt, unscoped):
@@ -637,16 +637,18 @@ class TestMiddleware:
 
     def test_check(self, mixed: None, settings: Any) -> None:
         """A check says so before any request, until the middleware protects other paths."""
-        [found] = [each for each in run_checks() if each.id == "idempotency_django.E022"]
-        assert "tests.contrib.test_ninja.unprotected is a view of django-ninja" in found.msg
-        assert found.hint == "It serves /v0/orders."
+        [found] = [each for each in run_checks() if each.id == "idempotency_django.W023"]
+        assert "cannot protect 1 view without a policy" in found.msg
+        assert "tests.contrib.test_ninja (1)" in found.msg
+        [problem] = filter(None, (each.problem for each in endpoints()))
+        assert "tests.contrib.test_ninja.unprotected is a view of django-ninja" in problem
         assert {each.method: each.how for each in endpoints()} == {
             "POST": "decorator",
             "PUT": "exempt",
             "PATCH": "middleware",
         }
         settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": ["/api/"]}
-        assert not [each for each in run_checks() if each.id == "idempotency_django.E022"]
+        assert not [each for each in run_checks() if each.id == "idempotency_django.W023"]
         assert sorted(each.how for each in endpoints()) == ["", "decorator", "exempt"]
 
 

@@ -52,10 +52,10 @@ class Accepting(Create):
         return Policy(mode="leased", on_conflict="accepted")
 
 
-@idempotent(required=True)
 class Decorated(APIView):
     authentication_classes: ClassVar[list[Any]] = []
 
+    @idempotent(required=True)
     def post(self, request: Request) -> Response:
         return Response({"detail": "made"}, status=201)
 

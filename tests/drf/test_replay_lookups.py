@@ -17,11 +17,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from tests.http.test_replay_authorization import EffectSerializer, protect_by, warned
 from tests.models import Effect
 from tests.support.shared import assert_replays, effects, is_replay, new_key
+from tests.support.ways import decorated
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 
@@ -104,7 +104,7 @@ def with_mixin(view: type[Any]) -> Any:
 
 WAYS = {
     "mixin": with_mixin(Detail),
-    "decorator": idempotent(Detail).as_view(),
+    "decorator": decorated(Detail).as_view(),
     "middleware": Detail.as_view(),
     "unknown": with_mixin(Unknown),
     "opaque": with_mixin(Opaque),

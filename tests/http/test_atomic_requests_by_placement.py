@@ -13,7 +13,6 @@ from django.db import IntegrityError, connections, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import AsyncClient, Client
 from django.urls import path
-from django.utils.decorators import method_decorator
 from django.views.generic import View
 from rest_framework.decorators import api_view, authentication_classes, permission_classes
 from rest_framework.request import Request
@@ -65,12 +64,6 @@ class PlainDRF(APIView):
 def on_the_view(once: Decorator) -> Iterator[tuple[str, Any]]:
     """Where the decorator knows the view that the URL leads to."""
     yield "function", once(django_view)
-    yield "class", once(Plain).as_view()
-    yield "as-view", once(Plain.as_view())
-    yield "dispatch", method_decorator(once, name="dispatch")(type("V", (Plain,), {})).as_view()
-    yield "drf-class", once(PlainDRF).as_view()
-    yield "drf-as-view", once(PlainDRF.as_view())
-    yield "above-api-view", once(_api_view(drf_view))
 
 
 def on_a_part(once: Decorator) -> Iterator[tuple[str, Any]]:
@@ -96,6 +89,7 @@ def _api_view(view: Any) -> Any:
 
 
 class AsyncView(View):
+    @idempotent
     async def post(self, request: HttpRequest) -> HttpResponse:
         return JsonResponse({})
 
@@ -110,8 +104,7 @@ urlpatterns = [
     for name, view in places(idempotent(mode=mode))
 ]
 urlpatterns += [
-    path("async/class/", idempotent(AsyncView).as_view()),
-    path("async/dispatch/", method_decorator(idempotent, name="dispatch")(AsyncView).as_view()),
+    path("async/handler/", AsyncView.as_view()),
 ]
 
 ON_THE_VIEW = [name for name, _ in on_the_view(lambda view: view)]
@@ -188,7 +181,7 @@ def test_call_within_a_transaction(kind: str) -> None:
     assert calls == []
 
 
-@pytest.mark.parametrize("url", ["/async/class/", "/async/dispatch/"])
+@pytest.mark.parametrize("url", ["/async/handler/"])
 def test_async(url: str) -> None:
     """Django refuses a transaction around an async view, wherever the decorator is."""
     request = AsyncClient().post(url, headers={"Idempotency-Key": new_key()})

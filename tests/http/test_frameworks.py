@@ -111,12 +111,11 @@ def test_refused_at_run_time(package: str, client: Client, caplog: Any) -> None:
 
 
 def test_refused_by_a_check(package: str) -> None:
-    """A check says so, with the route."""
+    """A check counts it, and the report says why."""
     [found] = [m for m in run_checks() if str(m.id).startswith("idempotency_django.")]
-    assert found.id == "idempotency_django.E022"
-    assert VIEWS[package][0] in found.msg
-    assert found.hint == "It serves /api/{version}/."
-    assert next(endpoint.framework for endpoint in endpoints()) == VIEWS[package][0]
+    assert found.id == "idempotency_django.W023"
+    assert "cannot protect 1 view" in found.msg
+    assert {f"is a view of {VIEWS[package][0]}" in each.problem for each in endpoints()} == {True}
 
 
 @pytest.mark.parametrize("package", ["strawberry", "graphene_django"])

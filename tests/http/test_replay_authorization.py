@@ -18,7 +18,6 @@ from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.test import AsyncClient, Client
 from django.test.client import MULTIPART_CONTENT
 from django.urls import include, path, re_path
-from django.utils.decorators import method_decorator
 from django.views.decorators.csrf import csrf_exempt
 from django.views.generic import View
 from django.views.generic.detail import SingleObjectMixin
@@ -45,6 +44,7 @@ from tests.support.shared import (
     new_key,
     record,
 )
+from tests.support.ways import decorated
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 
@@ -105,21 +105,14 @@ def ways(base: type[Any]) -> dict[str, Any]:
     """The view, protected in each way."""
     mixin = type(base.__name__, (IdempotentViewMixin, base), {})
     leased = type(base.__name__, (mixin,), {"idempotency_policy": LEASED})
-    handler = type(base.__name__, (base,), {"pay": method(base.pay)})
     return {
         "mixin": mixin.as_view({"post": "pay", "put": "update", "delete": "destroy"}),
         "leased": leased.as_view({"post": "pay", "put": "update", "delete": "destroy"}),
-        "class": idempotent(base).as_view({"post": "pay", "put": "update", "delete": "destroy"}),
-        "as_view": idempotent(base.as_view({"post": "pay", "put": "update", "delete": "destroy"})),
-        "handler": handler.as_view({"post": "pay"}),
+        "handler": decorated(base, "pay", "update", "destroy").as_view(
+            {"post": "pay", "put": "update", "delete": "destroy"}
+        ),
         "middleware": base.as_view({"post": "pay", "put": "update", "delete": "destroy"}),
     }
-
-
-def method(handler: Any) -> Any:
-    protected = idempotent(handler)
-    protected.mapping, protected.detail = handler.mapping, True
-    return protected
 
 
 class Django(SingleObjectMixin, View):
@@ -169,17 +162,6 @@ class Decorated(Django):
         return super().post(request, **kwargs)
 
 
-class MethodDecorated(Django):
-    @method_decorator(idempotent)
-    def post(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
-        return super().post(request, **kwargs)
-
-
-@method_decorator(idempotent, name="dispatch")
-class DispatchDecorated(Django):
-    pass
-
-
 class Async(Django):
     async def post(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:  # type: ignore[override]
         paid = await owned_by(request).aget(pk=kwargs["pk"])
@@ -188,13 +170,10 @@ class Async(Django):
 
 
 DJANGO = {
-    "class": idempotent(Django).as_view(),
-    "forbidding": idempotent(Forbidding).as_view(),
-    "as_view": idempotent(Django.as_view()),
+    "class": decorated(Django).as_view(),
+    "forbidding": decorated(Forbidding).as_view(),
     "handler": Decorated.as_view(),
-    "method_decorator": MethodDecorated.as_view(),
-    "dispatch": DispatchDecorated.as_view(),
-    "async": idempotent(Async).as_view(),
+    "async": decorated(Async).as_view(),
     "middleware": Django.as_view(),
 }
 
@@ -338,8 +317,8 @@ urlpatterns = [
     ],
     *[path(f"Django/{way}/<int:pk>/", view) for way, view in DJANGO.items()],
     path("slug/<str:name>/", BySlugProtected.as_view(ACTIONS)),
-    path("Slug/<str:slug>/", idempotent(Slug).as_view()),
-    path("renaming/<str:slug>/", idempotent(Renaming).as_view()),
+    path("Slug/<str:slug>/", decorated(Slug).as_view()),
+    path("renaming/<str:slug>/", decorated(Renaming).as_view()),
     path("nested/<int:pk>/", Nested.as_view()),
     path("nested-open/<int:pk>/", NestedOpen.as_view()),
     path("nested-create/<int:pk>/", NestedCreate.as_view()),
@@ -399,7 +378,7 @@ def sent_by(name: str, url: str, key: str) -> Any:
     return Client(raise_request_exception=False).post(url, headers=headers)
 
 
-@pytest.mark.parametrize("way", ["mixin", "leased", "class", "as_view", "handler", "middleware"])
+@pytest.mark.parametrize("way", ["mixin", "leased", "handler", "middleware"])
 @pytest.mark.parametrize(("base", "refusal"), [("Permitted", 403), ("Filtered", 404)])
 def test_object_withdrawn(
     base: str, refusal: int, way: str, settings: Any, alice: Caller, thing: Effect, sent: list[str]
@@ -444,7 +423,7 @@ def test_object_withdrawn_from_django_view(
     assert sent.count("replayed") == 1
 
 
-@pytest.mark.parametrize("way", ["mixin", "leased", "class", "as_view", "middleware"])
+@pytest.mark.parametrize("way", ["mixin", "leased", "handler", "middleware"])
 @pytest.mark.parametrize("base", ["Permitted", "Filtered"])
 def test_object_gone(base: str, way: str, settings: Any, alice: Caller, thing: Effect) -> None:
     """A DELETE that is sent again is replayed: what is gone is no reason to refuse."""

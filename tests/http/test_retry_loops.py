@@ -20,6 +20,7 @@ from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.models import IdempotencyKey
 from tests.models import Effect
 from tests.support.shared import assert_replays, effects, new_key, post
+from tests.support.ways import decorated
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
@@ -62,8 +63,8 @@ def function(request: HttpRequest) -> HttpResponse:
     return JsonResponse(work(request), status=201)
 
 
-@idempotent
 class Class(View):
+    @idempotent
     def post(self, request: HttpRequest) -> HttpResponse:
         return JsonResponse(work(request), status=201)
 
@@ -118,7 +119,7 @@ def outer(request: HttpRequest) -> HttpResponse:
 urlpatterns = [
     path("function/", retried(function)),
     path("class/", retried(Class.as_view())),
-    path("loops/", idempotent(Loops).as_view()),
+    path("loops/", decorated(Loops).as_view()),
     path("drf/", retried(DRF.as_view())),
     path("nested/", retried(Nested.as_view())),
     path("around-both/", retried(outer)),

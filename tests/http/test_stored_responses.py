@@ -27,6 +27,7 @@ from idempotency_django.policy import DEFAULTS, Policy
 from idempotency_django.stores.records import REASON
 from tests.models import Effect
 from tests.support.shared import assert_problem, assert_replays, effects, is_replay, new_key, record
+from tests.support.ways import decorated
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
@@ -129,7 +130,7 @@ def protected(view: Any, **fields: Any) -> Any:
 
 
 urlpatterns = [
-    path("class/", protected(Order.as_view())),
+    path("class/", csrf_exempt(decorated(Order).as_view())),
     path("function/", protected(order)),
     path("unprocessable/", protected(lambda request: order(request, 422))),
     path("async/", protected(aorder)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -60,8 +61,7 @@ class TestWays:
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("middleware", [True, False])
-def test_as_view_that_decorates_itself(alice: Client, settings: Any, middleware: bool) -> None:
+def test_as_view_that_decorates_itself(alice: Client, settings: Any) -> None:
     """What a class's own ``as_view()`` puts around the view is there once, not twice."""
     asked: list[Any] = []
 
@@ -71,12 +71,10 @@ def test_as_view_that_decorates_itself(alice: Client, settings: Any, middleware:
             check = user_passes_test(lambda user: asked.append(user) or True)
             return check(super().as_view(**initkwargs))
 
-        def post(self, request: HttpRequest) -> HttpResponse:
-            return ways.create(request)
+        post = ways.handler()
 
-    view = Asks.as_view() if middleware else idempotent(Asks.as_view())
-    settings.MIDDLEWARE = ways.MIDDLEWARE if middleware else settings.MIDDLEWARE
-    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("asks/", view)]})
+    settings.MIDDLEWARE = ways.MIDDLEWARE
+    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("asks/", Asks.as_view())]})
     key = new_key()
     assert_replays(post(alice, "/asks/", key), post(alice, "/asks/", key))
     assert len(asked) == 2
@@ -99,8 +97,7 @@ def test_refused(refusal: Refusal, alice: Client, settings: Any, caplog: Any) ->
             settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("refused/", view)]})
             post(alice, "/refused/", new_key())
         said = str(refused.value)
-    assert "tests.support.ways." in said
-    assert refusal.says in said
+    assert (refusal.says or "tests.support.ways.") in said
     assert effects() == 0
 
 
@@ -153,8 +150,24 @@ def allowed_by_object(view: Any) -> Any:
 def test_any_decorator_above(
     alice: Client, settings: Any, caplog: Any, make: Any, decorator: Any, middleware: bool
 ) -> None:
-    """Above ``@idempotent`` a decorator may hide its view: it is asked before each replay."""
+    """Above ``@idempotent`` a decorator may hide its view: it is asked before each replay.
+
+    Where more than the function is to be protected, an object between them hides that it is.
+    """
     settings.MIDDLEWARE = ways.MIDDLEWARE if middleware else settings.MIDDLEWARE
+    is_mixin = make.__code__.co_names.count("mixed")
+    if decorator is allowed_by_object and (middleware or is_mixin):
+        if is_mixin:
+            with pytest.raises(
+                ImproperlyConfigured, match=r"use functools\.wraps in the decorator"
+            ):
+                make(decorator)
+            return
+        settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("x/", make(decorator))]})
+        assert_problem(post(alice, "/x/", new_key()), 400, "key-unsupported")
+        assert "use functools.wraps in the decorator" in caplog.text
+        assert effects() == 0
+        return
     settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("x/", make(decorator))]})
     key = new_key()
     first = post(alice, "/x/", key)
@@ -198,6 +211,7 @@ class TestHiddenInside:
         """A wrapper that calls another view than the protected one is logged as an error."""
         views = [ways.plain, idempotent(ways.plain)]
 
+        @wraps(views[1])
         def either(request: HttpRequest) -> HttpResponse:
             return views["X-Protected" in request.headers](request)
 
@@ -220,46 +234,33 @@ class TestHiddenInside:
 
     @pytest.mark.parametrize("decorator", [ways.unknown, ways.of_anything])
     def test_one_handler_for_two_methods(self, alice: Client, served: Any, decorator: Any) -> None:
-        """A function that handles two methods is protected for both."""
+        """A function that handles two methods is protected for both, unless its class is hidden."""
         view = api_view(["POST", "PUT"])(idempotent(ways.drf_plain))
         served(decorator(view))
-        assert {endpoint.problem for endpoint in endpoints()} == {""}
+        hidden = decorator is ways.of_anything
+        assert {bool(endpoint.problem) for endpoint in endpoints()} == {hidden}
         for method in ("post", "put"):
             key = new_key()
             first = post(alice, "/x/", key, method, method=method)
-            assert_replays(first, post(alice, "/x/", key, method, method=method))
-            assert effects(method) == 1
+            again = post(alice, "/x/", key, method, method=method)
+            if hidden:
+                assert_problem(again, 400, "key-unsupported")
+            else:
+                assert_replays(first, again)
+            assert effects(method) == (not hidden)
 
-    @pytest.mark.parametrize(
-        ("decorator", "problems"),
-        [(ways.unknown, [False, True]), (ways.of_anything, [True])],
-    )
-    def test_one_method_of_two(
-        self, alice: Client, served: Any, caplog: Any, decorator: Any, problems: list[bool]
-    ) -> None:
-        """A handler that is protected is left alone, and the other one of its class is refused."""
-        view = ways.a_class(idempotent(ways.handler()), put=ways.handler()).as_view()
-        served(decorator(view))
+    def test_one_method_of_two(self, alice: Client, served: Any) -> None:
+        """A handler that is protected is left alone; one whose decorator may check is refused."""
+        view = ways.a_class(idempotent(ways.handler()), put=ways._unknown_method()).as_view()
+        served(ways.unknown(view))
         key = new_key()
         assert_replays(post(alice, "/x/", key), post(alice, "/x/", key))
         assert_problem(post(alice, "/x/", key, method="put"), 400, "key-unsupported")
-        assert "Put @idempotent on" in caplog.text
-        assert [bool(endpoint.problem) for endpoint in endpoints()] == problems
+        assert [bool(endpoint.problem) for endpoint in endpoints()] == [False, True]
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("bases", [(View,), ways.mixed(ways.Base)], ids=["middleware", "mixin"])
-def test_handler_that_is_no_method(alice: Client, settings: Any, bases: Any, caplog: Any) -> None:
-    """A handler that is not a method is refused, by the check and for a request."""
-    settings.MIDDLEWARE = ways.MIDDLEWARE
-    view = ways.a_class(staticmethod(ways.plain), *bases).as_view()
-    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("x/", view)]})
-    says = "tests.support.ways.plain is not a method of tests.support.ways.AView"
-    assert [says in endpoint.problem for endpoint in endpoints()] == [True]
-    if bases == (View,):
-        assert_problem(post(alice, "/x/", new_key()), 400, "key-unsupported")
-        assert says in caplog.text
-    else:
-        with pytest.raises(ImproperlyConfigured, match=says):
-            post(alice, "/x/", new_key())
-    assert effects() == 0
+def test_handler_that_is_no_method(alice: Client, settings: Any) -> None:
+    """A handler that is not a method is refused by the mixin as the URLs are made."""
+    with pytest.raises(ImproperlyConfigured, match="staticmethod is not a function"):
+        ways.a_class(staticmethod(ways.plain), *ways.mixed(ways.Base)).as_view()

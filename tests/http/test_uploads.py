@@ -18,7 +18,6 @@ from django.http import HttpRequest, HttpResponse, JsonResponse, UnreadablePostE
 from django.test import AsyncClient, Client, RequestFactory
 from django.test.client import encode_multipart
 from django.urls import path
-from django.utils.decorators import method_decorator
 from django.views.decorators.csrf import csrf_exempt
 from django.views.generic import View
 from rest_framework.authentication import BaseAuthentication
@@ -35,6 +34,7 @@ from idempotency_django.policy import fingerprints
 from idempotency_django.policy.invocation import Unread
 from tests.models import Effect
 from tests.support.shared import assert_problem, assert_replays, new_key
+from tests.support.ways import decorated
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
@@ -247,8 +247,7 @@ urlpatterns = [
     path("decorated/<way>/", csrf_exempt(idempotent(function))),
     path("checked/<way>/", idempotent(function)),
     path("async/<way>/", csrf_exempt(idempotent(coroutine))),
-    path("class/<way>/", csrf_exempt(idempotent(Plain).as_view())),
-    path("method/<way>/", csrf_exempt(method_decorator(idempotent, "post")(Plain).as_view())),
+    path("class/<way>/", csrf_exempt(decorated(Plain).as_view())),
     path("middleware/<way>/", csrf_exempt(function)),
     path("drf/<way>/", Protected.as_view()),
     path("unprotected/<way>/", Unprotected.as_view()),
@@ -297,7 +296,7 @@ def upload(content: bytes) -> SimpleUploadedFile:
 
 def send(client: Client, url: str, body: bytes, kind: str, key: str | None, **extra: Any) -> Any:
     headers = {"Idempotency-Key": key} if key else {}
-    method = extra.pop("method", "POST")
+    method = extra.pop("POST")
     return client.generic(method, url, body, kind, headers={**headers, **extra.pop("headers", {})})
 
 
@@ -361,7 +360,7 @@ def assert_answered_alike(client: Client, url: str, refused: Callable[[], bytes]
         assert effects() == 0 or "async" in url  # whose effects no transaction holds
 
 
-WAYS_TO_PROTECT = ["decorated", "class", "method", "middleware"]
+WAYS_TO_PROTECT = ["decorated", "class", "middleware"]
 
 
 class TestPlainViews:
@@ -399,7 +398,7 @@ class TestPlainViews:
         assert effects() == 1
 
     @pytest.mark.parametrize("way", UPLOADED, ids=lambda way: way.__name__)
-    @pytest.mark.parametrize("method", ["POST", "PUT"])
+    @pytest.mark.parametrize(["POST", "PUT"])
     @pytest.mark.parametrize("how", WAYS_TO_PROTECT)
     def test_upload(self, client: Client, how: str, way: Any, method: str) -> None:
         """Files arrive whole, by Django's way or by upload handlers of the view's own."""
@@ -741,7 +740,7 @@ class TestRefused:
         assert "fingerprints.without_body" in str(caught.value)
         assert effects() == 0
 
-    @pytest.mark.parametrize("method", ["POST", "PUT"])
+    @pytest.mark.parametrize(["POST", "PUT"])
     def test_form_that_was_parsed_before(self, method: str) -> None:
         """A form that other code has parsed for itself is not taken for an empty one."""
         request = RequestFactory().generic(method, "/", form(), FORM)

@@ -18,6 +18,7 @@ gets its response, and not 412 for the version that the change itself has made.
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from django.utils.http import parse_http_date_safe
 from django.utils.translation import get_language
 
 from ...errors import IdempotencyError, PreconditionFailed, PreconditionRequired
-from ...http import PROTECTED, innermost, is_marked, mark_part_of_view, name_of, problem_response
+from ...http import PROTECTED, is_marked, name_of, problem_response
 from ...policy import digest
 from .locks import in_transaction, lock_row, refresh_in_place, refuse_marked, write_alias
 from .versions import VersionField
@@ -416,7 +417,7 @@ def preconditions(
                     raise  # the claim's adapter rolls back and responds
                 return problem_response(error)
 
-        return mark_part_of_view(conditional)
+        return conditional
 
     return decorate
 
@@ -427,9 +428,10 @@ def _validate_view(view: Callable[..., Any]) -> None:
             "@preconditions is above @idempotent, so a retry of a successful change would get 412 "
             "instead of its response. Put @preconditions below @idempotent."
         )
-    if innermost(view) is not view:
+    if hasattr(view, "__wrapped__"):
+        inner = inspect.unwrap(view)
         raise ImproperlyConfigured(
-            f"@preconditions is above another decorator of {name_of(innermost(view))}, which would "
+            f"@preconditions is above another decorator of {name_of(inner)}, which would "
             "not run before a replay. Put @preconditions on the function itself, below all others."
         )
     if iscoroutinefunction(view):

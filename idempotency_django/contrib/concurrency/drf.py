@@ -12,11 +12,10 @@ the mixins. It also works alone.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 from datetime import datetime
-from types import MethodType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist, PermissionDenied
@@ -24,18 +23,14 @@ from django.db import models
 from django.http import Http404
 from django.http.response import HttpResponseBase
 
-from ...drf import IdempotentViewMixin, problem
+from ...drf import problem
 from ...errors import IdempotencyError
 from ...http import (
     PROTECTED,
-    cached_on,
     has_object,
     is_named_by_key,
     lookup_of,
-    mark_part_of_view,
-    method_of,
     name_of,
-    protect_innermost,
 )
 from ...lazy import extra
 from .conditions import (
@@ -56,6 +51,9 @@ with extra("drf"):
     from rest_framework.exceptions import APIException
     from rest_framework.renderers import BrowsableAPIRenderer, HTMLFormRenderer
     from rest_framework.request import Request
+
+_GUARDED: Final = "_idempotency_guarded"
+"""The attribute of a handler that checks preconditions."""
 
 
 class PreconditionMixin:  # see below
@@ -152,42 +150,23 @@ def _form(request: Request) -> str:
 
 
 def _guard_handler(view: Any, request: Request) -> None:
-    """Put the check around the handler's innermost function, inside all of its decorators."""
+    """Put the check around the handler; the protection from duplicates is then around both."""
     name = (request.method or "").lower()
-    placed = view.__dict__.setdefault("_conditional_handlers", {})
     handler = getattr(view, name, None)
-    if handler is None:
+    if handler is None or hasattr(handler, _GUARDED):  # a loop around dispatch() runs it again
         return
-    if name not in placed:  # else a loop around dispatch() runs the view again
-        placed[name] = _guarded(view, handler)
-    setattr(view, name, placed[name])
-
-
-def _guarded(view: Any, handler: Any) -> Any:
-    function = method_of(view, handler)
-    if hasattr(function, PROTECTED):
+    if hasattr(handler, PROTECTED):
         raise ImproperlyConfigured(
-            f"@idempotent is on {name_of(function)} itself, inside the preconditions: a retry of "
-            "a successful change would get 412 instead of its response. Put @idempotent on the "
-            "class, or use IdempotentViewMixin."
+            f"@idempotent is on {name_of(handler)} itself, inside the preconditions: a retry of "
+            "a successful change would get 412 instead of its response. Use IdempotentViewMixin."
         )
-    try:
-        guarded = cached_on(
-            function, "_conditional", lambda: protect_innermost(function, _conditional)
-        )
-    except ImproperlyConfigured:  # a decorator that is not known
-        if isinstance(view, IdempotentViewMixin):
-            raise
-        guarded = _conditional(function)  # alone, no replay comes before the decorator
-    return MethodType(guarded, view)
 
+    @functools.wraps(handler)
+    def conditional(request: Request, *args: Any, **kwargs: Any) -> Any:
+        return _respond(view, request, functools.partial(handler, request, *args, **kwargs))
 
-def _conditional(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def conditional(view: Any, request: Request, *args: Any, **kwargs: Any) -> Any:
-        return _respond(view, request, functools.partial(function, view, request, *args, **kwargs))
-
-    return mark_part_of_view(conditional)
+    setattr(conditional, _GUARDED, True)
+    setattr(view, name, conditional)
 
 
 def _is_page(negotiated: Any) -> bool:

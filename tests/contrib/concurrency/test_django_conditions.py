@@ -1,4 +1,4 @@
-"""Django's own conditional decorators: a retry gets its response first, or a check says why not."""
+"""Django's own conditional decorators: a retry meets them first, so a check warns of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
@@ -17,16 +18,12 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import condition, etag, last_modified, require_safe
 from django.views.generic import View
-from rest_framework.decorators import api_view
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.models import IdempotencyKey
-from idempotency_django.stores.records import Status
 from tests.contrib.concurrency.models import Owner, Ticket
-from tests.support.shared import assert_replays
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
@@ -53,22 +50,6 @@ def view(request: HttpRequest) -> HttpResponse:
     return HttpResponse("changed", "text/plain")
 
 
-async def asynchronous(request: HttpRequest) -> HttpResponse:
-    await Owner.objects.acreate(name=None)
-    ticket = await Ticket.objects.aget()
-    await ticket.asave()
-    return HttpResponse("changed", "text/plain")
-
-
-def fixed(*args: Any, **kwargs: Any) -> str:
-    """An ETag without a look at the database, which an async view cannot have."""
-    return '"1"' if Fixed.current else '"2"'
-
-
-class Fixed:
-    current = True
-
-
 def api(request: Any) -> Response:
     change()
     return Response("changed")
@@ -76,51 +57,46 @@ def api(request: Any) -> Response:
 
 class Handled(View):
     @method_decorator(etag(tag))
+    @idempotent
     def put(self, request: HttpRequest) -> HttpResponse:
         return view(request)
 
 
 @method_decorator([never_cache, etag(tag)], name="dispatch")
 class Dispatched(View):
+    @idempotent
     def put(self, request: HttpRequest) -> HttpResponse:
         return view(request)
 
 
+class Unmarked(View):
+    def put(self, request: HttpRequest) -> HttpResponse:
+        return view(request)
+
+
+@method_decorator(etag(tag), name="dispatch")
 class Mixed(IdempotentViewMixin, APIView):
     authentication_classes: Any = []
 
-    @method_decorator(condition(etag_func=tag))
     def put(self, request: Any) -> Response:
         return api(request)
 
 
-GOOD = {
-    "etag": idempotent(etag(tag)(view)),
-    "last_modified": idempotent(last_modified(edited)(view)),
-    "both": idempotent(condition(tag, edited)(view)),
-    "twice": idempotent(etag(tag)(etag(tag)(view))),
-    "around": never_cache(idempotent(never_cache(etag(tag)(view)))),
-    "api": api_view(["PUT"])(idempotent(etag(tag)(api))),
-    "above_api": idempotent(api_view(["PUT"])(etag(tag)(api))),
-    "middleware": etag(tag)(view),
-}
 BAD = {
     "above": etag(tag)(idempotent(view)),
     "last_modified_above": last_modified(edited)(idempotent(view)),
-    "between": idempotent(condition(tag, edited)(never_cache(view))),
-    "middleware_around": etag(tag)(never_cache(view)),
-    "handler": idempotent(Handled).as_view(),
-    "as_view": etag(tag)(idempotent(Handled.as_view())),
-    "dispatch": idempotent(Dispatched).as_view(),
+    "around": never_cache(etag(tag)(idempotent(never_cache(view)))),
+    "handler": Handled.as_view(),
+    "as_view": etag(tag)(Handled.as_view()),
+    "dispatch": Dispatched.as_view(),
     "mixin": Mixed.as_view(),
+    "middleware_around": etag(tag)(Unmarked.as_view()),
 }
 READ = {
     "read": require_safe(etag(tag)(never_cache(view))),
     "read_inside": etag(tag)(never_cache(require_safe(view))),
 }
-urlpatterns = [
-    path(f"{name}/", csrf_exempt(found)) for name, found in {**GOOD, **BAD, **READ}.items()
-] + [path("async/", csrf_exempt(idempotent(etag(fixed)(asynchronous))))]
+urlpatterns = [path(f"{name}/", csrf_exempt(found)) for name, found in {**BAD, **READ}.items()]
 
 
 @pytest.fixture(autouse=True)
@@ -142,41 +118,17 @@ def put(name: str, key: str, version: int = 1) -> Any:
     return client.put(f"/{name}/", headers=headers)
 
 
-@pytest.mark.parametrize("name", GOOD)
-def test_replay(name: str) -> None:
-    """On the function itself, a condition is asked after the record: a retry gets its response."""
-    key = str(uuid4())
-    first = put(name, key)
-    assert first.status_code == 200
-    assert_replays(first, put(name, key), "Expires")  # the second of never_cache
-    assert put(name, str(uuid4())).status_code == 412
-    assert Owner.objects.count() == 1
-
-
-@pytest.mark.parametrize("name", GOOD)
-def test_refusal_is_not_stored(name: str, ticket: Ticket) -> None:
-    """A condition that does not hold frees the key, as a precondition of ours does."""
-    ticket.save()
-    key = str(uuid4())
-    assert put(name, key).status_code == 412
-    assert IdempotencyKey.objects.get().status == Status.FAILED
-    assert put(name, key, version=2).status_code == 200
-    assert Owner.objects.count() == 1
-
-
-def test_async(monkeypatch: Any) -> None:
-    """The same of an async view."""
-    key = str(uuid4())
-    first = put("async", key)
-    assert first.status_code == 200
-    monkeypatch.setattr(Fixed, "current", False)
-    assert_replays(first, put("async", key))
-    assert put("async", str(uuid4())).status_code == 412
+@pytest.mark.parametrize("decorator", [etag(tag), last_modified(edited), condition(tag, edited)])
+def test_below(decorator: Any) -> None:
+    """Below ``@idempotent`` they are refused: what they look up may depend on the caller."""
+    for decorated in (decorator(view), never_cache(decorator(view)), decorator(never_cache(view))):
+        with pytest.raises(ImproperlyConfigured, match=r"condition\(\) .*Put @idempotent below it"):
+            idempotent(decorated)
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_too_early(name: str) -> None:
-    """Around anything else, a condition handles the retry: what the check warns of."""
+    """A condition handles the retry: what the check warns of."""
     key = str(uuid4())
     assert [put(name, key).status_code for _ in range(2)] == [200, 412]
     assert Owner.objects.count() == 1

@@ -1,0 +1,242 @@
+"""What a view is made of, and what it declares: its class, handlers, policy, marks and names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from types import FunctionType
+from typing import Any, Final
+
+from asgiref.sync import iscoroutinefunction
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+from django.views.generic import View
+
+from ..policy import UNSAFE_METHODS, UNSET, Policy
+
+PROTECTED: Final = "idempotency_protected"
+"""The attribute of what is protected inside: a function, or a class with the mixin."""
+
+POLICY: Final = "idempotency_policy"
+POLICIES: Final = "idempotency_policies"
+EXEMPT: Final = "idempotency_exempt"
+INBOX: Final = "idempotency_inbox"
+"""The attribute of a view that receives webhooks, and stores each of them once."""
+
+BUILT_IN: Final = ("django.", "rest_framework.", "idempotency_django.")
+"""The beginnings of modules that are not a project's."""
+
+BY_DECORATOR: Final = "decorator"
+
+HOOKS: Final = (
+    "check_idempotent_replay",
+    "get_idempotency_key",
+    "get_idempotency_policy",
+    "get_idempotency_scope",
+    "rebuild_idempotent_response",
+)
+"""The methods of the mixin that a view may have without it."""
+
+ViewFunction = Callable[..., Any]
+
+
+def view_class_of(view: Any) -> type | None:
+    """The class that ``as_view()`` made the view of; its decorators carry it, too."""
+    found = getattr(view, "cls", None) or getattr(view, "view_class", None)
+    return found if isinstance(found, type) and issubclass(found, View) else None
+
+
+def initkwargs_of(view: Any) -> dict[str, Any]:
+    """The attributes that ``as_view()`` gives each instance of a class-based view."""
+    given = getattr(view, "view_initkwargs", None) or getattr(view, "initkwargs", None)
+    return given if isinstance(given, dict) else {}
+
+
+def handlers_of(view: Any) -> dict[str, str]:
+    """The unsafe methods that a class-based view handles, and the names of its handlers."""
+    view_class, actions = view_class_of(view), getattr(view, "actions", None)
+    own = getattr(view_class, "http_method_names", None)
+    handled = initkwargs_of(view).get("http_method_names", own)
+    names = {
+        method: method.lower() if actions is None else actions.get(method.lower())
+        for method in sorted(UNSAFE_METHODS)
+        if not isinstance(handled, list | tuple | set | frozenset) or method.lower() in handled
+    }
+    return {method: name for method, name in names.items() if name and hasattr(view_class, name)}
+
+
+def is_rest_framework(view_class: type) -> bool:
+    """Whether a class is a view of REST framework."""
+    return any(base.__module__ == "rest_framework.views" for base in view_class.__mro__)
+
+
+def has_own_dispatch(view_class: Any) -> bool:
+    """Whether a class of the project overrides ``dispatch()``, where it may do anything."""
+    return not module_of(innermost(view_class.dispatch)).startswith(BUILT_IN)
+
+
+def operations_of(view: Any) -> list[Any]:
+    """The operations of a view of django-ninja; empty: it is another view."""
+    if module_of(view) != "ninja.operation":
+        return []
+    return list(getattr(variables_of(view).get("self"), "operations", ()))
+
+
+def part_for(view: Any, method: str) -> Any:
+    """The view's part for one method: the function of django-ninja's operation, or all of it."""
+    return next((each.view_func for each in operations_of(view) if method in each.methods), view)
+
+
+def innermost(view: Any) -> Any:
+    """The function below all decorators and partials that say what they wrap."""
+    while True:
+        inner = view.func if isinstance(view, partial) else vars_of(view).get("__wrapped__")
+        if inner is None:
+            return view
+        view = inner
+
+
+def variables_of(view: Any) -> dict[str, Any]:
+    """The variables of a function's closure, by name."""
+    if not isinstance(view, FunctionType):
+        return {}
+    contents = {}
+    for name, cell in zip(view.__code__.co_freevars, view.__closure__ or (), strict=True):
+        with suppress(ValueError):  # an empty cell
+            contents[name] = cell.cell_contents
+    return contents
+
+
+def vars_of(view: Any) -> dict[str, Any]:
+    """The attributes that an object has of its own."""
+    return getattr(view, "__dict__", {})
+
+
+def module_of(view: Any) -> str:
+    """The module of a function's code, which ``functools.wraps`` cannot change."""
+    names = getattr(view, "__globals__", None)
+    return str(names.get("__name__", "") if names is not None else type(view).__module__)
+
+
+def name_of(view: Any) -> str:
+    """The name of a view in an error."""
+    view_class = view if inspect.isclass(view) else view_class_of(view)
+    if view_class is not None:
+        return dotted_name(view_class)
+    code = getattr(view, "__code__", None)  # whose name functools.wraps cannot change, either
+    return f"{module_of(view)}.{code.co_qualname if code else type(view).__qualname__}"
+
+
+def dotted_name(view: Any) -> str:
+    """The dotted name of a class or a function; an ``@api_view`` has that of its function."""
+    is_renamed = view.__qualname__.rpartition(".")[2] != view.__name__
+    return f"{view.__module__}.{view.__name__ if is_renamed else view.__qualname__}"
+
+
+def is_marked(view: Any, mark: str) -> bool:
+    """Whether a view, or the class it was made of, carries a mark."""
+    return bool(getattr(view, mark, False) or getattr(view_class_of(view), mark, False))
+
+
+def is_exempt(view: Any) -> bool:
+    """Whether ``@idempotency_exempt`` is on a view or its class; a base's is on that base alone."""
+    return EXEMPT in vars_of(view) or EXEMPT in vars_of(view_class_of(view))
+
+
+def is_async(view: Any) -> bool:
+    """Whether the view is a coroutine function, or a class-based view of coroutine functions."""
+    view_class = view if inspect.isclass(view) else view_class_of(view)
+    return iscoroutinefunction(view) or bool(getattr(view_class, "view_is_async", False))
+
+
+def transactions_around(view: Any) -> set[str]:
+    """The databases on which Django opens a transaction around it, because of ATOMIC_REQUESTS."""
+    databases = connections.settings.items()
+    wanted = {using for using, options in databases if options["ATOMIC_REQUESTS"]}
+    return wanted.difference(getattr(view, "_non_atomic_requests", ()))
+
+
+def policy_of(view: ViewFunction, method: str = "") -> Any:
+    """The policy that a view declares, in ``idempotency_policy`` or ``idempotency_policies``.
+
+    Args:
+        view: what the URL leads to.
+        method: of the request; without it, policies by action are not considered.
+
+    Returns:
+        The policy; ``None``: the view is not protected; ``UNSET``: it declares no policy.
+    """
+    view_class = view_class_of(view)
+    given = initkwargs_of(view)
+    declared = getattr(view, POLICY, UNSET)
+    if declared is UNSET:
+        declared = given.get(POLICY, getattr(view_class, POLICY, UNSET))
+    policies = given.get(POLICIES, getattr(view_class, POLICIES, None))
+    if policies and not isinstance(policies, Mapping):
+        raise ImproperlyConfigured(
+            f"idempotency_policies of {view!r} is a {type(policies).__name__}; it must be a "
+            "dict of policies by action."
+        )
+    if policies and method:
+        name = (getattr(view, "actions", None) or {}).get(method.lower(), method.lower())
+        declared = policies.get(name, declared)
+    return declared if declared is UNSET else checked(declared, view)
+
+
+def checked(declared: Any, view: Any) -> Policy | None:
+    """The policy that a view declares, unless it is something else.
+
+    Raises:
+        ImproperlyConfigured: it is neither a policy nor ``None``.
+    """
+    if declared is None or isinstance(declared, Policy):
+        return declared
+    raise ImproperlyConfigured(
+        f"idempotency_policy of {view!r} is a {type(declared).__name__}; it must be a Policy or "
+        "None."
+    )
+
+
+FRAMEWORKS: Final = {
+    "adrf": "adrf",
+    "ariadne": "Ariadne",
+    "ariadne_django": "Ariadne",
+    "graphene_django": "Graphene",
+    "jsonrpc": "a JSON-RPC framework",
+    "modernrpc": "django-modern-rpc",
+    "ninja": "django-ninja",
+    "ninja_extra": "django-ninja-extra",
+    "restless": "restless",
+    "spyne": "Spyne",
+    "strawberry": "Strawberry",
+    "strawberry_django": "Strawberry",
+    "tastypie": "Tastypie",
+}
+"""Frameworks that authenticate their callers in the view itself, by their package."""
+
+
+def framework_of(view: Any) -> str | None:
+    """The framework of the view, if there is no adapter for it here."""
+    packages = (module.partition(".")[0] for module in _modules(view))
+    return next((FRAMEWORKS[name] for name in packages if name in FRAMEWORKS), None)
+
+
+def is_from(view: Any, modules: Collection[str]) -> bool:
+    """Whether the view, or a base of its class, is from one of the modules or one below it."""
+    return any(
+        module == prefix or module.startswith(f"{prefix}.")
+        for module in _modules(view)
+        for prefix in modules
+    )
+
+
+def _modules(view: Any) -> Iterator[str]:
+    """The modules that a view's function, or its class and its bases, are from."""
+    view_class = view if inspect.isclass(view) else view_class_of(view)
+    if view_class is None:
+        view = innermost(view)
+        yield module_of(view)
+        view_class = type(getattr(view, "__self__", None))
+    yield from (base.__module__ for base in view_class.__mro__)

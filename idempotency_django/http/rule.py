@@ -1,0 +1,241 @@
+"""The rule: what stands above ``@idempotent`` runs on every request, what stands below runs once.
+
+A check of the caller must run before a replay. So ``@idempotent`` is directly above the function
+that does the work, and the rule refuses what may hide a check below it. It knows the decorators
+that decide nothing about callers; everything else that holds another callable is refused. The same
+rule judges the handlers of a protected class, and what the middleware protects, more strictly: a
+function that was made in another function may be a decorator's.
+
+A decorator that keeps the view in a list or in a registry cannot be recognised.
+"""
+
+from __future__ import annotations
+
+import inspect
+from types import FunctionType, MethodType
+from typing import Any, Final
+
+from asgiref.sync import iscoroutinefunction
+from django.db.transaction import Atomic
+
+from .declared import (
+    BY_DECORATOR,
+    PROTECTED,
+    dotted_name,
+    framework_of,
+    handlers_of,
+    has_own_dispatch,
+    innermost,
+    is_rest_framework,
+    module_of,
+    name_of,
+    operations_of,
+    part_for,
+    variables_of,
+    view_class_of,
+)
+
+_DECIDE_NOTHING: Final = {
+    *(f"django.views.decorators.{m}" for m in ("cache", "common", "csrf", "debug", "http", "vary")),
+    "drf_spectacular.drainage",
+    *(f"idempotency_django.contrib.concurrency.{m}" for m in ("conditions", "drf")),
+}
+"""The modules whose decorators decide nothing about callers, and leave nothing on a response that a
+replay would lose; ``@condition`` aside.
+"""
+
+_TRACERS: Final = {"ddtrace", "newrelic"}
+"""The packages that wrap views in proxies at runtime, to measure them."""
+
+_BEFORE_THE_WORK: Final = {"dispatch", "initial", "setup"}
+
+
+def protected_function(view: Any, instance: Any = None) -> Any:
+    """The function, or the handler, that runs once by itself, or is around one; or ``None``."""
+    inner = opened(view, instance)
+    layers = (view, inner, *variables_of(inner).values())
+    marks = (each for each in layers if getattr(each, PROTECTED, None) == BY_DECORATOR)
+    return next(marks, None)
+
+
+def protected_part(view: Any, method: str) -> Any:
+    """What runs once by itself in the view of a URL: a function, a handler, or its whole class."""
+    view_class = view_class_of(view)
+    if view_class is None:
+        return protected_function(part_for(view, method))
+    name = handlers_of(view).get(method)
+    handler = inspect.getattr_static(view_class, name) if name else None
+    return protected_function(handler) or (view_class if hasattr(view_class, PROTECTED) else None)
+
+
+def opened(function: Any, instance: Any = None) -> Any:
+    """What is below everything that decides nothing about callers.
+
+    Args:
+        function: a function, a handler, or a bound handler.
+        instance: the view whose bound handler it is.
+    """
+    inner = function
+    while inner is not None:
+        function, inner = inner, _inside(inner, instance)
+    return function
+
+
+def _inside(function: Any, instance: Any) -> Any:
+    """The function below one layer that decides nothing about callers; ``None``: there is none."""
+    if type(function) is MethodType:
+        is_own = instance is not None and function.__self__ is instance
+        return function.__func__ if is_own else None
+    if type(function) is not FunctionType:  # isinstance() believes what a proxy says of itself
+        is_proxy = hasattr(type(function), "_self_wrapper")
+        return function.__wrapped__ if is_proxy and _is_tracer(function._self_wrapper) else None
+    module, held = module_of(function), variables_of(function)
+    if module == "rest_framework.decorators":
+        return held.get("func")  # of an @api_view
+    wrapped = vars(function).get("__wrapped__")
+    if all(each is not wrapped for each in held.values()):  # wraps() of something else
+        return None
+    if module == "contextlib":
+        return wrapped if type(held.get("self")) is Atomic else None
+    is_condition = function.__code__.co_qualname.startswith("condition.")
+    passes = module in _DECIDE_NOTHING and not is_condition
+    return wrapped if passes or _is_tracer(function) else None
+
+
+def _is_tracer(wrapper: Any) -> bool:
+    return type(wrapper) is FunctionType and module_of(wrapper).partition(".")[0] in _TRACERS
+
+
+def problem_of(function: Any, *, from_outside: bool = False, instance: Any = None) -> str:
+    """Why a function cannot run once per operation, and what to do; empty: it can.
+
+    Args:
+        function: what is decorated; a handler, or a plain view that the middleware protects.
+        from_outside: its author has not decorated it.
+        instance: the view whose bound handler it is.
+    """
+    if framework := framework_of(function):
+        return _of_framework(function, framework)
+    view_class = function if isinstance(function, type) else view_class_of(function)
+    if view_class is not None:
+        return _of_class(function, view_class)
+    inner = opened(function, instance)
+    name = name_of(inner)
+    if type(inner) is not FunctionType:
+        return (
+            f"{name} is not a function, so it may check the caller where nothing can see it. Put "
+            "@idempotent directly above the function that does the work, below all decorators."
+        )
+    if "__wrapped__" in vars(inner):
+        decorator = inner.__code__.co_qualname.partition(".")[0]
+        return (
+            f"The decorator {decorator}() of {module_of(inner)} would not run before a replay, and "
+            "it may check the caller. Put @idempotent below it, directly above the function "
+            f"{name_of(innermost(inner))}."
+        )
+    if module_of(inner) == "django.utils.decorators":  # the function that it is tried on
+        return (
+            "Write @idempotent directly above the method, without method_decorator(), and below "
+            "all other decorators."
+        )
+    owner, _, own_name = inner.__code__.co_qualname.rpartition(".")
+    if own_name in _BEFORE_THE_WORK and owner and not owner.endswith(">"):
+        return (
+            f"@idempotent is on {name}, where callers are checked. Put it on the method that does "
+            "the work, such as post()."
+        )
+    held = variables_of(inner)
+    held.pop("__class__", None)  # of super()
+    values = (*held.values(), *(inner.__defaults__ or ()), *(inner.__kwdefaults__ or {}).values())
+    hidden = next((value for value in values if _may_be_a_view(value)), None)
+    if hidden is not None:
+        return (
+            f"{name} holds {name_of(hidden)} in a variable or a default, as a decorator without "
+            "functools.wraps does, and such a decorator may check the caller. Put @idempotent "
+            "below it, directly above the function that does the work. If it is not a decorator, "
+            "let it call a function of its module."
+        )
+    if from_outside and "<" in inner.__code__.co_qualname:
+        return (
+            f"{name} was made within another function, as decorators make theirs. Put @idempotent "
+            "directly above the function that does the work; if it is there already, use "
+            "functools.wraps in the decorator above it. A function that is not a decorator's is "
+            "best defined at the top of a module or of a class."
+        )
+    return ""
+
+
+def problem_of_view(view: Any, method: str) -> str:
+    """Why the middleware cannot protect a method of what a URL leads to.
+
+    Empty: it can, or the view does not have the method.
+    """
+    view_class: Any = view_class_of(view)
+    if view_class is None:
+        has_method = not operations_of(view) or part_for(view, method) is not view
+        return problem_of(view, from_outside=True) if has_method else ""
+    name = handlers_of(view).get(method)
+    if name is not None:
+        return problem_of_handler(view_class, name)
+    if framework := framework_of(view):
+        return _of_framework(view, framework)
+    if not has_own_dispatch(view_class):
+        return ""
+    return (
+        f"{name_of(view)} overrides dispatch() and has no post(), put(), patch() or delete() for "
+        f"{method} requests. Let such a method do the work. Or protect the work itself with "
+        "idempotent_call(), and leave the class unprotected with @idempotency_exempt."
+    )
+
+
+def problem_of_handler(view_class: Any, name: str) -> str:
+    """Why a handler of a class-based view cannot run once per operation; empty: it can."""
+    handler = inspect.getattr_static(view_class, name)
+    if protected_function(handler) is not None:
+        return ""
+    if framework := framework_of(view_class):
+        return _of_framework(view_class, framework)
+    if is_rest_framework(view_class) and iscoroutinefunction(getattr(view_class, name)):
+        return (
+            f"{dotted_name(view_class)} is an async view of REST framework, for which "
+            "idempotency_django has no adapter. Make its handlers sync, or protect the work in "
+            "them with aidempotent_call()."
+        )
+    return problem_of(handler, from_outside=True)
+
+
+def _may_be_a_view(value: Any) -> bool:
+    kind = type(value)  # isinstance() would make a lazy object do its work
+    return hasattr(value, "as_view") if issubclass(kind, type) else callable(value)
+
+
+def _of_class(function: Any, view_class: Any) -> str:
+    """The way out for a class, or for what its ``as_view()`` made."""
+    name = dotted_name(view_class)
+    if any(module_of(each) == "rest_framework.decorators" for each in vars(view_class).values()):
+        return f"@idempotent is above @api_view. Put it below, directly above def {name}."
+    place = "the class" if function is view_class else "as_view() of"
+    return (
+        f"@idempotent is on {place} {name}. Put it directly above the method that does the work, "
+        "such as post(). Or give the class an idempotency_policy, and let IdempotentViewMixin (of "
+        "REST framework) or IdempotencyMiddleware protect it."
+    )
+
+
+def _of_framework(view: Any, framework: str) -> str:
+    """The way out for a view of a framework without an adapter."""
+    others = (
+        "To leave the view unprotected, add @idempotency_exempt, or list the paths that the "
+        "middleware protects in IDEMPOTENCY['MIDDLEWARE_PROTECTS']."
+    )
+    if operations := operations_of(view):
+        names = " and ".join(name_of(each.view_func) for each in operations)
+        return (
+            f"{names} is a view of {framework}, which the middleware cannot protect. Put "
+            f"@idempotent on the function, below @api.post(…). {others}"
+        )
+    return (
+        f"{name_of(view)} is a view of {framework}, for which idempotency_django has no adapter, "
+        "so it cannot identify the caller. Protect the work itself with idempotent_call(). "
+        f"{others}"
+    )
