@@ -140,11 +140,6 @@ class Settings:
     property raises :exc:`~django.core.exceptions.ImproperlyConfigured` if its value is wrong.
     """
 
-    @property
-    def for_responses(self) -> tuple[object, ...]:
-        """What a response is made with. Read before a claim, a wrong value executes nothing."""
-        return self.exclude_headers, self.status_header, self.status_codes, self.retry_after
-
     @cached_property
     def raw(self) -> Mapping[str, Any]:
         """The setting as it was written."""

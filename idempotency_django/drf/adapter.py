@@ -163,14 +163,14 @@ class DRFAdapter(Adapter):
         return hook()
 
     def invocation(self) -> Invocation:
-        own = self.request
+        http, own = self.http_request, self.request
         return invocation_of(
-            self.http_request,
+            http,
             self.policy,
             own=own,
             auth=own.auth,
             body=self._body,
-            raw=self._raw_body,
+            raw=None if was_read(http) else partial(body_of, http),
         )
 
     def respond(self) -> HttpResponseBase:
@@ -234,10 +234,6 @@ class DRFAdapter(Adapter):
         finished = finalize(self.request, response, *self.view.args, **self.view.kwargs)
         self.view.finalize_response = once
         return finished  # type: ignore[no-any-return]
-
-    def _raw_body(self) -> Body:
-        """The body as the client sent it, unless an authentication has parsed it."""
-        return self._body() if was_read(self.http_request) else body_of(self.http_request)
 
     def _body(self) -> Body:
         """The body, parsed by the view's parser; the view can read it again."""

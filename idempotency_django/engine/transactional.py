@@ -176,7 +176,7 @@ class TransactionalRun:
     # Once it is claimed.
 
     def _executed(self, claim: Claim) -> Result:
-        """The result of the handler, which is to be stored.
+        """The result of the handler, if it must be stored.
 
         Raises:
             RolledBack: it is not.

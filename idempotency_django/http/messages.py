@@ -98,7 +98,7 @@ def invocation_of(
             raise
         principal = ""  # the policy knows better
     if authorization is None:
-        authorization = authorization_of(request)
+        authorization = "" if principal else authorization_of(request)
     if auth and not (principal or authorization) and policy and policy.principal is None:
         raise ImproperlyConfigured(
             f"The authentication of {operation_name(request)} returned {type(auth).__name__!r}, "

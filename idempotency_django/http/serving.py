@@ -124,7 +124,8 @@ async def _serve(
             request.idempotency = None  # type: ignore[attr-defined]  # a second run needs a claim
 
     setattr(request, PLANNED, True)
-    conf.for_responses  # noqa: B018  # a wrong setting is refused before the view runs
+    # A wrong setting of what a response is made with is refused before the view runs.
+    conf.exclude_headers, conf.status_header, conf.status_codes, conf.retry_after  # noqa: B018
     asked_at = time.monotonic()
     try:
         outcome = await driver.run(plan, execute, partial(_recover, adapter), adapter.authorize)

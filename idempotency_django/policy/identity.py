@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from functools import lru_cache, partial
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -115,7 +115,10 @@ def operation(
     """
     if policy.operation:
         invocation = invocation.changed(name=policy.operation)
-    scope = _scope(policy, invocation, scope)
+    if scope is None:
+        scope = policy.scope(invocation)
+    if not (scope and isinstance(scope, str)):
+        _refuse_scope(scope, invocation.name)
     asked_for = policy.fingerprint(invocation)
     if not isinstance(asked_for, bytes):
         asked_for = _text("fingerprint", asked_for)
@@ -136,17 +139,12 @@ def operation(
     )
 
 
-def _scope(policy: Policy, invocation: Invocation, scope: str | None) -> str:
-    if scope is None:
-        scope = policy.scope(invocation)
-    if not (scope and isinstance(scope, str)):
-        _text("scope", scope)
-        raise ImproperlyConfigured(
-            f"The scope of an idempotency policy is empty for {invocation.name}. Its scope= "
-            "must return a namespace for the key, or the view's get_idempotency_scope() if it has "
-            "one."
-        )
-    return scope
+def _refuse_scope(scope: object, name: str) -> NoReturn:
+    _text("scope", scope)
+    raise ImproperlyConfigured(
+        f"The scope of an idempotency policy is empty for {name}. Its scope= must return a "
+        "namespace for the key, or the view's get_idempotency_scope() if it has one."
+    )
 
 
 def named_fingerprints(key: str, scope: str, content_digest: str) -> tuple[str, ...]:

@@ -29,12 +29,11 @@ if TYPE_CHECKING:
     from .database.dialects import DIALECTS, plain
     from .database.dialects.messages import execute_first
     from .database.transactions import forbid_atomic_block, without_autocommit
-    from .health import MAX_COUNTED, Finding, Limits, Names, finding_of, overdue, register_health
+    from .health import Finding, Limits, Names, overdue, register_health
     from .purging import Purgeable, purge, register_purge, registered_purges
 
 __all__ = [
     "DIALECTS",
-    "MAX_COUNTED",
     "Claim",
     "DatabaseStore",
     "Finding",
@@ -54,7 +53,6 @@ __all__ = [
     "dump_text",
     "encode",
     "execute_first",
-    "finding_of",
     "forbid_atomic_block",
     "forbid_transactions",
     "is_open",
@@ -81,11 +79,9 @@ __getattr__ = lazily(
         "purge": "purging",
         "register_purge": "purging",
         "registered_purges": "purging",
-        "MAX_COUNTED": "health",
         "Finding": "health",
         "Limits": "health",
         "Names": "health",
-        "finding_of": "health",
         "overdue": "health",
         "register_health": "health",
         "DatabaseStore": "database",

@@ -73,8 +73,9 @@ class Store(ABC):
     supports_transactions: ClassVar[bool] = False
     """Whether the store's writes commit and roll back with the effects of the handler.
 
-    The open transaction of such a store holds a claim without a lease: no other transaction sees
-    the claim, and it is gone when the transaction rolls back or its process dies.
+    The open transaction of such a store holds a claim without a lease, which ends with it: no other
+    transaction sees the claim, and it is gone when the transaction rolls back or its process dies.
+    The store need not write a record before the claim is completed, or fails.
     """
 
     supports_steps: ClassVar[bool] = False
@@ -103,9 +104,8 @@ class Store(ABC):
 
         - no record, or an expired one, which counts only for an operation with ``refuse_expired``;
         - a FAILED record; if it is pinned or has recovery points, only for the same fingerprint;
-        - a record in progress whose lease is over, or that is still visible a minute after it was
-          claimed without a lease, for the same fingerprint, unless it was claimed with ``hold``.
-          Its owner is late from then on, and the claim is ``interrupted``.
+        - a record in progress whose lease is over, for the same fingerprint, unless it was claimed
+          with ``hold``. Its owner is late from then on, and the claim is ``interrupted``.
 
         Otherwise the record is returned: COMPLETED with its payload, or IN_PROGRESS, or FAILED for
         another fingerprint. (The engine never replays a FAILED record: for the same fingerprint it
@@ -125,8 +125,11 @@ class Store(ABC):
     def complete(self, claim: Claim, payload: Payload) -> bool:
         """Store the response. ``False``: the claim has another owner now and nothing was written.
 
-        Its time to live counts from here. A store that counts from the claim must count again if
-        the attempt took a notable part of that time.
+        Its time to live counts from here. If the claim has no record yet, this writes it.
+
+        Raises:
+            OperationInProgress: the key has got another record meanwhile, which the transaction
+                could not see. It must roll back.
         """
 
     def complete_last(self, claim: Claim, payload: Payload) -> bool:
