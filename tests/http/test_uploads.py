@@ -296,7 +296,7 @@ def upload(content: bytes) -> SimpleUploadedFile:
 
 def send(client: Client, url: str, body: bytes, kind: str, key: str | None, **extra: Any) -> Any:
     headers = {"Idempotency-Key": key} if key else {}
-    method = extra.pop("POST")
+    method = extra.pop("method", "POST")
     return client.generic(method, url, body, kind, headers={**headers, **extra.pop("headers", {})})
 
 
@@ -398,7 +398,7 @@ class TestPlainViews:
         assert effects() == 1
 
     @pytest.mark.parametrize("way", UPLOADED, ids=lambda way: way.__name__)
-    @pytest.mark.parametrize(["POST", "PUT"])
+    @pytest.mark.parametrize("method", ["POST", "PUT"])
     @pytest.mark.parametrize("how", WAYS_TO_PROTECT)
     def test_upload(self, client: Client, how: str, way: Any, method: str) -> None:
         """Files arrive whole, by Django's way or by upload handlers of the view's own."""
@@ -740,7 +740,7 @@ class TestRefused:
         assert "fingerprints.without_body" in str(caught.value)
         assert effects() == 0
 
-    @pytest.mark.parametrize(["POST", "PUT"])
+    @pytest.mark.parametrize("method", ["POST", "PUT"])
     def test_form_that_was_parsed_before(self, method: str) -> None:
         """A form that other code has parsed for itself is not taken for an empty one."""
         request = RequestFactory().generic(method, "/", form(), FORM)
