@@ -51,7 +51,7 @@ _BEFORE_THE_WORK: Final = {"dispatch", "initial", "setup"}
 
 
 def protected_function(view: Any, instance: Any = None) -> Any:
-    """The function, or the handler, that runs once by itself, or is around one; or ``None``."""
+    """The function or handler that runs once already, or is around one that does; or ``None``."""
     inner = opened(view, instance)
     layers = (view, inner, *variables_of(inner).values())
     marks = (each for each in layers if getattr(each, PROTECTED, None) == BY_DECORATOR)
@@ -59,7 +59,7 @@ def protected_function(view: Any, instance: Any = None) -> Any:
 
 
 def protected_part(view: Any, method: str) -> Any:
-    """What runs once by itself in the view of a URL: a function, a handler, or its whole class."""
+    """What runs once already in the view of a URL: a function, a handler, or its whole class."""
     view_class = view_class_of(view)
     if view_class is None:
         return protected_function(part_for(view, method))
