@@ -475,7 +475,8 @@ class TestConfiguration:
         post(client, "/effects/1/pay/", key)
         row = record(key)
         assert row.expires_at is not None
-        assert row.expires_at - row.created_at == timedelta(days=30)
+        assert row.completed_at is not None
+        assert row.expires_at - row.completed_at == timedelta(days=30)
 
     def test_action_without_policy(self, client: Client) -> None:
         """``None`` takes an action out."""

@@ -481,11 +481,17 @@ class TestFailure:
     ) -> None:
         """If the record vanishes meanwhile: 500, rolled back, and the log says why."""
 
+        fails = [LookupError]  # the first attempt, which leaves a record
+
         def work(request: Any, reference: str) -> Result:
+            if fails:
+                raise fails.pop()
             IdempotencyKey.objects.all().delete()
             return make(request, reference)
 
-        adapter.assert_refused(serve(work)(new_key()), 500, "claim-lost")
+        send, key = serve(work), new_key()
+        assert not adapter.is_success(send(key))
+        adapter.assert_refused(send(key), 500, "claim-lost")
         assert "ClaimLost" in caplog.text
         assert effects() == (1 if adapter.is_async else 0)
 

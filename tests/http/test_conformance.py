@@ -249,7 +249,7 @@ class TestVarious:
     def test_session_advisory_locks(self) -> None:
         """Session locks are lost or leaked behind PgBouncer; here they end with the transaction."""
         sql = files("idempotency_django.stores.database.dialects") / "postgresql.py"
-        locks = set(re.findall(r"\w*advisory\w*", sql.read_text()))
+        locks = set(re.findall(r"pg_\w*advisory\w*", sql.read_text()))
         assert locks == {"pg_try_advisory_xact_lock"}
 
     def test_lost_insert_race(self) -> None:

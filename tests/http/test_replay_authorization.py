@@ -378,6 +378,7 @@ def sent_by(name: str, url: str, key: str) -> Any:
     return Client(raise_request_exception=False).post(url, headers=headers)
 
 
+@pytest.mark.django_db(transaction=True)  # replays are counted when they are committed
 @pytest.mark.parametrize("way", ["mixin", "leased", "handler", "middleware"])
 @pytest.mark.parametrize(("base", "refusal"), [("Permitted", 403), ("Filtered", 404)])
 def test_object_withdrawn(
@@ -620,6 +621,7 @@ def test_hook_checks_object(alice: Caller, thing: Effect) -> None:
     assert effects("paid") == 1
 
 
+@pytest.mark.django_db(transaction=True)  # replays are counted when they are committed
 @pytest.mark.parametrize("url", ["/open/", "/api-function/"])
 def test_hook(url: str, alice: Caller, monkeypatch: Any, sent: list[str]) -> None:
     """The view's hook and the policy's refuse what only they know to be revoked."""

@@ -211,7 +211,7 @@ class TestCalls:
         events = [Event(id=name, source="/shop", type="paid") for name in ("done", "cut", "new")]
         consumer.handle_many(events[:2])
         IdempotencyKey.objects.filter(key="cut").update(
-            status=Status.IN_PROGRESS, completed_at=None, created_at=ago(hours=1)
+            status=Status.IN_PROGRESS, completed_at=None, lease_expires_at=ago(hours=1)
         )
         rotate(settings, "tests")
         outcomes = consumer.handle_many(events)

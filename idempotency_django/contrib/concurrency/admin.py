@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from django.apps import apps
 from django.contrib import messages
 from django.contrib.admin import ModelAdmin
-from django.contrib.admin.sites import all_sites
 from django.contrib.admin.utils import flatten_fieldsets
 from django.core.checks import CheckMessage, Error
 from django.db import models
@@ -77,19 +74,3 @@ class VersionedAdmin(ModelAdmin):  # type: ignore[type-arg]  # Django's is not g
             obj=type(self),
             id="idempotency_django.E034",
         )
-
-
-def unversioned_inlines(model: type[models.Model]) -> Iterator[Error]:
-    """The inlines of a versioned model whose form may lack the version."""
-    for site in all_sites:
-        for each in filter(site.is_registered, apps.get_models()):
-            parent = site.get_model_admin(each)
-            for inline in parent.inlines:
-                if inline.model is model and not issubclass(inline.form, VersionedForm):
-                    yield Error(
-                        f"{inline.__name__} of {type(parent).__name__} has a form that may lack "
-                        "the version. A save of a stale line would overwrite newer changes.",
-                        hint="Write form = VersionedForm in the inline.",
-                        obj=inline,
-                        id="idempotency_django.E034",
-                    )

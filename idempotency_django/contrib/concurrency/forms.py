@@ -7,7 +7,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.forms import ModelForm
 
-from .versions import version_field
+from .versions import CARRIES_VERSION, version_field
 
 
 class VersionedForm(ModelForm):  # type: ignore[type-arg]  # Django's is not generic at run time
@@ -39,3 +39,6 @@ class VersionedForm(ModelForm):  # type: ignore[type-arg]  # Django's is not gen
                 "one by one, also render the hidden fields."
             )
         return cleaned
+
+
+setattr(VersionedForm, CARRIES_VERSION, True)

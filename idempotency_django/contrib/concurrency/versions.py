@@ -18,7 +18,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from django.apps import apps
 from django.core.checks import CheckMessage, Error
@@ -40,6 +40,8 @@ from .locks import (
     write_alias,
 )
 
+CARRIES_VERSION: Final = "idempotency_carries_version"
+"""The attribute of forms that cannot lack the version."""
 STALE = _(
     "This has changed since you opened the page. Your changes were not saved. Open the page again "
     "to see the current data."
@@ -197,10 +199,26 @@ class Versioned(models.Model):
         except ImproperlyConfigured as error:
             errors.append(Error(str(error), obj=cls, id="idempotency_django.E032"))
         if apps.is_installed("django.contrib.admin"):
-            from .admin import unversioned_inlines  # noqa: PLC0415  # it needs the admin
-
-            errors += unversioned_inlines(cls)
+            errors += _unversioned_inlines(cls)
         return errors
+
+
+def _unversioned_inlines(model: type[models.Model]) -> Iterator[Error]:
+    """The inlines of a versioned model whose form may lack the version."""
+    from django.contrib.admin.sites import all_sites  # noqa: PLC0415  # it may not be installed
+
+    for site in all_sites:
+        for each in filter(site.is_registered, apps.get_models()):
+            parent = site.get_model_admin(each)
+            for inline in parent.inlines:
+                if inline.model is model and not hasattr(inline.form, CARRIES_VERSION):
+                    yield Error(
+                        f"{inline.__name__} of {type(parent).__name__} has a form that may lack "
+                        "the version. A save of a stale line would overwrite newer changes.",
+                        hint="Write form = VersionedForm in the inline.",
+                        obj=inline,
+                        id="idempotency_django.E034",
+                    )
 
 
 def compare_and_swap(obj: models.Model, /, **changes: Any) -> None:

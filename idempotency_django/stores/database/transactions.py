@@ -19,7 +19,7 @@ from ..atomic_blocks import IN_NINJA, is_open
 from .checks import NOT_MIGRATED
 
 if TYPE_CHECKING:
-    from .dialects import Dialect
+    from .dialects.base import Dialect
 
 logger = logging.getLogger("idempotency_django")
 
