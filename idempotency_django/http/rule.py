@@ -12,6 +12,7 @@ A decorator that keeps the view in a list or in a registry cannot be recognised.
 from __future__ import annotations
 
 import inspect
+from functools import lru_cache
 from types import FunctionType, MethodType
 from typing import Any, Final
 
@@ -202,6 +203,28 @@ def problem_of_handler(view_class: Any, name: str) -> str:
             "them with aidempotent_call()."
         )
     return problem_of(handler, from_outside=True)
+
+
+def judge_handler(view: Any, handler: Any) -> str | None:
+    """Why the handler of a view's instance cannot run once per operation.
+
+    Empty: it can; ``None``: it does so already.
+    """
+    if type(handler) is MethodType and handler.__self__ is view:
+        return _judge_method(type(view), handler.__func__)
+    if protected_function(handler, view) is not None:
+        return None
+    return problem_of(handler, from_outside=True, instance=view)
+
+
+@lru_cache(maxsize=1024)
+def _judge_method(view_class: Any, function: Any) -> str | None:
+    """:func:`judge_handler` for a method, which every request to its class finds."""
+    if protected_function(function) is not None:
+        return None
+    if framework := framework_of(view_class):
+        return _of_framework(view_class, framework)
+    return problem_of(function, from_outside=True)
 
 
 def _may_be_a_view(value: Any) -> bool:

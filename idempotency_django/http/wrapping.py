@@ -38,7 +38,7 @@ from .messages import (
     without_own_frames,
 )
 from .replays import check_object
-from .rule import problem_of, protected_function
+from .rule import judge_handler
 from .serving import aserve, serve
 
 _HTTP_ERRORS: Final = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
@@ -209,9 +209,10 @@ def replace_handler(view: Any, request: Any, policy: Policy) -> None:
     """
     name = request.method.lower()
     handler = getattr(view, name, None)
-    if handler is None or protected_function(handler, view) is not None:
+    problem = judge_handler(view, handler) if handler is not None else None
+    if problem is None:
         return
-    if problem := problem_of(handler, from_outside=True, instance=view):
+    if problem:
         raise ImproperlyConfigured(problem)
 
     def run_once(request: Any, *args: Any, **kwargs: Any) -> Any:

@@ -190,31 +190,43 @@ def renamed_atomic(view: Any) -> Any:
     return functools.wraps(view)(transaction.atomic(like(view, hiding(view))))
 
 
+allowed: list[str] = []
+"""What the request says that runs now, for a check without its arguments."""
+
+
+def ask_of_now() -> None:
+    if allowed != ["yes"]:
+        raise PermissionDenied
+
+
 class Checking(ContextDecorator):
     """A context manager that nothing is known of, as a decorator."""
 
     def __enter__(self) -> None:
-        """Leave it to :meth:`__call__`."""
+        """Ask."""
+        ask_of_now()
 
     def __exit__(self, *_: Any) -> None:
         """Do nothing."""
 
-    def __call__(self, view: Any) -> Any:
-        """Decorate the check."""
-        return super().__call__(hiding(view))
-
 
 @contextmanager
 def managed() -> Any:
+    ask_of_now()
     yield
 
 
 class AtomicLike(transaction.Atomic):
     """A subclass of Django's ``Atomic`` that does more."""
 
+    def __enter__(self) -> None:
+        """Ask."""
+        ask_of_now()
+        super().__enter__()
+
 
 def by_a_subclass_of_atomic(view: Any) -> Any:
-    return AtomicLike(None, savepoint=True, durable=False)(hiding(view))
+    return AtomicLike(None, savepoint=True, durable=False)(view)
 
 
 class Middleware(MiddlewareMixin):
@@ -246,7 +258,7 @@ CHECKS: dict[str, Decorator] = {
     "renamed": renamed,
     "renamed-atomic": renamed_atomic,
     "context-decorator": Checking(),
-    "context-manager": lambda view: managed()(hiding(view)),
+    "context-manager": managed(),
     "subclass-of-atomic": by_a_subclass_of_atomic,
     "called": Called,
     "called-wraps": CalledAsAMethod,
@@ -415,6 +427,7 @@ def meet(make: Callable[[], Any], settings: Any, *, asgi: bool = False) -> str:
     key, reference = new_key(), uuid4().hex
 
     def send(**headers: str) -> Any:
+        allowed[:] = [*headers.values()]
         headers |= {"Idempotency-Key": key, "X-Reference": reference}
         if asgi:
             client = AsyncClient(raise_request_exception=False)
