@@ -23,22 +23,20 @@ from django.http.response import HttpResponseBase
 from django.utils.module_loading import import_string
 
 from .conf import conf
-from .errors import KeyUnsupported
 from .http.declared import (
     ViewFunction,
     is_exempt,
     is_rest_framework,
-    name_of,
     part_for,
     policy_of,
     view_class_of,
 )
 from .http.marking import FAILED, mark
-from .http.messages import PLANNED, key_header, mark_refusal, problem_response
+from .http.messages import PLANNED, key_header
 from .http.routes import is_covered
 from .http.rule import problem_of_view, protected_part
-from .http.serving import log_unread_field
-from .http.wrapping import log_unclaimed, once, replace_handler
+from .http.serving import init_idempotency, log_unread_field
+from .http.wrapping import log_unclaimed, once, refuse_key, replace_handler
 from .policy import PROJECT_POLICY, UNSAFE_METHODS, UNSET, Policy, resolve
 
 logger = logging.getLogger("idempotency_django")
@@ -62,7 +60,7 @@ class IdempotencyMiddleware:
     async_capable = True
 
     def __init__(self, get_response: GetResponse) -> None:
-        validate_order()
+        validate_order(get_response)
         self.get_response = get_response
         if iscoroutinefunction(get_response):
             markcoroutinefunction(self)
@@ -155,17 +153,20 @@ def _to_run(request: HttpRequest, view: ViewFunction) -> ViewFunction | None:
     view_class = view_class_of(view)
     finds_key = bool(policy.key) or hasattr(view_class, "get_idempotency_key")
     takes_part = key_header(request) is not None or finds_key or policy.requires_key(method)
-    if problem := problem_of_view(view, method):
-        return partial(_refuse_key, view, problem) if takes_part else None
-    if view_class is not None:
-        request._idempotency_view = view  # type: ignore[attr-defined]
-        setattr(request, _MARK, _Mark(view_class, policy))
-        _look_for_marks(view_class)
-        return None
+    problem = problem_of_view(view, method)
     if not takes_part:
-        log_unread_field(request)
+        if not problem:
+            init_idempotency(request)
+            log_unread_field(request)
         return None
-    return once(view, policy)
+    if problem:
+        return partial(refuse_key, view, problem)
+    if view_class is None:
+        return once(view, policy)
+    request._idempotency_view = view  # type: ignore[attr-defined]
+    setattr(request, _MARK, _Mark(view_class, policy))
+    _look_for_marks(view_class)
+    return None
 
 
 def _policy_for(request: HttpRequest, view: ViewFunction, method: str) -> Policy | None:
@@ -188,11 +189,14 @@ def _look_for_marks(view_class: Any) -> None:
     if view_class in _marking:
         return
     name = "initial" if is_rest_framework(view_class) else "setup"
-    prepare = getattr(view_class, name)
+    own = vars(view_class).get(name)
 
-    @wraps(prepare)
+    @wraps(own or getattr(view_class, name))
     def prepared(self: Any, *args: Any, **kwargs: Any) -> None:
-        prepare(self, *args, **kwargs)
+        if own is not None:
+            own(self, *args, **kwargs)
+        else:  # which may be another one in a subclass with further bases
+            getattr(super(view_class, self), name)(*args, **kwargs)
         request = getattr(self, "request", None)
         found = getattr(getattr(request, "_request", request), _MARK, None)
         if found is not None and found.view_class is view_class is type(self):
@@ -202,30 +206,24 @@ def _look_for_marks(view_class: Any) -> None:
     _marking.add(view_class)
 
 
-def _refuse_key(
-    view: ViewFunction, problem: str, request: HttpRequest, *_: Any, **__: Any
-) -> HttpResponseBase:
-    """The refusal of a key that a view cannot honour; nothing is executed."""
-    logger.error(
-        "%s %s was refused, because %s cannot be protected: %s",
-        request.method,
-        request.path,
-        name_of(view),
-        problem,
-    )
-    error = KeyUnsupported()
-    response = problem_response(error)
-    mark_refusal(response, request, error)
-    return response
-
-
-def validate_order() -> None:
+def validate_order(get_response: Any) -> None:
     """Refuse a position before a middleware whose ``process_view`` would be skipped.
+
+    Args:
+        get_response: the middleware after this one, as Django has built them.
 
     Raises:
         ImproperlyConfigured: there are such middleware; the error names them.
     """
     skipped = skipped_middleware()
+    following = get_response
+    while following is not None:  # one may have got its process_view when it was built
+        following = getattr(following, "__wrapped__", None) or getattr(
+            following, "get_response", None
+        )
+        if hasattr(following, "process_view") and not _is_ours(type(following)):
+            name = f"{type(following).__module__}.{type(following).__qualname__}"
+            skipped = [*skipped, name] if name not in skipped else skipped
     if skipped:
         raise ImproperlyConfigured(
             "IdempotencyMiddleware runs views itself and would skip the process_view of the "
@@ -235,11 +233,27 @@ def validate_order() -> None:
 
 
 def skipped_middleware() -> list[str]:
-    """The middleware after this one in ``MIDDLEWARE`` that have a ``process_view``."""
-    ours = f"{IdempotencyMiddleware.__module__}.{IdempotencyMiddleware.__qualname__}"
+    """The middleware after this one in ``MIDDLEWARE`` that have a ``process_view``, or may.
+
+    A function may give one to what it returns.
+    """
     paths = list(settings.MIDDLEWARE)
-    behind = paths[paths.index(ours) + 1 :] if ours in paths else []
-    return [path for path in behind if hasattr(import_string(path), "process_view")]
+    found = [import_string(path) for path in paths]
+    ours = [place for place, each in enumerate(found) if _is_ours(each)]
+    behind = zip(paths[ours[0] + 1 :], found[ours[0] + 1 :], strict=True) if ours else ()
+    return [path for path, each in behind if not _is_ours(each) and _may_look_at_views(each)]
+
+
+def _is_ours(middleware: Any) -> bool:
+    return inspect.isclass(middleware) and issubclass(middleware, IdempotencyMiddleware)
+
+
+def _may_look_at_views(middleware: Any) -> bool:
+    return (
+        not inspect.isclass(middleware)
+        or hasattr(middleware, "process_view")
+        or hasattr(middleware, "__getattr__")
+    )
 
 
 def _checked(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:

@@ -76,15 +76,15 @@ class NinjaAdapter(ViewAdapter):
         return invocation.changed(authorization=f"{invocation.authorization} with {beside}")
 
     def respond(self) -> HttpResponseBase:
-        return self._made(self._view())
+        return self._made(self.run())
 
     async def arespond(self) -> HttpResponseBase:
-        return self._made(await self._view())
+        return self._made(await self.run())
 
     def _made(self, result: Any) -> HttpResponseBase:
         """The response, made within the transaction, because it is stored."""
         operation, request = self.operation, self.http_request
-        given = self._view.keywords.get(operation.signature.response_arg)  # type: ignore[attr-defined]  # a partial
+        given = self.run.keywords.get(operation.signature.response_arg)  # type: ignore[attr-defined]  # a partial
         response = operation.api.create_temporal_response(request) if given is None else given
         made: HttpResponseBase = operation._result_to_response(request, result, response)
         return made

@@ -150,7 +150,7 @@ class DRFAdapter(Adapter):
         self.request = request
         self.method = request.method or ""
         self.view = view
-        self._handler = handler
+        self.run = handler
 
     # The hooks of IdempotentViewMixin, where the view has them.
 
@@ -178,7 +178,7 @@ class DRFAdapter(Adapter):
         if getattr(self.http_request, "idempotency", None):
             check = view.check_object_permissions
             view.check_object_permissions = partial(self._check_permissions, check)
-        return render(self._finalized(self._handler()))
+        return render(self._finalized(self.run()))
 
     def _check_permissions(self, check: Callable[[Request, Any], None], *args: Any) -> None:
         """Check permissions on an object, but refuse to do so if no replay would check them."""

@@ -54,6 +54,11 @@ class IdempotentViewMixin:  # see below
 
     @classmethod
     def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
+        if not issubclass(cls, APIView):
+            raise ImproperlyConfigured(
+                f"{dotted_name(cls)} has IdempotentViewMixin, but is no view of REST framework. "
+                "Put @idempotent on its handlers, or let IdempotencyMiddleware protect it."
+            )
         view = super().as_view(*args, **initkwargs)  # type: ignore[misc]
         for method, name in handlers_of(view).items():
             problem = problem_of_handler(cls, name)

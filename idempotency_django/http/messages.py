@@ -312,6 +312,7 @@ class Adapter(ABC):
         http_request: Django's request.
         request: the request as the framework's own views know it.
         method: the request's method.
+        run: runs the view.
         policy: the view's policy, resolved; it is known from :func:`~.serving.serve` on.
         response_class: makes the responses of this package, of the bytes, the status, the reason
             phrase and the headers.
@@ -322,6 +323,7 @@ class Adapter(ABC):
     http_request: HttpRequest
     request: Any
     method: str
+    run: Callable[[], Any]
     policy: Policy
 
     def header(self) -> str | None:
@@ -343,6 +345,12 @@ class Adapter(ABC):
     async def arespond(self) -> HttpResponseBase:
         """The same, of an async view."""
         raise NotImplementedError
+
+    def pass_through(self) -> Any:
+        """What the view returns to its framework, which nothing here touches; awaitable if it is
+        async.
+        """
+        return self.run()
 
     @abstractmethod
     def recover(self, error: Exception) -> HttpResponseBase:

@@ -45,7 +45,7 @@ _DECIDE_NOTHING: Final = {
 replay would lose; ``@condition`` aside.
 """
 
-_TRACERS: Final = {"ddtrace", "newrelic"}
+_TRACERS: Final = ("ddtrace.contrib.", "newrelic.hooks.")
 """The packages that wrap views in proxies at runtime, to measure them."""
 
 _BEFORE_THE_WORK: Final = {"dispatch", "initial", "setup"}
@@ -104,7 +104,7 @@ def _inside(function: Any, instance: Any) -> Any:
 
 
 def _is_tracer(wrapper: Any) -> bool:
-    return type(wrapper) is FunctionType and module_of(wrapper).partition(".")[0] in _TRACERS
+    return type(wrapper) is FunctionType and module_of(wrapper).startswith(_TRACERS)
 
 
 def problem_of(function: Any, *, from_outside: bool = False, instance: Any = None) -> str:
@@ -156,6 +156,12 @@ def problem_of(function: Any, *, from_outside: bool = False, instance: Any = Non
             "below it, directly above the function that does the work. If it is not a decorator, "
             "let it call a function of its module."
         )
+    if from_outside and (called := _view_below(inner)):
+        return (
+            f"{name} calls {called}, a view of its own, and either may check the caller. Put "
+            "@idempotent directly above the function that does the work, or add "
+            "@idempotency_exempt if that is protected already."
+        )
     if from_outside and "<" in inner.__code__.co_qualname:
         return (
             f"{name} was made within another function, as decorators make theirs. Put @idempotent "
@@ -194,6 +200,13 @@ def problem_of_handler(view_class: Any, name: str) -> str:
     handler = inspect.getattr_static(view_class, name)
     if protected_function(handler) is not None:
         return ""
+    above = (vars(base).get(name) for base in view_class.__mro__)
+    if any(protected_function(each) is not None for each in above if each is not None):
+        return (
+            f"{name_of(handler)} overrides a handler with @idempotent, and may check the caller "
+            f"before it calls it. Put @idempotent directly above it, or let {name}() of the base "
+            "call another method that does the work."
+        )
     if framework := framework_of(view_class):
         return _of_framework(view_class, framework)
     if is_rest_framework(view_class) and iscoroutinefunction(getattr(view_class, name)):
@@ -205,26 +218,53 @@ def problem_of_handler(view_class: Any, name: str) -> str:
     return problem_of(handler, from_outside=True)
 
 
-def judge_handler(view: Any, handler: Any) -> str | None:
+def judge_handler(view: Any, handler: Any, name: str) -> str | None:
     """Why the handler of a view's instance cannot run once per operation.
 
     Empty: it can; ``None``: it does so already.
+
+    Args:
+        view: the instance.
+        handler: what ``dispatch()`` would call.
+        name: the name of the handler in the class.
     """
+    view_class: Any = type(view)
     if type(handler) is MethodType and handler.__self__ is view:
-        return _judge_method(type(view), handler.__func__)
-    if protected_function(handler, view) is not None:
-        return None
-    return problem_of(handler, from_outside=True, instance=view)
+        return _judge_method(view_class, handler.__func__, name)
+    return _swapped(view_class, name) if protected_function(handler, view) is None else None
 
 
 @lru_cache(maxsize=1024)
-def _judge_method(view_class: Any, function: Any) -> str | None:
+def _judge_method(view_class: Any, function: Any, name: str) -> str | None:
     """:func:`judge_handler` for a method, which every request to its class finds."""
     if protected_function(function) is not None:
         return None
-    if framework := framework_of(view_class):
-        return _of_framework(view_class, framework)
-    return problem_of(function, from_outside=True)
+    if getattr(view_class, name, None) is not function:
+        return _swapped(view_class, name)
+    return problem_of_handler(view_class, name)
+
+
+def _swapped(view_class: Any, name: str) -> str:
+    return (
+        f"{dotted_name(view_class)} replaces its handler {name}() for single requests, maybe for "
+        "those of some callers. Let the handler decide, or put @idempotent on each function that "
+        "does the work."
+    )
+
+
+def _view_below(function: FunctionType) -> str:
+    """The name of another view that the function calls, if that may check the caller; or empty."""
+    names = function.__code__.co_names
+    makes_views = "as_view" in names
+    used = ((name, function.__globals__.get(name)) for name in names)
+    return next((name for name, value in used if _is_view(value, makes_views)), "")
+
+
+def _is_view(value: Any, makes_views: bool) -> bool:
+    if issubclass(type(value), type):  # isinstance() would make a lazy object do its work
+        return makes_views and hasattr(value, "as_view")
+    is_function = type(value) is FunctionType
+    return is_function and (PROTECTED in vars(value) or view_class_of(value) is not None)
 
 
 def _may_be_a_view(value: Any) -> bool:

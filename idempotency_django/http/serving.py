@@ -111,7 +111,7 @@ async def _serve(
     if takes_part:
         plan = await driver.call(make_plan, policy, adapter, asynchronous=driver.asynchronous)
     if plan is None:
-        response = await driver.respond(adapter)
+        response: HttpResponseBase = await driver.pass_through(adapter)
         if takes_part:
             log_unread_field(request)
         return response
@@ -146,6 +146,9 @@ class _Blocking(Blocking):
 
     asynchronous = False
 
+    async def pass_through(self, adapter: Adapter) -> Any:
+        return adapter.pass_through()
+
     async def respond(self, adapter: Adapter) -> HttpResponseBase:
         return adapter.respond()
 
@@ -160,6 +163,9 @@ class _Awaiting(Awaiting):
     """Drives the flow of an async view. What may ask the database is called in a thread."""
 
     asynchronous = True
+
+    async def pass_through(self, adapter: Adapter) -> Any:
+        return await adapter.pass_through()
 
     async def respond(self, adapter: Adapter) -> HttpResponseBase:
         return await adapter.arespond()

@@ -15,7 +15,6 @@ from typing import Any, Final
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.exceptions import (
     BadRequest,
-    ImproperlyConfigured,
     PermissionDenied,
     SuspiciousOperation,
 )
@@ -24,7 +23,7 @@ from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
 from django.views.generic import View
 
-from ..errors import IdempotencyError
+from ..errors import IdempotencyError, KeyUnsupported
 from ..logs import escaped
 from ..policy import UNSAFE_METHODS, Policy, resolve
 from ..stores.records import Record
@@ -49,14 +48,14 @@ class ViewAdapter(Adapter):
 
     Args:
         request: the request.
-        view: runs the view.
+        run: runs the view.
         instance: the class-based view whose handler it is, where it is one.
     """
 
-    def __init__(self, request: HttpRequest, view: Callable[[], Any], instance: Any = None) -> None:
+    def __init__(self, request: HttpRequest, run: Callable[[], Any], instance: Any = None) -> None:
         self.http_request = self.request = request
         self.method = request.method or ""
-        self._view = view
+        self.run = run
         self._instance = instance
 
     def authorize(self, record: Record) -> None:
@@ -66,10 +65,10 @@ class ViewAdapter(Adapter):
 
     def respond(self) -> HttpResponseBase:
         # A template is rendered here, inside the transaction, because its output is stored.
-        return render(self._checked(self._view()))
+        return render(self._checked(self.run()))
 
     async def arespond(self) -> HttpResponseBase:
-        response = self._checked(await self._view())
+        response = self._checked(await self.run())
         if not hasattr(response, "render"):
             return response
         return await sync_to_async(render)(response)
@@ -204,16 +203,21 @@ def replace_handler(view: Any, request: Any, policy: Policy) -> None:
         request: the request.
         policy: the policy of this request.
 
-    Raises:
-        ImproperlyConfigured: the handler has a decorator that may check the caller.
+    If the handler cannot run once, a request with a key is refused.
     """
     name = request.method.lower()
     handler = getattr(view, name, None)
-    problem = judge_handler(view, handler) if handler is not None else None
+    action = (getattr(view, "action_map", None) or {}).get(name, name)  # of a viewset
+    if handler is None:
+        return
+    problem = judge_handler(view, handler, action)
     if problem is None:
         return
     if problem:
-        raise ImproperlyConfigured(problem)
+        if _takes_part(view, request, policy):
+            refuse = functools.partial(refuse_key, type(view), problem)
+            setattr(view, name, sync_to_async(refuse) if iscoroutinefunction(handler) else refuse)
+        return
 
     def run_once(request: Any, *args: Any, **kwargs: Any) -> Any:
         run = functools.partial(handler, request, *args, **kwargs)
@@ -226,6 +230,28 @@ def replace_handler(view: Any, request: Any, policy: Policy) -> None:
     stand_in: Any = arun_once if iscoroutinefunction(handler) else run_once
     setattr(stand_in, PROTECTED, BY_DECORATOR)
     setattr(view, name, stand_in)
+
+
+def _takes_part(view: Any, request: Any, policy: Policy) -> bool:
+    """Whether a request has a key, may have one that nothing here can see, or needs one."""
+    policy = resolve(policy)
+    hook = getattr(view, "get_idempotency_key", functools.partial(key_header, request))
+    return hook() is not None or bool(policy.key) or policy.requires_key(request.method)
+
+
+def refuse_key(view: Any, problem: str, request: Any, *_: Any, **__: Any) -> HttpResponseBase:
+    """The refusal of a key that a view cannot honour; nothing is executed."""
+    logger.error(
+        "%s %s was refused, because %s cannot be protected: %s",
+        request.method,
+        request.path,
+        name_of(view),
+        problem,
+    )
+    error = KeyUnsupported()
+    response = problem_response(error)
+    mark_refusal(response, getattr(request, "_request", request), error)
+    return response
 
 
 def log_unclaimed(view: Any, request: HttpRequest, response: HttpResponseBase) -> None:

@@ -20,8 +20,11 @@ from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefuncti
 from django.contrib.auth.decorators import login_required, user_passes_test
 from django.contrib.auth.mixins import LoginRequiredMixin, UserPassesTestMixin
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.core.handlers.base import BaseHandler
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.template import engines
+from django.template.response import TemplateResponse
 from django.test import AsyncClient, Client
 from django.urls import path
 from django.utils.decorators import decorator_from_middleware, method_decorator
@@ -43,6 +46,7 @@ from idempotency_django.checks.inventory import endpoints
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.http.rule import problem_of
+from idempotency_django.middleware import IdempotencyMiddleware
 from tests.models import Effect
 from tests.support import ways
 from tests.support.shared import effects, is_replay, new_key
@@ -237,15 +241,17 @@ class Middleware(MiddlewareMixin):
         ask([request])
 
 
-def tracer(name: str, package: str) -> Decorator:
+def tracer(name: str, module: str) -> Decorator:
     """A proxy of a tracer, which is made of its own wrapper, around what is checked."""
-    names: dict[str, Any] = {"__name__": f"{package}.contrib.trace"}
+    names: dict[str, Any] = {"__name__": module}
     exec(
         "def trace(wrapped, instance, args, kwargs): return wrapped(*args, **kwargs)",
         names,
     )
     return lambda view: wrapt.FunctionWrapper(view, names["trace"])
 
+
+NEW_RELIC = "newrelic.hooks.framework_django"
 
 CHECKS: dict[str, Decorator] = {
     "wraps": wrapping,
@@ -268,9 +274,11 @@ CHECKS: dict[str, Decorator] = {
     "hidden-below-never-cache": lambda view: never_cache(hiding(view)),
     "above-never-cache": lambda view: wrapping(never_cache(view)),
     "below-atomic": lambda view: transaction.atomic(hiding(view)),
-    "below-a-tracer": lambda view: tracer("trace", "ddtrace")(hiding(view)),
-    "wraps-below-a-tracer": lambda view: tracer("trace", "newrelic")(wrapping(view)),
-    "by-a-false-tracer": lambda view: tracer("trace", "ddtracer")(hiding(view)),
+    "below-a-tracer": lambda view: tracer("trace", "ddtrace.contrib.trace")(hiding(view)),
+    "wraps-below-a-tracer": lambda view: tracer("wrap_view", "newrelic.hooks.framework_django")(
+        wrapping(view)
+    ),
+    "by-a-false-tracer": lambda view: tracer("trace", "ddtracer.contrib.trace")(hiding(view)),
     "twice": lambda view: wrapping(hiding(view)),
     "wrapt-of-no-wraps": lambda view: by_wrapt(hiding(view)),
     "lru-cache": lambda view: functools.lru_cache(hiding(view)),
@@ -448,7 +456,8 @@ def meet(make: Callable[[], Any], settings: Any, *, asgi: bool = False) -> str:
     if first.status_code == 201:
         return Meets.PROTECTED
     assert first.status_code in (400, 500)
-    assert any(each.problem for each in endpoints()) or first.status_code == 500
+    if getattr(view, "view_class", None) is not WithAnAttribute:  # known at the request only
+        assert any(each.problem for each in endpoints()) or first.status_code == 500
     return Meets.REFUSED
 
 
@@ -574,8 +583,8 @@ PASSING: dict[str, Decorator] = {
     "sensitive_variables": sensitive_variables("number"),
     "non_atomic_requests": transaction.non_atomic_requests,
     "extend_schema": extend_schema(summary="Charge"),
-    "ddtrace": tracer("trace", "ddtrace"),
-    "newrelic": tracer("trace", "newrelic"),
+    "ddtrace": tracer("trace", "ddtrace.contrib.trace"),
+    "newrelic": tracer("trace", NEW_RELIC),
     "two": lambda view: csrf_exempt(transaction.atomic(never_cache(view))),
 }
 
@@ -744,3 +753,161 @@ def test_names() -> None:
     assert problem_of(dispatch) == ""
     for method in (View.dispatch, View.setup, APIView.initial):
         assert "Put it on the method that does the work" in problem_of(copied(method))
+
+
+class Swaps(View):
+    """Gives callers without the right another handler, before a replay could be looked for."""
+
+    post = handler
+
+    def setup(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
+        super().setup(request, *args, **kwargs)
+        if allowed != ["yes"]:
+            self.post = self.deny  # type: ignore[method-assign]
+
+    def deny(self, request: HttpRequest) -> HttpResponse:
+        raise PermissionDenied
+
+
+class ProtectedBase(View):
+    post = idempotent(handler)
+
+
+class ChecksBefore(ProtectedBase):
+    """Its base has placed ``@idempotent`` where its own check is above it."""
+
+    def post(self, request: HttpRequest) -> HttpResponse:
+        ask_of_now()
+        response: HttpResponse = super().post(request)
+        return response
+
+
+protected_view = idempotent(function)
+
+
+def calls_a_protected_view(request: HttpRequest) -> HttpResponse:
+    ask_of_now()
+    response: HttpResponse = protected_view(request)
+    return response
+
+
+class Permitted(View):
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        ask_of_now()
+        return super().dispatch(request, *args, **kwargs)
+
+    post = handler
+
+
+def calls_a_class(request: HttpRequest) -> Any:
+    return Permitted.as_view()(request)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("asgi", [False, True])
+@pytest.mark.parametrize(
+    ("view", "expected"),
+    [
+        (Swaps.as_view(), Meets.PROTECTED),
+        (ChecksBefore.as_view(), Meets.REFUSED),
+        (calls_a_protected_view, Meets.REFUSED),
+        (calls_a_class, Meets.REFUSED),
+    ],
+)
+def test_checks_of_another_view(view: Any, expected: str, settings: Any, *, asgi: bool) -> None:
+    """A check that a view makes before it calls a protected one, or another class, is asked."""
+    assert meet(lambda: view, settings, asgi=asgi) == expected
+
+
+@pytest.mark.django_db
+def test_mark_keeps_the_bases(settings: Any, alice: Client) -> None:
+    """A class that looks for a mark still calls what a subclass has among its further bases."""
+
+    class Charges(View):
+        post = handler
+
+    class StaffOnly(View):
+        def setup(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
+            raise PermissionDenied
+
+    class StaffCharges(Charges, StaffOnly):
+        pass
+
+    settings.MIDDLEWARE = MIDDLEWARE
+    urls = [path("charges/", Charges.as_view()), path("staff/", StaffCharges.as_view())]
+    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": urls})
+    headers = {"Idempotency-Key": new_key(), "X-Reference": "staff"}
+    assert alice.post("/charges/", headers=headers).status_code == 201
+    assert alice.post("/staff/", headers=headers).status_code == 403
+    assert alice.post("/staff/", headers={"X-Reference": "staff"}).status_code == 403
+    assert effects("staff") == 1
+
+
+class Late(View):
+    """Its template is rendered after ``dispatch()``."""
+
+    rendered: ClassVar[list[bool]] = []
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        response = super().dispatch(request, *args, **kwargs)
+        self.rendered.append(response.is_rendered)
+        return response
+
+    def post(self, request: HttpRequest) -> Any:
+        template = engines["django"].from_string("x")
+        return TemplateResponse(request, template, content_type="text/plain")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("key", [False, True])
+def test_untouched_without_a_key(key: bool, settings: Any, alice: Client) -> None:
+    """Without a key, a response is rendered where Django renders it, and not before."""
+    Late.rendered.clear()
+    settings.MIDDLEWARE = MIDDLEWARE
+    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("x/", Late.as_view())]})
+    headers = {"Idempotency-Key": new_key()} if key else {}
+    assert alice.post("/x/", headers=headers).content == b"x"
+    assert Late.rendered == [key]
+
+
+def looks_at_views(get_response: Any) -> Any:
+    """A middleware that gets its ``process_view`` when it is made."""
+
+    def middleware(request: HttpRequest) -> Any:
+        return get_response(request)
+
+    middleware.process_view = lambda *args: None  # type: ignore[attr-defined]
+    return middleware
+
+
+class LooksAtViews:
+    def __init__(self, get_response: Any) -> None:
+        self.get_response = get_response
+        self.process_view = lambda *args: None
+
+    def __call__(self, request: HttpRequest) -> Any:
+        return self.get_response(request)
+
+
+class Renamed(IdempotencyMiddleware):
+    pass
+
+
+@pytest.mark.parametrize("ours", ["idempotency_django.middleware.IdempotencyMiddleware", "Renamed"])
+@pytest.mark.parametrize("later", ["looks_at_views", "LooksAtViews"])
+def test_later_middleware(ours: str, later: str, settings: Any) -> None:
+    """What gets its ``process_view`` when it is made would be skipped, too."""
+    ours = f"{__name__}.{ours}" if "." not in ours else ours
+    settings.MIDDLEWARE = [ours, f"{__name__}.{later}"]
+    with pytest.raises(ImproperlyConfigured, match=later):
+        BaseHandler().load_middleware()
+
+
+def test_mixin_on_a_view_of_django() -> None:
+    """It would protect nothing there."""
+
+    class Misplaced(IdempotentViewMixin, View):
+        post = handler
+
+    with pytest.raises(ImproperlyConfigured, match="no view of REST framework"):
+        Misplaced.as_view()
