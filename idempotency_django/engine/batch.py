@@ -201,6 +201,7 @@ class _Batch:
         try:
             result = item.execute(execution)
         finally:
+            execution.is_over = True
             CURRENT.reset(token)
         if not isinstance(result.payload, Payload):
             raise RolledBack(result)

@@ -36,6 +36,7 @@ def entered(execution: ExecutionContext) -> Iterator[None]:
     try:
         yield
     finally:
+        execution.is_over = True
         with suppress(ValueError):  # a coroutine that is closed in another context
             CURRENT.reset(token)
 
@@ -48,14 +49,15 @@ def current_execution() -> ExecutionContext | None:
     return CURRENT.get()
 
 
-def is_executing(operation: Operation) -> bool:
-    """Whether this code runs in the handler of an operation with the same key.
+def is_executing(store: Store, operation: Operation) -> bool:
+    """Whether this code runs in the handler of an operation with the same key and database.
 
     The locks of a database do not say so: they are re-entrant within a connection.
     """
+    asked = store.using, operation.key, operation.scope
     context = CURRENT.get()
     while context is not None:
-        if (context.key, context.scope) == (operation.key, operation.scope):
+        if not context.is_over and (context.using, context.key, context.scope) == asked:
             return True
         context = context.outer
     return False
@@ -73,6 +75,9 @@ class ExecutionContext:
     pinned = False
     """Whether the key stays with this request if the attempt fails. It does once a key was derived,
     because the effects under that key stay."""
+
+    is_over = False
+    """Whether the handler has ended; code that copied its context may still run."""
 
     def __init__(self, store: Store, claim: Claim, lease: Lease | None) -> None:
         self._store = store
@@ -93,6 +98,11 @@ class ExecutionContext:
     def operation(self) -> Operation:
         """The operation that is executed."""
         return self._claim.operation
+
+    @property
+    def using(self) -> str | None:
+        """The database of its record, if the store keeps it in one."""
+        return self._store.using
 
     @property
     def key(self) -> str:

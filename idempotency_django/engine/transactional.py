@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
-from django.db import connections, transaction
+from django.db import IntegrityError, connections, transaction
 from django.dispatch import Signal
 
 from .. import signals
@@ -125,7 +125,7 @@ class TransactionalRun:
             if self.admit is not None and isinstance(recalled, Replayed | Expired):
                 self.admit(recalled.record)
             return recalled
-        if is_executing(self.operation):
+        if is_executing(self.store, self.operation):
             return InProgress()
         try:
             with self.store.transaction():
@@ -194,6 +194,7 @@ class TransactionalRun:
         except Exception as error:  # noqa: BLE001  # whatever it is, it rolls back and goes on
             raise RolledBack(self._diagnosed(error)) from None
         finally:
+            self.execution.is_over = True
             CURRENT.reset(token)
         if not isinstance(result.payload, Payload):
             raise RolledBack(result)
@@ -233,8 +234,8 @@ class TransactionalRun:
         An earlier attempt may have been leased, by the policy of that time. A new key is never
         safe: the handler may have called another service, and has if it is pinned.
         """
-        if error.foreign:
-            return
+        if error.foreign or isinstance(error.__cause__, IntegrityError):
+            return  # of the view, or because another request has completed the operation
         error.safe_new_key = False
         if self.execution.pinned:
             error.state = "unknown"

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import Context, copy_context
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -396,6 +397,19 @@ class TestTransaction:
         run(store, operation, between if nested else again)
         assert found == [InProgress()]
         assert effects() == 1 + nested
+
+    def test_context_that_outlives_its_handler(self) -> None:
+        """What has copied a handler's context gets the response once the operation is completed."""
+        store, operation = DatabaseStore("default"), an_operation()
+        copies: list[Context] = []
+
+        def work(claim: Claim) -> Result:
+            copies.append(copy_context())
+            return effect(claim)
+
+        run(store, operation, work)
+        assert isinstance(copies[0].run(run, store, operation, work), Replayed)
+        assert effects() == 1
 
     def test_swallowed_database_error(self) -> None:
         """A database error that the handler swallowed does not end in a commit of half the work."""

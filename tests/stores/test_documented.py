@@ -6,6 +6,7 @@ import pytest
 from django.conf import settings
 from django.db import connection, transaction
 
+from idempotency_django.engine import Result, reraise, run
 from idempotency_django.errors import OperationInProgress
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.records import Claim, Operation, Record, Status
@@ -69,3 +70,23 @@ def test_record_that_a_snapshot_does_not_show(level: str, last: bool) -> None:
         found = store.acquire(operation)
     assert isinstance(found, Record)
     assert found.status is Status.COMPLETED
+
+
+@pytest.mark.postgres
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="needs PostgreSQL")
+@pytest.mark.django_db(transaction=True)
+def test_state_of_what_a_snapshot_does_not_show() -> None:
+    """Nobody is told that nothing was executed: another request has executed it."""
+
+    def effect(_: object) -> Result:
+        Effect.objects.create(reference="a")
+        return Result("response", RESPONSE)
+
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        assert Effect.objects.count() == 0
+        operation = answered()
+        with pytest.raises(OperationInProgress) as refused:
+            run(DatabaseStore("default"), operation, effect, reraise)
+    assert refused.value.state == "in-progress"
