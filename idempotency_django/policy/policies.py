@@ -273,7 +273,7 @@ class Policy:
     :mod:`idempotency_django.policy.fingerprints`."""
 
     ttl: timedelta | None = _field(timedelta(hours=24), _ttl)
-    """How long a response is replayed, from the claim of its attempt; ``None``: forever. A
+    """How long a response is replayed, from when it is stored; ``None``: forever. A
     :class:`~idempotency_django.policy.SlidingTTL` counts from the last replay."""
 
     on_expired: Literal["execute", "refuse"] = _field("execute", _one_of("execute", "refuse"))

@@ -10,6 +10,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
+from idempotency_django.contrib.messaging.inbox import receivers
 from tests.docs.examples import COMPARED, LANGUAGES, ROOT, Page
 from tests.docs.files import Checker, blocks, files, undefined, write
 
@@ -29,8 +30,15 @@ def name(path: Path) -> str:
 
 @pytest.mark.django_db(transaction=True, reset_sequences=True)
 @pytest.mark.parametrize("path", [path for path in PAGES if path != TUTORIAL], ids=name)
-def test_examples(path: Path, settings, client: Client, request: pytest.FixtureRequest) -> None:
+def test_examples(
+    path: Path,
+    settings,
+    client: Client,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The examples of a page do what the page says."""
+    monkeypatch.setattr(receivers, "_RECEIVERS", {})  # a page knows none of other tests
     settings.ROOT_URLCONF = "tests.docs.urls"
     settings.DEBUG = False
     client.force_login(User.objects.create_user("alice", password="alice"))

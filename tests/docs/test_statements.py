@@ -52,6 +52,11 @@ def documented(heading: str) -> list[str]:
     section = re.split(rf"\n##+ {heading}\n", PAGE.read_text())[1].partition("\n## ")[0]
     block = section.partition("```sql\n")[2].partition("```")[0]
     assert block, heading
+    return keywords(block)
+
+
+def keywords(block: str) -> list[str]:
+    """The first words of the statements of a block."""
     # An INSERT goes on with its SELECT in the next line.
     return KEYWORDS.findall(re.sub(r"(INSERT [^;]*?)\nSELECT", r"\1 SELECT", block))
 
@@ -62,13 +67,15 @@ def sent(client: Client, key: str, query: str = "", url: str = "/charges/") -> l
     with CaptureQueriesContext(connection) as queries:
         client.post(f"{url}{query}", headers={"Idempotency-Key": key})
     statements = [query["sql"] for query in queries if Charge._meta.db_table not in query["sql"]]
-    # Django notes its BEGIN by itself, also where it was sent with the statement after it.
-    statements = [statement.removeprefix("BEGIN; ") for statement in statements]
-    return [KEYWORDS.findall(statement)[0] for statement in statements]
+    # Django notes its BEGIN and its COMMIT by themselves, also where they were sent with another.
+    alone = [each.removeprefix("BEGIN; ").removesuffix("; COMMIT") for each in statements]
+    # What must have changed a row is within a statement that fails if it has not.
+    each = [part.removeprefix("WITH written AS (") for one in alone for part in one.split("; ")]
+    return [KEYWORDS.findall(statement)[0] for statement in each]
 
 
 def test_first_request(client: Client) -> None:
-    """A first request claims, completes and commits once."""
+    """A first request locks its key, looks, and writes its record once."""
     assert sent(client, str(uuid.uuid4())) == documented("The first request")
 
 
@@ -97,17 +104,15 @@ def test_taking_over(client: Client, earlier: str) -> None:
 def test_roll_back(client: Client) -> None:
     """A failed attempt is rolled back and written down in a transaction of its own."""
     statements = sent(client, str(uuid.uuid4()), "?fail")
-    assert statements == ["BEGIN", "INSERT", *documented("An attempt that is rolled back")]
+    claimed = documented("The first request")[:3]
+    assert statements == [*claimed, *documented("An attempt that is rolled back")]
 
 
 def test_leased(client: Client) -> None:
     """A leased request claims and completes, each by itself; a step is one statement more."""
     page = PAGE.read_text().partition("\n## How leased mode works")[2]
-    request, step = (
-        KEYWORDS.findall(re.sub(r"\nSELECT", " SELECT", block))
-        for block in re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
-    )
-    claim, complete = request
-    assert sent(client, str(uuid.uuid4()), url="/leased/") == [claim, complete]
+    request, step = map(keywords, re.findall(r"```sql\n(.*?)```", page, re.DOTALL))
+    *claim, complete = request
+    assert sent(client, str(uuid.uuid4()), url="/leased/") == [*claim, complete]
     statements = sent(client, str(uuid.uuid4()), "?step", url="/leased/")
-    assert statements == [claim, "BEGIN", *step, "COMMIT", complete]
+    assert statements == [*claim, "BEGIN", *step, "COMMIT", complete]
