@@ -13,7 +13,7 @@ from django.db.models import Q
 from django.db.models.functions import Left, Now
 from django.utils.translation import gettext_lazy as _
 
-from .stores.codec import StoredTextField
+from .stores.codec import StoredTextField, dump_text
 from .stores.records import ORIGIN, Status
 
 if not apps.is_installed("idempotency_django"):
@@ -107,7 +107,7 @@ class IdempotencyKeyQuerySet(models.QuerySet["IdempotencyKey"]):
         last = {
             "attempt": row["attempt"],
             "state": INTERRUPTED if is_interrupted else row["status"],
-            "error": row["error"][:_KEPT_ERROR],
+            "error": dump_text(row["error"][:_KEPT_ERROR]),
             "began": row["created_at"].isoformat(),
             "ended": ended.isoformat(),
         }

@@ -26,7 +26,7 @@ from ..conf import default_store
 from ..errors import StoreUnavailable
 from ..models import INTERRUPTED, DatabaseNow, IdempotencyKey, IdempotencyStep
 from ..policy import Policy, keys
-from ..stores import Status, derived_key, reference, referred, stores
+from ..stores import Status, derived_key, load_text, reference, referred, stores
 
 # Moments, as people read them.
 
@@ -384,7 +384,8 @@ class Records(Source):
             for each in attempts or ():
                 member, values = retried[pk], {**each, "state": STATES[each["state"]]}
                 begun = _("created") if each["attempt"] == 1 else _("attempt %(attempt)d began")
-                error = each["error"] if member.reference == shown.results_of else ""
+                is_shown = member.reference == shown.results_of
+                error = load_text(each["error"]) if is_shown else ""
                 yield entry(member, begun % values, datetime.fromisoformat(each["began"]))
                 ended = datetime.fromisoformat(each["ended"])
                 what = _("attempt %(attempt)d: %(state)s") % values

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..lazy import lazily
 from .atomic_blocks import forbid_transactions, is_open
 from .base import Store
-from .codec import StoredBinaryField, StoredTextField, decode, dump_text, encode
+from .codec import StoredBinaryField, StoredTextField, decode, dump_text, encode, load_text
 from .handler import stores
 from .records import (
     Claim,
@@ -57,6 +57,7 @@ __all__ = [
     "forbid_transactions",
     "is_open",
     "is_reference",
+    "load_text",
     "missing_tables",
     "new_token",
     "overdue",
