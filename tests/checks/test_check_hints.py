@@ -18,7 +18,7 @@ from rest_framework.viewsets import ModelViewSet, ViewSet
 from idempotency_django import checks
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.policy import Policy
-from tests.checks.test_checks import only_own_views
+from tests.support.own_views import only_own_views
 
 ACCEPTED = {"mode": "leased", "on_conflict": "accepted"}
 MEMORY = {"default": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"}}

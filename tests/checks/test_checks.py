@@ -23,7 +23,6 @@ from rest_framework.viewsets import ViewSet
 
 from idempotency_django import checks
 from idempotency_django.checks import configuration, views
-from idempotency_django.checks import drf as drf_checks
 from idempotency_django.conf import DEFAULT_STORES
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.http.views import IdempotencyStatusView
@@ -31,20 +30,11 @@ from idempotency_django.policy import Policy
 from idempotency_django.stores import Store, stores
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
+from tests.support.own_views import only_own_views
 
 OURS = "idempotency_django.middleware.IdempotencyMiddleware"
 MEMORY = "idempotency_django.stores.memory.MemoryStore"
 DATABASE = "idempotency_django.stores.database.DatabaseStore"
-
-
-def only_own_views(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
-    """The views of other tests are no part of the projects that this module's tests check."""
-    every = drf_checks._subclasses
-
-    def own(of: type[Any]) -> Iterator[type[Any]]:
-        return (view for view in every(of) if view.__module__ == module)
-
-    monkeypatch.setattr(drf_checks, "_subclasses", own)
 
 
 @pytest.fixture(autouse=True)

@@ -34,6 +34,7 @@ from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import PAYMENT, Policy
 from tests.models import Effect
 from tests.support import ways
+from tests.support.own_views import only_own_views
 from tests.support.shared import effects, is_replay, new_key, post
 
 POLICY = Policy(required=True)
@@ -63,6 +64,11 @@ def post_number(self: Any, request: Any, pk: str) -> Any:
 
 def a_class(**attributes: Any) -> Any:
     return type("AClass", (View,), {"post": post_, **attributes})
+
+
+@pytest.fixture(autouse=True)
+def _own_views(monkeypatch: pytest.MonkeyPatch) -> None:
+    only_own_views(monkeypatch, __name__, ways.__name__)
 
 
 class Charges(IdempotentViewMixin, viewsets.ViewSet):
