@@ -231,7 +231,12 @@ def judge_handler(view: Any, handler: Any, name: str) -> str | None:
     view_class: Any = type(view)
     if type(handler) is MethodType and handler.__self__ is view:
         return _judge_method(view_class, handler.__func__, name)
-    return _swapped(view_class, name) if protected_function(handler, view) is None else None
+    if protected_function(handler, view) is not None:
+        return None
+    method = getattr(view_class, name, None)
+    if opened(handler, view) is opened(method):  # below what decides nothing about callers
+        return _judge_method(view_class, method, name)
+    return _swapped(view_class, name)
 
 
 @lru_cache(maxsize=1024)
