@@ -64,10 +64,11 @@ run = rm -rf $(REPORTS) && mkdir -p $(REPORTS); failed=0; \
     $(PY) -m tests.support.summary $(REPORTS) || failed=1
 
 test: $(VENV)/.installed-test  ## Run the tests: those above the database on PostgreSQL, the others on all.
+	$(if $(COVERAGE),@$(PY) -m coverage erase)
 	@$(call run,$(PARTS)); exit $$failed
 
-nightly: $(VENV)/.installed-test  ## Run all tests on all databases and drivers, with long storms and coverage.
-	@$(PY) -m coverage erase
+nightly: $(VENV)/.installed-test  ## Run `make test`, then the rest on all databases and drivers: storms, matrices; measure coverage.
+	@$(MAKE) --no-print-directory test COVERAGE=1
 	@$(call run,$(NIGHTLY)); $(PY) -m coverage combine --quiet || failed=1; \
 	    $(PY) -m coverage report --fail-under=$(GATE) || failed=1; exit $$failed
 
@@ -76,7 +77,7 @@ parts: $(PARTS) $(NIGHTLY)
 # A part writes whole lines, because the others write at the same time.
 PYTEST := -m pytest -qq -p tests.support.progress -o console_output_style=classic
 PART = @TEST_PART=$@ TEST_REPORTS=$(REPORTS) $(PY) $(PYTEST)
-COVERED = @TEST_PART=$@ TEST_REPORTS=$(REPORTS) $(PY) -m coverage run $(PYTEST)
+COVERED = @TEST_PART=$@ TEST_REPORTS=$(REPORTS) $(PY) $(if $(COVERAGE),-m coverage run) $(PYTEST)
 
 # Only these files: collecting all tests is slow.
 files_with = $(shell grep -rlE --include='test_*.py' '$(1)' tests)
@@ -89,15 +90,15 @@ DRIVER = $(call files_with,mark\.driver)
 
 test-inside test-ring test-outside test-faults: export TEST_DATABASES := postgres
 test-inside:
-	$(PART) -m "not e2e and not nightly" $(INSIDE)
+	$(COVERED) -m "not e2e and not nightly" $(INSIDE)
 
 test-ring:
-	$(PART) -m "not e2e and not nightly" $(RING)
+	$(COVERED) -m "not e2e and not nightly" $(RING)
 
 # The tests of SQL, on the databases that the other parts leave out.
 test-databases: export TEST_DATABASES := mariadb,sqlite
 test-databases:
-	$(PART) -m "driver and not e2e and not nightly" $(DRIVER)
+	$(COVERED) -m "driver and not e2e and not nightly" $(DRIVER)
 
 test-outside:
 	$(PART) -m "e2e and not nightly" $(OUTSIDE)
@@ -105,6 +106,9 @@ test-outside:
 test-faults:
 	$(PART) -m "e2e and not nightly" $(FAULTS)
 
+# What `make test` has not run.
+nightly-inside nightly-ring nightly-outside nightly-faults: export TEST_LEFT_OUT := 1
+$(NIGHTLY): export COVERAGE := 1
 nightly-inside:
 	$(COVERED) -m "not e2e" $(INSIDE)
 

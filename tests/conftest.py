@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import compress
 from typing import Any
@@ -48,9 +49,31 @@ def pytest_sessionstart() -> None:
     user_logged_in.disconnect(dispatch_uid="update_last_login")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run them last: from then on, coverage sees no new thread."""
     items.sort(key=_may_install)
+    if os.environ.get("TEST_LEFT_OUT") == "1":
+        left_out, others = partition(_is_in_make_test, items)
+        items[:] = left_out
+        config.hook.pytest_deselected(items=[*others])
+
+
+def _is_in_make_test(item: pytest.Item) -> bool:
+    """Whether ``make test`` runs it: on PostgreSQL, and tests of SQL on all databases."""
+    if item.get_closest_marker("nightly"):
+        return False
+    elsewhere = any(name in item.nodeid for name in ("mariadb", "sqlite"))
+    return not elsewhere or item.get_closest_marker("driver") is not None
+
+
+def partition(
+    condition: Callable[[pytest.Item], bool], items: Iterable[pytest.Item]
+) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """The items that do not meet the condition, and those that do."""
+    parts: tuple[list[pytest.Item], list[pytest.Item]] = [], []
+    for item in items:
+        parts[condition(item)].append(item)
+    return parts
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
