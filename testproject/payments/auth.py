@@ -9,7 +9,6 @@ from typing import Any
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.http import HttpRequest, JsonResponse
 from django.http.response import HttpResponseBase
-from django.utils.decorators import decorator_from_middleware
 from rest_framework.authentication import TokenAuthentication
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
@@ -17,30 +16,19 @@ from rest_framework.request import Request
 View = Callable[..., Any]
 
 
-class TokenMiddleware:
-    """Lets in those who send ``Authorization: Token …``, as ``request.user``; 401 for others."""
-
-    def __init__(self, get_response: View) -> None:
-        self.get_response = get_response
-
-    def process_request(self, request: HttpRequest) -> HttpResponseBase | None:
-        """Turn away who is not known."""
-        return _refusal(request)
-
-
-# A decorator that Django makes, which the idempotency middleware can open.
-_checked = decorator_from_middleware(TokenMiddleware)
-
-
 def token_required(view: View) -> View:
     """Let in those who send ``Authorization: Token …``, as ``request.user``; 401 for others."""
+
+    @functools.wraps(view)
+    def checked(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        return _refusal(request) or view(request, *args, **kwargs)
 
     @functools.wraps(view)
     async def achecked(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         refusal = await sync_to_async(_refusal)(request)
         return refusal or await view(request, *args, **kwargs)
 
-    return achecked if iscoroutinefunction(view) else _checked(view)
+    return achecked if iscoroutinefunction(view) else checked
 
 
 def _refusal(request: HttpRequest) -> HttpResponseBase | None:

@@ -20,7 +20,7 @@ urlpatterns = [
     path("webhooks/standard/", webhooks.StandardHook.as_view()),
     path("webhooks/stripe/", webhooks.StripeHook.as_view()),
     path("v1/charges", views.StripeChargeView.as_view()),
-    path("plain/orders/", views.plain_order),
+    path("plain/orders/", views.PlainOrderView.as_view()),
     path("decorated/orders/", views.decorated_order),
     path("async/orders/", views.async_order),
     path("effects/", views.count_effects),

@@ -11,6 +11,8 @@ from asgiref.sync import sync_to_async
 from django.core.exceptions import BadRequest
 from django.http import HttpRequest, JsonResponse
 from django.http.response import HttpResponseBase
+from django.utils.decorators import method_decorator
+from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST, require_safe
 from rest_framework import generics, permissions, viewsets
@@ -121,12 +123,12 @@ def _response(request: Request, receipt: Receipt) -> Response:
 # Django without DRF. No cookie is looked at, so there is nothing for CSRF to forge.
 
 
-@csrf_exempt
-@require_POST
-@token_required
-def plain_order(request: HttpRequest) -> HttpResponseBase:
-    """A function that knows nothing of idempotency: the middleware protects it."""
-    return _respond(request, Kind.PLAIN)
+@method_decorator([csrf_exempt, token_required], name="dispatch")
+class PlainOrderView(View):
+    """A view that knows nothing of idempotency: the middleware protects it."""
+
+    def post(self, request: HttpRequest) -> HttpResponseBase:
+        return _respond(request, Kind.PLAIN)
 
 
 @csrf_exempt

@@ -192,9 +192,11 @@ class Queue:
         with transaction.atomic(using=rows.db, savepoint=False):
             finished = rows.update(**changes)
             if finished:
-                waiting = "AND process_after IS NULL"
-                aside = self._lines(rows.db, streams, 1, "id, stream", condition=waiting)
-                self._make_due(rows.db, [row.pk for line in aside.values() for row in line])
+                # Each group's next one; a search for one that was set aside would read all others.
+                lines = self._lines(rows.db, streams, 1, "id, stream, process_after")
+                following = [row for line in lines.values() for row in line]
+                aside = [row.pk for row in following if row.process_after is None]
+                self._make_due(rows.db, aside)
         return finished
 
     def stopped(self, using: str, *, seconds: float, after: str = "") -> tuple[dict[str, int], str]:
@@ -337,13 +339,11 @@ class Queue:
         streams: Iterable[str],
         most: int,
         columns: str = "*",
-        *,
-        condition: str = "",
     ) -> dict[str, list[Any]]:
         """The first pending messages of each group, in their order."""
         query = (
             f"SELECT * FROM (SELECT {columns} FROM {self._in_lines(using)} "  # names
-            f"WHERE state = 'pending' AND stream = %s {condition} "
+            f"WHERE state = 'pending' AND stream = %s "
             f"ORDER BY {self._ordering(using)} LIMIT {most:d}) AS line"
         )
         lines: dict[str, list[Any]] = {stream: [] for stream in streams}

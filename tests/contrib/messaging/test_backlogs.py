@@ -325,7 +325,7 @@ def test_behind_a_dead_letter(using: str, kind: str, monkeypatch: pytest.MonkeyP
 
 
 def test_cost_of_what_is_set_aside(using: str) -> None:
-    """With 5,000 messages behind dead letters, an idle run and a purge cost what they cost with
+    """With 2,000 messages behind dead letters, an idle run and a purge cost what they cost with
     400: a search reads up to 100 messages of a group, and leaps over the others.
     """
     runs: dict[str, Callable[[], object]] = {
@@ -334,7 +334,7 @@ def test_cost_of_what_is_set_aside(using: str) -> None:
         "purges": lambda: [each.purge(timedelta(0), 100) for each in (INBOX, OUTBOX)],
     }
     costs: dict[str, list[int]] = {name: [] for name in runs}
-    for count in (4 * FEW, MANY):
+    for count in (8 * FEW, MANY):
         for group in ("a", "b"):
             receive(using, count // 2, group)
             write(using, count // 2, group)
