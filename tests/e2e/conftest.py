@@ -126,8 +126,8 @@ def server(serve: Serve) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def asgi_server(serve: Serve) -> Iterator[Server]:
-    """The same under ASGI. No lease ends during a test."""
-    with serve(ASGI="1", LEASE_SECONDS=LONG_LEASE) as server:
+    """The same under ASGI."""
+    with serve(ASGI="1") as server:
         yield server
 
 

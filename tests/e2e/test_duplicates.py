@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from tests.support.nightly import sizes
+from tests.support.nightly import nightly, sizes
 
 from .clients import ASYNC, TRANSFERS, Api, Order, executed_of, verdict
 from .conftest import Server, client_of
@@ -86,7 +86,7 @@ def told_of_duplicates(api: Api, path: str, keys: int) -> Counter[str]:
     return told
 
 
-@pytest.mark.parametrize("database", ["postgres", "mariadb"], indirect=True)
+@pytest.mark.parametrize("database", ["postgres", nightly("mariadb")], indirect=True)
 @pytest.mark.parametrize("path", [PATH, TRANSFERS, ASYNC])
 def test_duplicates_do_not_queue_behind_the_first(
     api: Api, database: Database, path: str, capsys: pytest.CaptureFixture[str]
