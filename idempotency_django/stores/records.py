@@ -78,7 +78,7 @@ class Operation:
 
     @property
     def kept(self) -> timedelta | None:
-        """How long a completed record is kept; ``None``: forever."""
+        """How long a completed record is kept. ``None`` is forever."""
         return None if self.ttl is None else self.ttl + self.retention
 
     @property
