@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from types import MethodType
 from typing import Any, Final
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
@@ -195,6 +196,16 @@ def _instance_of(args: tuple[Any, ...]) -> View | None:
 # The handler of a class-based view.
 
 
+def _is_async(handler: Any) -> bool:
+    """Whether a handler is a coroutine function; looked at once for each method."""
+    if type(handler) is MethodType:
+        return _is_coroutine_function(handler.__func__)
+    return iscoroutinefunction(handler)
+
+
+_is_coroutine_function = functools.lru_cache(maxsize=1024)(iscoroutinefunction)
+
+
 def replace_handler(view: Any, request: Any, policy: Policy) -> None:
     """Replace the request's handler with one that runs it once; one that does so itself stays.
 
@@ -216,7 +227,7 @@ def replace_handler(view: Any, request: Any, policy: Policy) -> None:
     if problem:
         if _takes_part(view, request, policy):
             refuse = functools.partial(refuse_key, type(view), problem)
-            setattr(view, name, sync_to_async(refuse) if iscoroutinefunction(handler) else refuse)
+            setattr(view, name, sync_to_async(refuse) if _is_async(handler) else refuse)
         return
 
     def run_once(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -227,7 +238,7 @@ def replace_handler(view: Any, request: Any, policy: Policy) -> None:
         run = functools.partial(handler, request, *args, **kwargs)
         return await aserve_view(policy, request, run, view)
 
-    stand_in: Any = arun_once if iscoroutinefunction(handler) else run_once
+    stand_in: Any = arun_once if _is_async(handler) else run_once
     setattr(stand_in, PROTECTED, BY_DECORATOR)
     setattr(view, name, stand_in)
 

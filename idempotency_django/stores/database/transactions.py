@@ -141,7 +141,7 @@ class StoreTransaction(transaction.Atomic):
         self.sent_commit, self._stopped = True, stopped
 
     def __enter__(self) -> None:
-        connection = connections[self._dialect.using]
+        connection = self._connection = connections[self._dialect.using]
         try:
             if not (connection.settings_dict["AUTOCOMMIT"] or _commits(connection)):
                 raise without_autocommit(self._dialect.using)
@@ -155,7 +155,7 @@ class StoreTransaction(transaction.Atomic):
         self.committed = True
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if error is None and self.replayed and not connections[self._dialect.using].needs_rollback:
+        if error is None and self.replayed and not self._connection.needs_rollback:
             count = self._dialect.sql["count"]
             try:
                 self._dialect.execute_last(count, self.replayed, unsure=False)
