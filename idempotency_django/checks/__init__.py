@@ -44,6 +44,7 @@ id                                     problem
 ``idempotency_django.W061``            a Celery task has a policy or key, but not our base class
 ``idempotency_django.E062``            a leased view is in a transaction of ``ATOMIC_REQUESTS``
 ``idempotency_django.W071``            ``MIDDLEWARE_PROTECTS`` names no route or namespace
+``idempotency_django.W072``            a Django that this version was not tested with
 =====================================  =========================================================
 """
 
@@ -53,6 +54,7 @@ from django.core.checks import Tags, register
 
 from .configuration import (
     check_cors,
+    check_django,
     check_live_stores,
     check_middleware,
     check_settings,
@@ -71,4 +73,5 @@ def register_checks() -> None:
     register(check_middleware, Tags.security)
     register(check_views, Tags.security)
     register(check_cors, Tags.compatibility)
+    register(check_django, Tags.compatibility)
     register(check_live_stores, Tags.database)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
+import django
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's name
 from django.core.exceptions import ImproperlyConfigured
@@ -116,6 +117,9 @@ def unknown_store(alias: str, where: str) -> Iterator[CheckMessage]:
         )
 
 
+NEWEST_DJANGO: Final = (6, 1)
+"""The newest that the tests run on; no upper bound keeps a project from a later one."""
+
 CORS = "corsheaders.middleware.CorsMiddleware"
 
 
@@ -157,6 +161,18 @@ def _left_out(headers: Iterable[str], setting: str) -> list[str]:
     if "*" in named and not getattr(settings, "CORS_ALLOW_CREDENTIALS", False):
         return []
     return [header for header in headers if header.lower() not in named]
+
+
+def check_django(**_: Any) -> Iterator[CheckMessage]:
+    """Whether the tests of this version ran on this Django."""
+    if django.VERSION[:2] > NEWEST_DJANGO:
+        newest = "{}.{}".format(*NEWEST_DJANGO)
+        yield Warning(
+            f"This version of idempotency_django was tested with Django up to {newest}, and this "
+            f"is {django.get_version()}.",
+            hint="Upgrade idempotency_django, or run your tests and silence this warning.",
+            id="idempotency_django.W072",
+        )
 
 
 AUTHENTICATION: Final = "django.contrib.auth.middleware.AuthenticationMiddleware"
