@@ -35,11 +35,8 @@ SIGNALS = "claimed completed replayed conflicted mismatched failed released lost
 
 
 AUDITED = (
-    "replayed/suite.py",
     "test_effects_outside.py",
     "test_examples[docs/operations/testing.md]",
-    "test_mutations.py::TestPlugin",
-    "test_replaying.py",
 )
 """Tests that install an audit hook, which stays as long as the process: parts of their ids."""
 

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from .drf import IdempotentAPIClient
     from .effects import Effect, effects_outside
     from .races import Race, race
-    from .writes import assert_no_writes
 
 __all__ = [
     "MOMENT",
@@ -48,7 +47,6 @@ __all__ = [
     "Race",
     "StoreContract",
     "an_operation",
-    "assert_no_writes",
     "assert_replayed",
     "crash",
     "effects_outside",
@@ -72,7 +70,6 @@ __getattr__ = lazily(
         "Race": "races",
         "StoreContract": "contract",
         "an_operation": "contract",
-        "assert_no_writes": "writes",
         "assert_replayed": "clients",
         "crash": "crashes",
         "effects_outside": "effects",

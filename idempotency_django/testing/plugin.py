@@ -6,7 +6,6 @@ is imported when the option is given, or a fixture is used.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from .races import Race
 
 OPTION: Final = "idempotency_replay"
-MARK: Final = "idempotency_replay"
+OFF: Final = "idempotency_replay_off"
 IGNORE: Final = "idempotency_replay_ignore"
 
 
@@ -28,12 +27,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--idempotency-replay",
         dest=OPTION,
-        nargs="?",
-        const="all",
-        type=_which,
-        metavar="all|protected",
-        help="send the unsafe requests of Django's test clients twice, and fail tests whose second "
-        "request has an effect; 'protected': only requests with a key, or to protected endpoints",
+        action="store_true",
+        help="send the unsafe requests of Django's test client twice, and fail tests whose second "
+        "request has an effect",
     )
     parser.addini(IGNORE, "tables that a repeated request may write to", type="args")
 
@@ -41,21 +37,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Load what sends requests twice, if it is wanted."""
     config.addinivalue_line(
-        "markers",
-        "idempotency_replay(off=False, ignore=()): with --idempotency-replay, off=True sends the "
-        "requests of this test once; ignore= names tables that a repeated request may write to.",
+        "markers", f"{OFF}: with --idempotency-replay, send the requests of this test once."
     )
     if config.getoption(OPTION):
         config.pluginmanager.import_plugin("idempotency_django.testing.replaying")
-
-
-def _which(text: str) -> str:
-    if text not in ("all", "protected"):  # such as the path of a test, which the option swallows
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is neither 'all' nor 'protected'. To run some of your tests, write their "
-            "paths before the option, or write --idempotency-replay=all."
-        )
-    return text
 
 
 @pytest.fixture

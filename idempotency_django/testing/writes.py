@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -82,119 +82,6 @@ class Write:
         return line if len(line) <= _SHOWN else line[: _SHOWN - 1] + "…"
 
 
-class _Log:
-    """Notes what is written over one connection, and forgets what is rolled back."""
-
-    def __init__(self, connection: Any, ignored: Collection[str]) -> None:
-        self.writes: list[Write] = []
-        self._connection = connection
-        self._ignored = ignored
-        self._savepoints: dict[str, int] = {}
-        self._committed = 0
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        ends = {"_commit": self._keep, "_rollback": self._drop}
-        with self._connection.execute_wrapper(self._executed):
-            for name, note in ends.items():
-                setattr(
-                    self._connection, name, partial(_then, getattr(self._connection, name), note)
-                )
-            try:
-                yield
-            finally:
-                for name in ends:
-                    vars(self._connection).pop(name, None)
-
-    def _executed(self, execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
-        result = execute(sql, params, many, context)
-        text = _uncommented(str(sql))
-        point = _SAVEPOINT.match(text)
-        if point and point[1]:
-            del self.writes[self._savepoints.get(point[2], 0) :]
-        elif point:
-            self._savepoints[point[2]] = len(self.writes)
-        else:
-            self._note(text, context)
-        if not self._connection.in_atomic_block:
-            self._keep()
-        return result
-
-    def _note(self, sql: str, context: Any) -> None:
-        table = table_written(sql)
-        if table is None or table in self._ignored or _LAST_LOGIN.match(sql):
-            return
-        if table in bookkeeping_tables():
-            return
-        # SQLite counts the rows of a RETURNING when they are fetched.
-        is_counted = self._connection.vendor != "sqlite" or "RETURNING" not in sql
-        if not (is_counted and context["cursor"].rowcount == 0):
-            self.writes.append(Write(sql, table))
-
-    def _keep(self) -> None:
-        self._committed = len(self.writes)
-
-    def _drop(self) -> None:
-        del self.writes[self._committed :]
-
-
-def _then(end: Callable[[], None], note: Callable[[], None]) -> None:
-    end()
-    note()
-
-
-class Writes:
-    """Notes the statements of this thread that write rows and are not rolled back. ::
-
-        with Writes() as written:
-            client.post("/charges/")
-        assert not written.all
-
-    Args:
-        ignore: tables that may be written to, besides :func:`bookkeeping_tables`.
-    """
-
-    def __init__(self, ignore: Collection[str] = ()) -> None:
-        self._logs = [_Log(connection, frozenset(ignore)) for connection in connections.all()]
-        self._undo = ExitStack()
-
-    def __enter__(self) -> Writes:
-        for log in self._logs:
-            self._undo.enter_context(log.kept())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._undo.close()
-
-    @property
-    def all(self) -> list[Write]:
-        """The statements that wrote rows, database after database."""
-        return [write for log in self._logs for write in log.writes]
-
-
-@contextmanager
-def assert_no_writes(*, ignore: Collection[str] = ()) -> Iterator[None]:
-    """Assert that the block writes no rows. It may roll back what it writes. ::
-
-        with assert_no_writes():
-            client.retry()
-
-    Records of this package, sessions, caches and ``last_login`` may be written. Statements of
-    other threads are not seen.
-
-    Args:
-        ignore: further tables that may be written to, such as ``{"audit_log"}``.
-
-    Raises:
-        AssertionError: rows were written; it shows the statements.
-    """
-    with Writes(ignore) as written:
-        yield
-    if written.all:
-        statements = "\n".join(f"    {write}" for write in written.all)
-        raise AssertionError(f"Rows were written:\n{statements}")
-
-
 @dataclass
 class Effects:
     """The effects of a request that a retry must not repeat.
@@ -206,6 +93,32 @@ class Effects:
 
     writes: list[Write] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
+
+
+class _Log:
+    """Notes what is written over a connection in a transaction, but for what is rolled back."""
+
+    def __init__(self, connection: BaseDatabaseWrapper, ignored: Collection[str]) -> None:
+        self.writes: list[Write] = []
+        self._vendor = connection.vendor
+        self._ignored = ignored
+        self._savepoints: dict[str, int] = {}
+
+    def around(self, execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
+        """Execute a statement, and note it."""
+        result = execute(sql, params, many, context)
+        text = _uncommented(str(sql))
+        point, table = _SAVEPOINT.match(text), table_written(text)
+        if point and point[1]:
+            del self.writes[self._savepoints.get(point[2], 0) :]
+        elif point:
+            self._savepoints[point[2]] = len(self.writes)
+        elif table and table not in self._ignored and not _LAST_LOGIN.match(text):
+            # SQLite counts the rows of a RETURNING when they are fetched.
+            is_counted = self._vendor != "sqlite" or "RETURNING" not in text
+            if not (is_counted and context["cursor"].rowcount == 0):
+                self.writes.append(Write(text, table))
+        return result
 
 
 @contextmanager
@@ -229,9 +142,14 @@ def rehearsal(ignore: Collection[str] = ()) -> Iterator[Effects]:
             undo.enter_context(_rolled_back(connection))
         hooks = {each.alias: len(each.run_on_commit) for each in opened}
         sent = len(outbox())
-        with _noting_tasks(effects.others), Writes(ignore) as written:
+        ignored = bookkeeping_tables().union(ignore)
+        logs = [_Log(each, ignored) for each in opened]
+        with ExitStack() as noting:
+            noting.enter_context(_noting_tasks(effects.others))
+            for connection, log in zip(opened, logs, strict=True):
+                noting.enter_context(connection.execute_wrapper(log.around))
             yield effects
-        effects.writes = written.all
+        effects.writes += [write for log in logs for write in log.writes]
         effects.others += [f"e-mail {message.subject!r}" for message in outbox()[sent:]]
         del outbox()[sent:]
         for each in opened:

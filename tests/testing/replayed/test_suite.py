@@ -46,7 +46,7 @@ def test_no_false_alarm(tmp_path: Path) -> None:
     """The suite passes as before. Requests in races and to a live server are sent once."""
     said = run(tmp_path, "--idempotency-replay")
     assert failed(said) == set(), said
-    assert "21 of 30 unsafe requests were sent twice; 0 findings; 1 was sent once" in said, said
+    assert "sent twice: 20; findings: 0" in said, said
 
 
 def test_mutants(tmp_path: Path) -> None:
@@ -67,12 +67,11 @@ def test_mutants(tmp_path: Path) -> None:
         "test_invoice_commits",
         "test_teardown",
     }, said
-    assert f" of 30 unsafe requests were sent twice; {len(set(found))} findings" in said, said
+    assert f"findings: {len(set(found))}" in said, said
     for finding in (
         f"POST /charges/ of {SUITE}::ChargeTests::test_create was sent again, and had an effect:",
         '    INSERT INTO "shop_charge" ("reference", "amount") VALUES',
         "Nothing protects this endpoint",
-        "To allow it in this test: @pytest.mark.idempotency_replay(ignore={'shop_charge'})",
         "    on_commit hook tests.testing.replayed.views.InvoiceView.send",
     ):
         assert finding in said, said
