@@ -82,8 +82,8 @@ COVERED = @TEST_PART=$@ TEST_REPORTS=$(REPORTS) $(PY) $(if $(COVERAGE),-m covera
 # Only these files: collecting all tests is slow.
 files_with = $(shell grep -rlE --include='test_*.py' '$(1)' tests)
 INSIDE := tests/test_*.py \
-    $(addprefix tests/,admin checks client docs drf engine http management policy stores support testing)
-RING := tests/contrib tests/contract
+    $(addprefix tests/,admin checks client drf engine http management policy stores support testing)
+RING := tests/contrib tests/contract tests/docs
 FAULTS := tests/faults
 OUTSIDE = $(filter-out $(FAULTS)/%,$(call files_with,mark\.e2e))
 DRIVER = $(call files_with,mark\.driver)

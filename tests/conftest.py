@@ -7,7 +7,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import compress
 from typing import Any
 
@@ -191,12 +192,27 @@ def end_other_sessions(alias: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def rabbit() -> Iterator[Server]:
-    """A RabbitMQ for all tests, started for the first that asks; name your queues anew."""
-    with rabbitmq() as server:
-        if server is None:
-            pytest.skip("NO rabbitmq-server FOUND: install it, or set TEST_RABBITMQ_URL")
-        yield server
+def _rabbit() -> Iterator[Future[Server | None]]:
+    """A RabbitMQ that is about to start."""
+    with ExitStack() as stack, ThreadPoolExecutor(1) as starting:
+        yield starting.submit(stack.enter_context, rabbitmq())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _early(request: pytest.FixtureRequest) -> None:
+    """RabbitMQ needs seconds to start: it does so while tests run that do not ask for it."""
+    needing = {"rabbit", "place"}  # the latter has a place at any broker
+    if any(needing.intersection(getattr(it, "fixturenames", ())) for it in request.session.items):
+        request.getfixturevalue("_rabbit")
+
+
+@pytest.fixture(scope="session")
+def rabbit(_rabbit: Future[Server | None]) -> Server:
+    """A RabbitMQ for all tests; name your queues anew."""
+    server = _rabbit.result()
+    if server is None:
+        pytest.skip("NO rabbitmq-server FOUND: install it, or set TEST_RABBITMQ_URL")
+    return server
 
 
 @pytest.fixture(scope="session")

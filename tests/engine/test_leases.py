@@ -64,7 +64,7 @@ from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.testing import PATIENCE, an_operation, eventually, in_threads
 from tests.models import Effect
-from tests.support.nightly import sizes
+from tests.support.nightly import few, sizes
 from tests.support.shared import (
     assert_problem,
     assert_replays,
@@ -258,7 +258,7 @@ class TestHeartbeat:
 
     def test_renews(self, store: Watched) -> None:
         """While the handler runs nobody can take it over, after its first lease either."""
-        operation = leased(lease=timedelta(seconds=6))
+        operation = leased(lease=timedelta(seconds=3))
 
         def handler(execution: ExecutionContext | None) -> None:
             for times in range(1, 5):  # one more than the first lease has time for
@@ -323,7 +323,7 @@ class TestHeartbeat:
         eventually(lambda: all(other.connection is None for other in store.heartbeats))
         assert seen == [True]
 
-    @pytest.mark.parametrize("error", [StoreUnavailable, OperationInProgress, ValueError])
+    @pytest.mark.parametrize("error", few([StoreUnavailable, OperationInProgress, ValueError]))
     def test_failing_store(
         self, store: Watched, error: type[Exception], caplog: pytest.LogCaptureFixture
     ) -> None:

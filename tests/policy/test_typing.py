@@ -29,6 +29,7 @@ def right(request: IdempotentRequest) -> HttpResponse:
 """
 
 
+@pytest.mark.nightly
 def test_misspelt_option(tmp_path: Path) -> None:
     """A misspelt option is an error, and so is a value of another type; the rest is not."""
     program = tmp_path / "shop.py"

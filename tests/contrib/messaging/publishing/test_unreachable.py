@@ -233,6 +233,7 @@ def test_silent_broker(rabbit: Server, rabbit_broker: Broker) -> None:
 # Kafka.
 
 
+@pytest.mark.nightly
 def test_kafka_restarted() -> None:
     """While Kafka is away, no message is blamed for it; when it is back, they are sent."""
     port = free_port()
@@ -248,6 +249,7 @@ def test_kafka_restarted() -> None:
     publisher.close()
 
 
+@pytest.mark.nightly
 def test_producer_that_is_dead() -> None:
     """A producer of Kafka's client that has had a fatal error is replaced, and no message is blamed
     for it.
@@ -323,6 +325,7 @@ def test_long_names_in_sqs(sqs_server: Server) -> None:
             assert all(re.fullmatch(r"[!-~]{1,128}", each) for each in ids)
 
 
+@pytest.mark.nightly
 def test_sqs_restarted() -> None:
     """While SQS is away, no message is blamed for it; when it is back, they are sent."""
     port = free_port()

@@ -29,7 +29,7 @@ CLASSES = {
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing waits for long."""
-    moment = timedelta(seconds=0.2)
+    moment = timedelta(seconds=0.02)
     monkeypatch.setattr(loop, "BACKOFF", Backoff(moment, moment))
 
 

@@ -17,7 +17,7 @@ from idempotency_django.contrib.messaging.brokers import kombu as by_kombu
 from tests.models import Effect
 from tests.support.kafka import kafka as kafka_server
 from tests.support.kafka import make_topic
-from tests.support.nightly import few
+from tests.support.nightly import nightly
 from tests.support.servers import Server, free_port
 from tests.support.sqs import make_queue
 from tests.support.sqs import sqs as sqs_server
@@ -52,6 +52,7 @@ def booking(calls: list[str], hold: threading.Event | None = None, longest: floa
     return consumer
 
 
+@pytest.mark.nightly
 def test_slow_handler(
     place: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,10 +74,10 @@ def test_slow_handler(
 @pytest.mark.parametrize(
     ("name", "short"),
     [
-        ("kafka", {}),
         ("redis", {"visibility": 1}),
-        ("sqs", {"visibility": 1}),
-        ("sqs", {"visibility": 1, "suffix": ".fifo"}),
+        nightly("kafka", {}),
+        nightly("sqs", {"visibility": 1}),
+        nightly("sqs", {"visibility": 1, "suffix": ".fifo"}),
     ],
 )
 def test_slower_than_the_broker_waits(place: Any, name: str, short: dict[str, Any]) -> None:
@@ -171,7 +172,8 @@ def test_the_connection_breaks(rabbit: Server, caplog: pytest.LogCaptureFixture)
     broker.close()
 
 
-@pytest.mark.parametrize("name", few(["kafka", "sqs"]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["kafka", "sqs"])
 def test_the_broker_restarts(name: str) -> None:
     """The servers of Kafka and SQS go, and others come in their place: the loop goes on.
 
