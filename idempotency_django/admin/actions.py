@@ -272,12 +272,12 @@ class Complete(Settlement):
         ) % {"time": ends.exactly, "age": ends.age}
 
     def columns(self, given: Mapping[str, Any], by: str) -> dict[str, Any]:
-        response = encode(Payload(given["status"], given["headers"], given["body"]))
+        status, headers, body = encode(Payload(given["status"], given["headers"], given["body"]))
         return {
             "status": Status.COMPLETED,
-            "response_status": response.status,
-            "response_headers": response.headers,
-            "response_body": response.body,
+            "response_status": status,
+            "response_headers": headers,
+            "response_body": body,
             "error": "",
         }
 

@@ -39,11 +39,11 @@ def encode_record(record: Record, lifetime: float | None) -> bytes:
         lifetime: seconds until the record expires; ``None``: it does not.
     """
     assert record.payload is not None  # noqa: S101  # a completed record has one
-    stored = encode(record.payload)
+    status, headers, body = encode(record.payload)
     head = [record.key, record.scope, record.attempt, record.fingerprint]
-    head += [stored.status, stored.headers, stored.body is not None, record.record_id]
+    head += [status, headers, body is not None, record.record_id]
     head.append(None if lifetime is None else time.time() + lifetime)
-    return json.dumps(head).encode() + b"\n" + (stored.body or b"")
+    return json.dumps(head).encode() + b"\n" + (body or b"")
 
 
 def decode_record(cached: Any, operation: Operation) -> Record | None:
@@ -157,14 +157,8 @@ class CachedStore(DatabaseStore):
             self.on_commit(lambda: self._remember(claim_or_record, asked_at))
         return claim_or_record
 
-    def complete(self, claim: Claim, payload: Payload) -> bool:
-        completed = super().complete(claim, payload)
-        if completed:
-            self._remember_completed(claim, payload)
-        return completed
-
-    def complete_last(self, claim: Claim, payload: Payload) -> bool:
-        completed = super().complete_last(claim, payload)
+    def complete(self, claim: Claim, payload: Payload, *, last: bool = False) -> bool:
+        completed = super().complete(claim, payload, last=last)
         if completed:
             self._remember_completed(claim, payload)
         return completed

@@ -182,9 +182,10 @@ class TransactionalRun:
             RolledBack: it is not.
         """
         store = self.store
-        announce(signals.claimed, claim)
+        if signals.claimed.receivers:
+            announce(signals.claimed, claim)
         self.claim, self.execution = claim, ExecutionContext(store, claim, None)
-        if signals.completed.has_listeners(Operation):
+        if signals.completed.receivers:
             # Before the handler's own hooks: one may raise and end them all.
             store.on_commit(self._announce)
         self._claimed = True
@@ -209,7 +210,7 @@ class TransactionalRun:
             marked = "The transaction was marked for rollback."
             raise RolledBack(replace(result, payload=None, error=marked))
         try:
-            completed = self.store.complete_last(self.claim, payload)
+            completed = self.store.complete(self.claim, payload, last=True)
         except Exception as error:
             is_known = isinstance(error, IdempotencyError) or _reason(error, self.store.using)
             if not is_known:  # it may be of the COMMIT

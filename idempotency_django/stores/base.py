@@ -122,23 +122,22 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def complete(self, claim: Claim, payload: Payload) -> bool:
+    def complete(self, claim: Claim, payload: Payload, *, last: bool = False) -> bool:
         """Store the response. ``False``: the claim has another owner now and nothing was written.
 
         Its time to live counts from here. If the claim has no record yet, this writes it.
+
+        Args:
+            claim: the attempt's.
+            payload: the response.
+            last: whether nothing follows in the transaction of the claim, so that the store may
+                commit it in the same step. If that fails, the end of :meth:`transaction` says what
+                the error means.
 
         Raises:
             OperationInProgress: the key has got another record meanwhile, which the transaction
                 could not see. It must roll back.
         """
-
-    def complete_last(self, claim: Claim, payload: Payload) -> bool:
-        """:meth:`complete`, as the last thing in the transaction of the claim.
-
-        Override it if the store can commit that transaction in the same step. If that fails, the
-        end of :meth:`transaction` says what the error means.
-        """
-        return self.complete(claim, payload)
 
     @abstractmethod
     def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:

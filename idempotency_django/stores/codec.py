@@ -13,7 +13,7 @@ without this module.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from django.db import models
@@ -43,27 +43,17 @@ def load_text(stored: str) -> str:
     return stored and load(stored)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPayload:
-    """The stored form of a response.
+StoredPayload = tuple[int, str, bytes | None]
+"""The stored form of a response.
 
-    Attributes:
-        status: its status code.
-        headers: its headers, a JSON list of pairs; ``"[]"``: there are none.
-        body: its bytes; ``None``: they are not kept.
-    """
-
-    status: int
-    headers: str
-    body: bytes | None
+Its status code; its headers, a JSON list of pairs; its bytes, or ``None`` if they are not kept.
+"""
 
 
 def encode(payload: Payload) -> StoredPayload:
     """The stored form of a response."""
     headers = dump(json.dumps(payload.headers)) if payload.headers else "[]"
-    return StoredPayload(
-        payload.status, headers, None if payload.body is None else dump(payload.body)
-    )
+    return payload.status, headers, None if payload.body is None else dump(payload.body)
 
 
 def decode(status: int, headers: str | bytes, body: bytes | memoryview | None) -> Payload:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -115,7 +115,7 @@ class MemoryStore(Store):
                 made.lease_ends = made.started + operation.lease.total_seconds()
         return Claim(operation, attempt, token, interrupted=late)
 
-    def complete(self, claim: Claim, payload: Payload) -> bool:
+    def complete(self, claim: Claim, payload: Payload, *, last: bool = False) -> bool:
         ended = time.monotonic()
         response = encode(payload)
         return self._change(claim, status=Status.COMPLETED, payload=response, started=ended)
@@ -207,7 +207,7 @@ class MemoryStore(Store):
             status=entry.status,
             attempt=entry.attempt,
             fingerprint=entry.operation.fingerprint,
-            payload=decode(*astuple(entry.payload)) if entry.payload else None,
+            payload=decode(*entry.payload) if entry.payload else None,
             expired=entry.expired,
             interrupted=entry.interrupted,
             held=entry.interrupted and entry.hold,

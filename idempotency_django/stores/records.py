@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-import secrets
 import time
 import uuid
 from collections.abc import Iterator
@@ -116,7 +116,7 @@ def new_token(before: str = "") -> str:
     Args:
         before: the token of the attempt that it resumes; empty: it resumes none.
     """
-    token = secrets.token_hex(ORIGIN)
+    token = os.urandom(ORIGIN).hex()
     return before[:ORIGIN] + token[len(before[:ORIGIN]) :]
 
 

@@ -36,7 +36,7 @@ class _Broken(MemoryStore):
 class LateOwnersComplete(_Broken):
     """Whoever has a response stores it: the token is ignored."""
 
-    def complete(self, claim: Claim, payload: Payload) -> bool:
+    def complete(self, claim: Claim, payload: Payload, *, last: bool = False) -> bool:
         return super().complete(self.as_owner(claim), payload)
 
 
@@ -64,7 +64,7 @@ class LateOwnersSaveSteps(_Broken):
 class RefusedButWritten(_Broken):
     """A late owner is told that nothing was written, while its response was."""
 
-    def complete(self, claim: Claim, payload: Payload) -> bool:
+    def complete(self, claim: Claim, payload: Payload, *, last: bool = False) -> bool:
         done = super().complete(claim, payload)
         return done or (super().complete(self.as_owner(claim), payload) and False)
 
@@ -175,7 +175,7 @@ class KeepsSteps(_Broken):
 class ChangesAnswers(_Broken):
     """A second response takes the place of the first."""
 
-    def complete(self, claim: Claim, payload: Payload) -> bool:
+    def complete(self, claim: Claim, payload: Payload, *, last: bool = False) -> bool:
         entry = self.entry(claim)
         if entry and entry.status is Status.COMPLETED:
             entry.payload = encode(payload)
@@ -194,7 +194,7 @@ class ReplaysForEver(_Broken):
 class AnswersAgeBeforeTheyAreStored(_Broken):
     """The time to live counts from the claim, so that a slow attempt's response has none."""
 
-    def complete(self, claim: Claim, payload: Payload) -> bool:
+    def complete(self, claim: Claim, payload: Payload, *, last: bool = False) -> bool:
         claimed = self.entry(claim)
         completed = super().complete(claim, payload)
         entry = self.entry(claim)

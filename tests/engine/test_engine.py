@@ -527,7 +527,7 @@ class TestTransaction:
             read_and_write("a")
             return Result("response", STORED)
 
-        def complete(*arguments: Any) -> bool:
+        def complete(*arguments: Any, **last: bool) -> bool:
             done = completed(store, *arguments)
             in_threads([rival])  # between the last statement and COMMIT
             return done
@@ -536,7 +536,7 @@ class TestTransaction:
         serializable()
         try:
             with monkeypatch.context() as patch, pytest.raises(OperationInProgress) as caught:
-                patch.setattr(store, "complete_last", complete)
+                patch.setattr(store, "complete", complete)
                 run(store, operation, execute, wait=wait)
         finally:
             connection.close()

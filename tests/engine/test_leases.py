@@ -118,9 +118,9 @@ class Watched(Store):
         self.scopes[operation.key] = operation.scope
         return self._ask("acquire", operation.key, lambda: super(Watched, self).acquire(operation))
 
-    def complete(self, claim: Claim, payload: Payload) -> bool:
+    def complete(self, claim: Claim, payload: Payload, *, last: bool = False) -> bool:
         return self._ask(
-            "complete", claim.key, lambda: super(Watched, self).complete(claim, payload)
+            "complete", claim.key, lambda: super(Watched, self).complete(claim, payload, last=last)
         )
 
     def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:

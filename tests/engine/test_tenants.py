@@ -108,3 +108,24 @@ def test_leases_are_renewed_where_they_were_made(tenants: DatabaseStore, run: An
         outcomes = list(threads.map(work, ["acme", "globex"]))
     assert outcomes == [Executed("acme"), Executed("globex")]
     assert sorted(ran) == ["acme", "globex"]
+
+
+def test_handler_that_looks_into_another_schema(tenants: DatabaseStore) -> None:
+    """The response is stored where the claim was made, whatever cursors the handler has opened."""
+    operation = an_operation()
+
+    def handler() -> str:
+        connections["default"].set_schema("globex")  # type: ignore[attr-defined]
+        IdempotencyKey.objects.count()
+        connections["default"].set_schema("acme")  # type: ignore[attr-defined]
+        return "done"
+
+    def twice() -> list[Outcome]:
+        return [attempt(tenants, operation, handler) for _ in "ab"]
+
+    with ThreadPoolExecutor(1) as thread:
+        first, again = thread.submit(in_schema, "acme", twice).result()
+        strays = thread.submit(in_schema, "globex", IdempotencyKey.objects.count).result()
+    assert first == Executed("done")
+    assert isinstance(again, Replayed)
+    assert strays == 0

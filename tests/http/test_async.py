@@ -854,7 +854,7 @@ class Flaky(MemoryStore):
         self._wait("acquired")
         return found
 
-    def complete(self, claim: Claim, payload: Payload) -> bool:
+    def complete(self, claim: Claim, payload: Payload, *, last: bool = False) -> bool:
         self._wait("complete")
         completed = super().complete(claim, payload)
         self._wait("completed")

@@ -116,7 +116,7 @@ def test_refused_commit(client: Client) -> None:
     refused: IdempotencyError = OperationInProgress("The database refused the COMMIT.")
     with (
         mock.patch(f"{__name__}.ERRORS", []),
-        mock.patch.object(DatabaseStore, "complete_last", side_effect=refused),
+        mock.patch.object(DatabaseStore, "complete", side_effect=refused),
     ):
         problem = assert_problem(post(client, "/transactional/", new_key()), 409, "in-progress")
     assert effects() == 0

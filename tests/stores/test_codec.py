@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterator
-from dataclasses import astuple
 from datetime import timedelta
 from typing import Any
 
@@ -55,8 +54,8 @@ OUTBOX = "/admin/idempotency_messaging/outboxmessage/"
 def test_response(payload: Payload) -> None:
     """A response is read as it was written, to the byte; a body that was not kept stays none."""
     stored = encode(payload)
-    assert decode(*astuple(stored)) == payload
-    assert decode(stored.status, stored.headers.encode(), stored.body) == payload
+    assert decode(*stored) == payload
+    assert decode(stored[0], stored[1].encode(), stored[2]) == payload
 
 
 @pytest.mark.parametrize("headers", ["", "{}", '"a"', "[1]", '[["a"]]', '[["a", 1]]'])

@@ -64,7 +64,7 @@ def test_record_that_a_snapshot_does_not_show(level: str, last: bool) -> None:
         claim = store.acquire(operation)
         assert isinstance(claim, Claim)
         Effect.objects.create(reference="a")
-        (store.complete_last if last else store.complete)(claim, RESPONSE)
+        store.complete(claim, RESPONSE, last=last)
     assert Effect.objects.count() == 0
     with transaction.atomic():
         found = store.acquire(operation)

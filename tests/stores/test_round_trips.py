@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
-from types import FrameType
-from typing import Any, Final
+from typing import Any
 
 import pytest
 from django.contrib.admin.models import ADDITION, LogEntry
-from django.core.handlers.wsgi import WSGIHandler
 from django.db import IntegrityError, connection, connections, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.test import Client, RequestFactory
+from django.test import Client
 from django.urls import path
 
 from idempotency_django import signals
@@ -39,9 +34,6 @@ pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.urls(__name__),
 ]
-
-
-OURS: Final = str(Path(signals.__file__).parent)
 
 
 def bare(request: HttpRequest) -> HttpResponse:
@@ -145,6 +137,15 @@ def fail() -> None:
     raise LookupError("boom")
 
 
+wrapped: list[str] = []
+"""What a wrapper that the handler has added has seen."""
+
+
+def note(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
+    wrapped.append(sql)
+    return execute(sql, *arguments)
+
+
 ACTS: dict[str, Callable[[], object]] = {
     "close": connection.close,
     "dangle": dangle,
@@ -161,6 +162,7 @@ ACTS: dict[str, Callable[[], object]] = {
     "serialize": conflict("40001"),
     "serialize the answer": refuse_answer("40001"),
     "timeout": refuse_answer("57014"),
+    "wrap": lambda: connection.execute_wrappers.append(note),
 }
 
 
@@ -262,52 +264,6 @@ class TestBudget:
         assert names == ["elsewhere", "here", "elsewhere again"]
 
 
-def calls_of(url: str, key: str | None) -> Counter[bool]:
-    """The Python functions that are called for a request, by whether they are ours."""
-    headers = {} if key is None else {"Idempotency-Key": f'"{key}"'}
-    request = RequestFactory().post(url, b'{"reference": "a"}', "application/json", headers=headers)
-    application, calls, statuses = WSGIHandler(), Counter[bool](), []
-
-    def count(frame: FrameType, event: str, _: object) -> None:
-        if event == "call":
-            calls[frame.f_code.co_filename.startswith(OURS)] += 1
-
-    sys.setprofile(count)
-    try:
-        response = application(request.environ, lambda status, *_: statuses.append(status))
-    finally:
-        sys.setprofile(None)
-    assert statuses == ["201 Created"]
-    response.close()
-    return calls
-
-
-class TestCalls:
-    """The Python functions that a request calls, which take most of its time besides messages."""
-
-    @pytest.fixture(autouse=True)
-    def _plain(self, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", None)
-        settings.MIDDLEWARE = []
-        for _ in "ab":  # what is made once
-            calls_of("/transaction/", None)
-            key = new_key()
-            calls_of("/first/", key)
-            calls_of("/first/", key)
-
-    def test_first_request(self) -> None:
-        """Beside a bare request in a transaction."""
-        first, bare = calls_of("/first/", new_key()), calls_of("/transaction/", None)
-        assert first.total() - bare.total() <= 400
-        assert first[True] <= 120
-
-    def test_replay(self) -> None:
-        """In all."""
-        key = new_key()
-        calls_of("/first/", key)
-        assert calls_of("/first/", key).total() <= 720
-
-
 @pytest.fixture
 def one_by_one(settings: Any) -> None:
     """Each statement is sent in a message of its own."""
@@ -364,6 +320,16 @@ class TestPlainWay:
         """Who wraps Django's cursors may send, or add to ours, what is not ours to commit."""
         with connection.execute_wrapper(lambda execute, *arguments: execute(*arguments)):
             self.assert_one_by_one(client)
+
+    def test_wrapped_by_the_handler(self, client: Client) -> None:
+        """A wrapper that is there since the claim gets the response alone, without COMMIT."""
+        wrapped.clear()
+        try:
+            assert post(client, "/acts/", new_key(), reference="wrap").status_code == 201
+        finally:
+            connection.execute_wrappers.clear()
+        [inserted] = [sql for sql in wrapped if "response_status" in sql]
+        assert "COMMIT" not in inserted
 
     def test_audited(self, client: Client) -> None:
         """A wrapper's own statement before the response commits nothing, and fails with it."""

@@ -134,18 +134,19 @@ class RedisStore(Store):
         token = reply[3].decode()
         return Claim(operation, int(reply[1]), token, interrupted=reply[2] == b"1")
 
-    def complete(self, claim: Claim, payload: Payload) -> bool:
-        stored = encode(Payload(payload.status, payload.headers, self._kept(claim, payload.body)))
+    def complete(self, claim: Claim, payload: Payload, *, last: bool = False) -> bool:
+        kept = Payload(payload.status, payload.headers, self._kept(claim, payload.body))
+        status, headers, body = encode(kept)
         reply = self._run(
             "complete",
             claim.key,
             claim.scope,
             claim.token,
             secrets.token_hex(8),
-            str(stored.status),
-            stored.headers,
-            "" if stored.body is None else str(len(stored.body)),
-            stored.body or b"",
+            str(status),
+            headers,
+            "" if body is None else str(len(body)),
+            body or b"",
             milliseconds(claim.operation.ttl),
         )
         return bool(reply)

@@ -30,7 +30,7 @@ from ..base import Store, deal, distinct, in_progress
 from ..codec import encode, encode_step
 from ..records import Claim, Operation, Payload, Record, Status, Step, new_token
 from .checks import check_database, check_migrated, check_writable
-from .dialects import DIALECTS, Dialect, Row, plain
+from .dialects import DIALECTS, Dialect, Row, described, plain
 from .transactions import StoreTransaction, forbid_atomic_block, raise_translated
 
 logger = logging.getLogger("idempotency_django")
@@ -80,10 +80,12 @@ class DatabaseStore(Store):
         self.combine_statements = combine_statements
 
     def acquire(self, operation: Operation) -> Claim | Record:
-        self._forbid_misplaced(operation)
+        connection = connections[self.using]
+        if operation.lease is not None or not connection.in_atomic_block:
+            self._forbid_misplaced(operation)
         wanted = Claim(operation, 1, new_token())
         try:  # by hand, as the hot path: a block of its own is two frames more in a traceback
-            found = self._dialect.claim(wanted)
+            found = self._dialect.claim(wanted, connection)
             return found if isinstance(found, Claim) else self._decided(wanted, found)
         except DatabaseFault as error:
             self._raise(error)
@@ -141,9 +143,10 @@ class DatabaseStore(Store):
         claim = Claim(operation, row.attempt + 1, token, row.record_id, interrupted=row.interrupted)
         lease = operation.lease or self._dialect.least_lease
         mine = self._rows.filter(pk=row.record_id)
+        name, principal, method, path = described(operation)
         mine.update(
             attempts=mine.ended_attempts(),
-            operation=plain(operation.name, 255),
+            operation=name,
             fingerprint=operation.fingerprint,
             status=Status.IN_PROGRESS,
             attempt=claim.attempt,
@@ -160,9 +163,9 @@ class DatabaseStore(Store):
             completed_at=None,
             replay_count=0,
             last_replayed_at=None,
-            principal=plain(operation.principal, 255),
-            method=plain(operation.method, 16),
-            path=plain(operation.path, 2048),
+            principal=principal,
+            method=method,
+            path=path,
             caused_by=operation.caused_by,
             **lifetime(operation),
         )
@@ -179,13 +182,7 @@ class DatabaseStore(Store):
             found = self._dialect.claim_many(claims) if claims else []
             return deal(operations, list(map(self._decided, claims, found)))
 
-    def complete(self, claim: Claim, payload: Payload) -> bool:
-        return self._complete(claim, payload, last=False)
-
-    def complete_last(self, claim: Claim, payload: Payload) -> bool:
-        return self._complete(claim, payload, last=True)
-
-    def _complete(self, claim: Claim, payload: Payload, *, last: bool) -> bool:
+    def complete(self, claim: Claim, payload: Payload, *, last: bool = False) -> bool:
         if not (claim.record_id or last):
             self._require_transaction(claim.operation)
         try:  # likewise
@@ -296,7 +293,7 @@ class DatabaseStore(Store):
         rows = self._rows.filter(pk__in=ids)
         try:
             if "count" in self._dialect.sql and not operation.extend_on_replay:
-                self._dialect.execute(self._dialect.sql["count"], ids)
+                self._dialect.execute(self._dialect.count(ids), *ids)
                 return
             with transaction.atomic(using=self.using):
                 if locked := [*unlocked(rows.order_by("pk")).values_list("pk", flat=True)]:

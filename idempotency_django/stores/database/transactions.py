@@ -122,6 +122,8 @@ class StoreTransaction(transaction.Atomic):
         self.sent_commit = False
         """Whether its last statement has failed together with the COMMIT."""
         self._stopped = False
+        self.cursor: Any = None
+        """The cursor of the claim, to complete it with as well, if statements are combined."""
         self.replayed: list[int] = []
         """The records whose replays are counted at its end."""
 
@@ -156,9 +158,9 @@ class StoreTransaction(transaction.Atomic):
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if error is None and self.replayed and not self._connection.needs_rollback:
-            count = self._dialect.sql["count"]
+            count = self._dialect.count(self.replayed)
             try:
-                self._dialect.execute_last(count, self.replayed, unsure=False)
+                self._dialect.execute_last(count, *self.replayed, unsure=False)
             except DatabaseFault as fault:
                 logger.warning("A replay was not counted.", exc_info=True)
                 super().__exit__(type(fault), fault, None)

@@ -228,7 +228,7 @@ class OwnRecord(Store):
         self.is_begun = True
         return Claim(operation, message.attempts, new_token(), message.pk, interrupted=interrupted)
 
-    def complete(self, claim: Claim, payload: Payload) -> bool:
+    def complete(self, claim: Claim, payload: Payload, *, last: bool = False) -> bool:
         self._is_completed = self._finish(
             state=MessageState.DONE,
             error="",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .base import Dialect, Row, plain
+from .base import Dialect, Row, described, plain
 from .mysql import MySQL
 from .postgresql import PostgreSQL
 from .sqlite import SQLite
 
-__all__ = ["DIALECTS", "Dialect", "MySQL", "PostgreSQL", "Row", "SQLite", "plain"]
+__all__ = ["DIALECTS", "Dialect", "MySQL", "PostgreSQL", "Row", "SQLite", "described", "plain"]
 
 DIALECTS: dict[str, type[Dialect]] = {
     "postgresql": PostgreSQL,

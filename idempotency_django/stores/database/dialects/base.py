@@ -19,7 +19,7 @@ from django.db import connections
 
 from ....models import STEPS_INDEX, IdempotencyKey, IdempotencyStep
 from ...codec import StoredPayload, decode, dump_text
-from ...records import Claim, Record, Status, Step
+from ...records import Claim, Operation, Record, Status, Step
 
 _FACTS: Final = (
     "id, status, attempt, fingerprint, owner_token, hold, pinned, response_status, "
@@ -32,7 +32,7 @@ PURGEABLE: Final = (
 )
 """Of the rows in progress, only the interrupted ones that are not held."""
 _DESCRIPTION: Final = (
-    "{key}, scope, operation, fingerprint, owner_token, principal, method, path, caused_by"
+    "{key}, scope, fingerprint, owner_token, caused_by, operation, principal, method, path"
 )
 
 
@@ -41,6 +41,15 @@ def plain(text: str, limit: int) -> str:
     return (
         text[:limit].encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
     )
+
+
+def described(operation: Operation) -> tuple[str, ...]:
+    """The name, principal, method and path of an operation as their columns have them."""
+    name, path = operation.name[:255], operation.path[:2048]
+    texts = (name, operation.principal[:255], operation.method[:16], path)
+    if "".join(texts).isprintable():  # nearly always, and all at once
+        return texts
+    return tuple(plain(text, 2048) for text in texts)
 
 
 class Row(NamedTuple):
@@ -90,19 +99,6 @@ class Row(NamedTuple):
             ttl_left=None if self.ttl_left is None else float(self.ttl_left),
             record_id=self.record_id,
         )
-
-
-class Insertion(NamedTuple):
-    """A new row: an ``INSERT`` up to its columns, their values as SQL, and its parameters."""
-
-    into: str
-    values: str
-    given: tuple[Any, ...]
-
-    @property
-    def sql(self) -> str:
-        """The whole statement."""
-        return f"{self.into} VALUES ({self.values})"
 
 
 class Dialect(ABC):
@@ -185,6 +181,10 @@ class Dialect(ABC):
             cursor.execute(sql, given)
             return int(cursor.rowcount)
 
+    def count(self, ids: Sequence[int]) -> str:
+        """The statement that counts a replay of each of so many records."""
+        return self.sql["count"].replace("%s", ", ".join(["%s"] * len(ids)))
+
     def execute_last(self, sql: str, *given: Any, unsure: bool = True) -> bool:
         """Execute the last statement of a transaction, maybe together with its COMMIT.
 
@@ -220,16 +220,21 @@ class Dialect(ABC):
     # Claims.
 
     @abstractmethod
-    def claim(self, claim: Claim) -> Claim | Row | None:
+    def claim(self, claim: Claim, connection: Any) -> Claim | Row | None:
         """Claim a key that has no row, or return its row. ``None``: it is claimed elsewhere.
 
         With a lease, the claim returned has a row, which all can see. Without one, nothing need be
         written before the response: the running transaction holds the lock of the key.
+
+        Args:
+            claim: the wanted one.
+            connection: the database's.
         """
 
     def claim_many(self, claims: Sequence[Claim]) -> Sequence[Claim | Row | None]:
         """:meth:`claim` for several keys, in their order."""
-        return [self.claim(claim) for claim in claims]
+        connection = connections[self.using]
+        return [self.claim(claim, connection) for claim in claims]
 
     def insertion(
         self,
@@ -237,44 +242,46 @@ class Dialect(ABC):
         status: Status,
         response: StoredPayload | None = None,
         *,
-        error: str = "",
         lease: timedelta | None = None,
+        error: str | None = None,
         pinned: bool = False,
         held: bool = False,
-    ) -> Insertion:
-        """The first row of a claim's key."""
+    ) -> tuple[str, str, tuple[Any, ...]]:
+        """The first row of a claim's key: INSERT up to its columns, the values, the parameters."""
         operation = claim.operation
-        hold = held or operation.hold
-        into, values = self._insertion(status, operation.ttl, operation.kept, lease, hold, pinned)
+        hold, is_error = held or operation.hold, error is not None
+        into, values = self._insertion(
+            status, operation.ttl, operation.retention, lease, hold, pinned, is_error
+        )
         given: tuple[Any, ...] = (
             operation.key,
             operation.scope,
-            plain(operation.name, 255),
             operation.fingerprint,
             claim.origin if held else claim.token,  # which no owner has
-            plain(operation.principal, 255),
-            plain(operation.method, 16),
-            plain(operation.path, 2048),
             operation.caused_by,
+            *described(operation),
             claim.asked_at - time.monotonic(),
-            error and dump_text(plain(error, 4096)),
         )
         if response is not None:
-            given += (response.status, response.headers, response.body)
-        return Insertion(into, values, given)
+            status_code, *content = response
+            # There are few, and a driver that has seen a statement does not parse it again.
+            values, given = values.format(code=status_code), (*given, *content)
+        if error is not None:
+            given = (*given, dump_text(plain(error, 4096)))
+        return into, values, given
 
     def _compose_insertion(
         self,
         status: Status,
         ttl: timedelta | None,
-        kept: timedelta | None,
+        retention: timedelta,
         lease: timedelta | None,
         hold: bool,
         pinned: bool,
+        is_error: bool,
     ) -> tuple[str, str]:
         columns = dict.fromkeys(_DESCRIPTION.format(**self.names).split(", "), "%s") | {
             "created_at": self.shifted,
-            "error": "%s",
             "status": f"'{status}'",
             "attempt": "1",
             "hold": str(hold),
@@ -282,15 +289,17 @@ class Dialect(ABC):
             "replay_count": "0",
             "lease_expires_at": self.after(lease),
             "expires_at": self.after(ttl),
-            "purge_at": self.after(kept),
+            "purge_at": self.after(None if ttl is None else ttl + retention),
+            "completed_at": "NULL" if status is Status.IN_PROGRESS else self.now,
+            "response_status": "NULL",
+            "response_headers": "'[]'",
+            "error": "''",
         }
-        if status is not Status.IN_PROGRESS:
-            columns["completed_at"] = self.now
         if status is Status.COMPLETED:
-            response = ("response_status", "response_headers", "response_body")
-            columns |= dict.fromkeys(response, "%s")
-        else:
-            columns["response_headers"] = "'[]'"
+            columns |= {"response_status": "{code}"}
+            columns |= dict.fromkeys(("response_headers", "response_body"), "%s")
+        if is_error:
+            columns["error"] = "%s"
         into = f"INSERT INTO {self.names['table']} ({', '.join(columns)})"
         return into, ", ".join(columns.values())
 
@@ -302,8 +311,7 @@ class Dialect(ABC):
             sql = f"{into} VALUES ({values})"
         else:
             sql = self._completion(operation.ttl, operation.kept)
-            content = (response.status, response.headers, response.body)
-            given = (*content, claim.record_id, claim.token)
+            given = (*response, claim.record_id, claim.token)
         if last:
             return self.execute_last(sql, *given, unsure=bool(claim.record_id))
         return bool(self.execute(sql, *given))
@@ -315,15 +323,17 @@ class Dialect(ABC):
     def insert_many(self, responses: Sequence[tuple[Claim, StoredPayload]]) -> None:
         """Store the responses of claims that have no rows."""
         rows = [self.insertion(claim, Status.COMPLETED, response) for claim, response in responses]
-        values = ", ".join(f"({row.values})" for row in rows)
-        given = (parameter for row in rows for parameter in row.given)
-        self.execute(f"{rows[0].into} VALUES {values}", *given)
+        all_values = ", ".join(f"({values})" for _, values, _ in rows)
+        all_given = (parameter for _, _, given in rows for parameter in given)
+        self.execute(f"{rows[0][0]} VALUES {all_values}", *all_given)
 
     def insert_failed(self, claim: Claim, error: str, *, pinned: bool, held: bool) -> None:
         """Store why an attempt ended that has no row; if it is held, under a lease that is over."""
         status, lease = (Status.IN_PROGRESS, timedelta(0)) if held else (Status.FAILED, None)
-        row = self.insertion(claim, status, error=error, lease=lease, pinned=pinned, held=held)
-        self.execute(row.sql, *row.given)
+        into, values, given = self.insertion(
+            claim, status, lease=lease, error=error, pinned=pinned, held=held
+        )
+        self.execute(f"{into} VALUES ({values})", *given)
 
     # Leases and steps.
 

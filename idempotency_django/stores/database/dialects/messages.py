@@ -30,14 +30,21 @@ def combines(connection: Any) -> bool:
     driver = connection.connection
     return (
         cursors is not None
-        and not connection.execute_wrappers
-        and not connection.needs_rollback
         # The driver sends a string as it is, and its BEGIN would say no more than ours.
         and hasattr(driver, "_autocommit")  # see send()
         and isinstance(driver.cursor_factory, type)
         and issubclass(driver.cursor_factory, cursors)
         and driver.isolation_level is driver.read_only is driver.deferrable is None
-        and driver.pgconn.pipeline_status == _NO_PIPELINE_MODE
+        and combines_still(connection)
+    )
+
+
+def combines_still(connection: Any) -> bool:
+    """Whether they can still be, on a connection where they could when the transaction began."""
+    return (
+        not connection.execute_wrappers
+        and not connection.needs_rollback
+        and connection.connection.pgconn.pipeline_status == _NO_PIPELINE_MODE
     )
 
 
@@ -47,12 +54,13 @@ def send(connection: Any, cursor: Any, sql: str, given: Sequence[Any]) -> None:
     if not connection.in_atomic_block or driver.pgconn.transaction_status != _IDLE:
         cursor.execute(sql, given)
         return
-    driver.autocommit = True  # else psycopg would send a BEGIN of its own before
+    # Not by the property: it is a round of calls, and cannot be set within a transaction.
+    driver._autocommit = True  # else psycopg would send a BEGIN of its own before
     try:
         cursor.execute(f"BEGIN; {sql}", given)
     finally:
         # As Django has set it, and asks for it: where it is on, iterator() declares its cursors
-        # WITH HOLD, which cannot lock rows. The property cannot be set within a transaction.
+        # WITH HOLD, which cannot lock rows.
         driver._autocommit = False
     cursor.cursor.nextset()  # the driver's own: it has all results by now
 

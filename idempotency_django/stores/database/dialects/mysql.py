@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from django.db import Error as DatabaseFault
-from django.db import connections, transaction
+from django.db import transaction
 
 from ....models import UNIQUE_KEY
 from ...records import Claim, Status
@@ -62,17 +62,17 @@ class MySQL(Dialect):
     locked = frozenset({1205, 1467})
     missing = frozenset({1054, 1146})  # unknown column, table does not exist
 
-    def claim(self, claim: Claim) -> Claim | Row | None:
+    def claim(self, claim: Claim, connection: Any) -> Claim | Row | None:
         operation = claim.operation
         row = self.read(operation.key, operation.scope)
         if row is not None:
             return row
         lease = operation.lease or self.least_lease
-        new = self.insertion(claim, Status.IN_PROGRESS, lease=lease)
-        connection: Any = connections[self.using]
+        into, values, given = self.insertion(claim, Status.IN_PROGRESS, lease=lease)
+        sql = f"{into} VALUES ({values})"
         with connection.cursor() as cursor:
             try:
-                cursor.execute(self._without_waiting(new.sql, connection), new.given)
+                cursor.execute(self._without_waiting(sql, connection), given)
             except DatabaseFault as error:
                 if self.is_taken(error):  # since we looked, or since this transaction did first
                     return self.row("read_current", operation.key, operation.scope)

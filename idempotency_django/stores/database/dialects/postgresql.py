@@ -15,7 +15,14 @@ from ....models import UNIQUE_KEY
 from ...records import Claim, Operation, Status
 from ..transactions import StoreTransaction
 from .base import PURGEABLE, Dialect, Row
-from .messages import combines, or_lost, send, was_lost, was_stopped
+from .messages import (
+    combines,
+    combines_still,
+    or_lost,
+    send,
+    was_lost,
+    was_stopped,
+)
 
 _OWNERS: Final = "id = ANY (%s) AND owner_token = ANY (%s) AND status = 'in_progress'"
 # Each table, and so each schema, has locks of its own.
@@ -37,7 +44,9 @@ class PostgreSQL(Dialect):
             f"SELECT {_LOCK.format('number')} "
             "FROM UNNEST(%s::bigint[]) WITH ORDINALITY AS keys (number, place) ORDER BY place"
         ),
-        "if_locked": f"WHERE {_LOCK.format('%s')} ON CONFLICT ({{key}}, scope) DO NOTHING",
+        "if_locked": (
+            f"WHERE {_LOCK.format('%s')} ON CONFLICT ({{key}}, scope) DO NOTHING RETURNING id"
+        ),
         # A join might read the whole table. The scopes are compared once the index has found the
         # keys: it would look for each pair of both.
         "read_many": Dialect.shared["read"]
@@ -54,7 +63,7 @@ class PostgreSQL(Dialect):
         # The COMMIT does not wait for the disk, because losing a count in a crash is harmless.
         "count": (
             "UPDATE {table} SET replay_count = replay_count + 1, last_replayed_at = {now} "
-            "WHERE id = ANY (ARRAY(SELECT id FROM {table} WHERE id = ANY (%s) "
+            "WHERE id = ANY (ARRAY(SELECT id FROM {table} WHERE id = ANY (ARRAY[%s]) "
             "AND set_config('synchronous_commit', 'off', true) = 'off' FOR UPDATE SKIP LOCKED))"
         ),
         "purge": (
@@ -77,46 +86,52 @@ class PostgreSQL(Dialect):
             return "NULL::timestamptz"  # which a SELECT would take for a text
         return f"{self.now} + INTERVAL '{duration.total_seconds():f} seconds'"
 
-    def claim(self, claim: Claim) -> Claim | Row | None:
+    def claim(self, claim: Claim, connection: Any) -> Claim | Row | None:
         operation = claim.operation
         lock, name = lock_number(operation), (operation.key, operation.scope)
         if operation.lease is None:
             # The look comes after the lock, to see what was committed before that was had.
-            [(locked,)], rows = self._both(self.sql["lock"], (lock,), "read", *name)
+            [(locked,)], rows = self._both(connection, self.sql["lock"], (lock,), "read", name)
             free = claim if locked else None
             return Row._make(rows[0]) if rows else free
-        new = self.insertion(claim, Status.IN_PROGRESS, lease=operation.lease)
-        insert = f"{new.into} SELECT {new.values} {self.sql['if_locked']}"
-        _, rows = self._both(insert, (*new.given, lock), "read", *name)
-        if rows and Row._make(rows[0]).token == claim.token:
-            return replace(claim, record_id=rows[0][0])
+        into, values, given = self.insertion(claim, Status.IN_PROGRESS, lease=operation.lease)
+        insert = f"{into} SELECT {values} {self.sql['if_locked']}"
+        inserted, rows = self._both(connection, insert, (*given, lock), "read", name)
+        if inserted:
+            return replace(claim, record_id=inserted[0][0])
         return Row._make(rows[0]) if rows else None
 
     def _both(
-        self, sql: str, given: Sequence[Any], selection: str, *named: Any
+        self, connection: Any, sql: str, given: Sequence[Any], selection: str, named: Sequence[Any]
     ) -> tuple[list[Any], list[Any]]:
         """The rows of a statement, and then those of a selection; in one message, if possible."""
-        connection, then = connections[self.using], self.sql[selection]
-        with connection.cursor() as cursor:
-            together = self.combine and combines(connection)
-            if together:
-                send(connection, cursor, f"{sql}; {then}", (*given, *named))
-            else:
-                cursor.execute(sql, given)
-            results = cursor.cursor  # the driver's own: what follows asks the server nothing more
-            first = results.fetchall() if results.description else []
-            if together:
-                results.nextset()
-            else:
-                cursor.execute(then, named)
-            return first, results.fetchall()
+        cursor, then = connection.cursor(), self.sql[selection]
+        together = self.combine and combines(connection)
+        if together:
+            send(connection, cursor, f"{sql}; {then}", (*given, *named))
+        else:
+            cursor.execute(sql, given)
+        results = cursor.cursor  # the driver's own: what follows asks the server nothing more
+        first = results.fetchall()
+        if together:
+            results.nextset()
+        else:
+            cursor.execute(then, named)
+        rows = results.fetchall()
+        ours = StoreTransaction.whole(connection) if together else None
+        # Another backend than Django's own may prepare each new one: for a tenant's schema, say.
+        if ours is not None and type(connection).__module__.startswith("django."):
+            ours.cursor = cursor
+        return first, rows
 
     def claim_many(self, claims: Sequence[Claim]) -> Sequence[Claim | Row | None]:
         if any(claim.operation.lease for claim in claims):
             return super().claim_many(claims)
         names = [(claim.key, claim.scope) for claim in claims]
         numbers = [lock_number(claim.operation) for claim in claims]
-        locks, rows = self._both(self.sql["lock_many"], (numbers,), "read_many", *_sets(names))
+        locks, rows = self._both(
+            connections[self.using], self.sql["lock_many"], (numbers,), "read_many", _sets(names)
+        )
         found = _by_name(rows)
         return [
             found.get(name) or (claim if locked else None)
@@ -129,19 +144,23 @@ class PostgreSQL(Dialect):
     def execute_last(self, sql: str, *given: Any, unsure: bool = True) -> bool:
         connection = connections[self.using]
         ours = StoreTransaction.whole(connection)
-        with connection.cursor() as cursor:
-            if ours is None or not (self.combine and combines(connection)):
-                cursor.execute(sql, given)
-                return bool(cursor.rowcount)
-            try:
-                send(connection, cursor, f"{or_lost(sql) if unsure else sql}; COMMIT", given)
-            except DatabaseFault as error:
-                if unsure and was_lost(error):
-                    return False
-                ours.fail_to_commit(stopped=was_stopped(connection))
-                raise
-            ours.committed = True
-            return True
+        if ours is not None and ours.cursor is not None:
+            cursor, together = ours.cursor, combines_still(connection)
+        else:
+            cursor = connection.cursor()
+            together = ours is not None and self.combine and combines(connection)
+        if ours is None or not together:
+            cursor.execute(sql, given)
+            return bool(cursor.rowcount)
+        try:
+            send(connection, cursor, f"{or_lost(sql) if unsure else sql}; COMMIT", given)
+        except DatabaseFault as error:
+            if unsure and was_lost(error):
+                return False
+            ours.fail_to_commit(stopped=was_stopped(connection))
+            raise
+        ours.committed = True
+        return True
 
     def extend(self, claims: Sequence[Claim], seconds: float) -> set[int]:
         return {row[0] for row in self.rows("extend", seconds, *self.described(claims))}

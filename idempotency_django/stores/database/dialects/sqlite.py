@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-
-from django.db import connections
+from typing import Any
 
 from ....models import IdempotencyKey
 from ...records import Claim, Status
@@ -51,14 +50,14 @@ class SQLite(Dialect):
         }
     )
 
-    def claim(self, claim: Claim) -> Claim | Row | None:
+    def claim(self, claim: Claim, connection: Any) -> Claim | Row | None:
         operation = claim.operation
         if operation.lease is None:
             self.execute(self.sql["lock"])
             return self.read(operation.key, operation.scope) or claim
-        new = self.insertion(claim, Status.IN_PROGRESS, lease=operation.lease)
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(f"{new.sql} ON CONFLICT DO NOTHING", new.given)
+        into, values, given = self.insertion(claim, Status.IN_PROGRESS, lease=operation.lease)
+        with connection.cursor() as cursor:
+            cursor.execute(f"{into} VALUES ({values}) ON CONFLICT DO NOTHING", given)
             if cursor.rowcount:
                 return replace(claim, record_id=int(cursor.lastrowid))
         return self.read(operation.key, operation.scope)
