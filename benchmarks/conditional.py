@@ -35,7 +35,6 @@ PUT: Final = "PUT with If-Match"
 BARE: Final = "Django alone"
 OURS: Final = "this package"
 FSM: Final = "django-fsm-2"
-FSM_OURS: Final = "django-fsm-2 by `transition()`"
 PEER: Final = "django-concurrency"
 EXTENSIONS: Final = "drf-extensions"
 
@@ -112,7 +111,7 @@ def measure(rounds: int, calls: int, races: int) -> Section:
 
 def _targets(measured: dict[str, Measured], won: dict[tuple[str, str], int]) -> list[Target]:
     save = measured[f"{SAVE}, {OURS}"].wall.over(measured[f"{SAVE}, {BARE}"].wall).value
-    ours = [effects for (_, who), effects in won.items() if who in (OURS, FSM_OURS)]
+    ours = [effects for (_, who), effects in won.items() if who == OURS]
     return [
         Target(f"a versioned save: {save:.2f} ≤ {MOST} × one without", save <= MOST),
         Target(f"of {THREADS} changes at once, one wins in every way of ours", set(ours) == {1}),
@@ -129,10 +128,6 @@ def _ways() -> dict[tuple[str, str], tuple[type[Any], Change]]:
         (MOVE, BARE): (Plain, _move_unchecked),
         (MOVE, OURS): (Versioned, lambda row: transition(row, "pending", "paid", effect=_effect)),
         (MOVE, FSM): (Plain, _pay),
-        (MOVE, FSM_OURS): (
-            Plain,
-            lambda row: transition(row, "pending", "paid", method=row.pay),
-        ),
         (PUT, BARE): (Plain, _putter(_PlainView)),
         (PUT, OURS): (Versioned, _putter(_Ours)),
         (PUT, EXTENSIONS): (Plain, _putter(_Extensions)),

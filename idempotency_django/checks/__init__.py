@@ -29,7 +29,7 @@ id                                     problem
 ``idempotency_django.W029``            CORS keeps scripts of other origins from keys and replays
 ``idempotency_django.W031``            a key is required from the admin's or the login's own forms
 ``idempotency_django.E032``            a model without both ``Versioned`` and one ``VersionField``
-``idempotency_django.E034``            a ``VersionedAdmin`` whose forms do not submit the version
+``idempotency_django.E034``            a form of the admin that may lack a model's version
 ``idempotency_django.W035``            Celery's broker delivers again before a task's lease ends
 ``idempotency_django.W037``            an attribute of a view or receiver that has no effect
 ``idempotency_django.E038``            the settings of ``IDEMPOTENCY`` under another name

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from .conditions import preconditions
     from .drf import PreconditionMixin
     from .forms import VersionedForm
-    from .natural import ensure, once_per
+    from .natural import once_per
     from .transitions import AlreadyThere, Moved, transition
     from .versions import Versioned, VersionField, compare_and_swap
 
@@ -22,7 +22,6 @@ __all__ = [
     "VersionedAdmin",
     "VersionedForm",
     "compare_and_swap",
-    "ensure",
     "once_per",
     "preconditions",
     "transition",
@@ -40,7 +39,6 @@ __getattr__ = lazily(
         "VersionedAdmin": "admin",
         "VersionedForm": "forms",
         "compare_and_swap": "versions",
-        "ensure": "natural",
         "once_per": "natural",
         "preconditions": "conditions",
         "transition": "transitions",

@@ -1,15 +1,11 @@
-"""Locks rows and reads them again; objects in memory follow their rows, also in a rollback."""
+"""Locks rows; objects in memory follow their rows, also in a rollback."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, connections, models, router, transaction
-from django.db.models import F
-
-ModelT = TypeVar("ModelT", bound=models.Model)
 
 
 def in_transaction(using: str) -> AbstractContextManager[None]:
@@ -23,102 +19,36 @@ def write_alias(obj: models.Model) -> str:
     return router.db_for_write(type(obj), instance=obj)
 
 
-def table_row(model: type[models.Model], obj: models.Model, using: str) -> models.QuerySet[Any]:
-    """The object's row in the table of a model, which may be a parent in multi-table inheritance.
+def lock(obj: models.Model, using: str) -> bool:
+    """Lock the object's row until the transaction's end, and give the object its values.
 
-    A condition on a column must be in the UPDATE of the table that has it. Of an inherited field,
-    Django makes a SELECT with the condition and an UPDATE without it, and in between another
-    writer passes the same condition.
+    After a rollback, the object is again what it was before.
+
+    Returns:
+        Whether there is a row.
     """
-    return model._base_manager.using(using).filter(pk=getattr(obj, model._meta.pk.attname))
-
-
-def has_primary_key(obj: models.Model) -> bool:
-    """Whether the object has a primary key, in the table of any of its models."""
-    metas = [obj._meta, *(parent._meta for parent in obj._meta.all_parents)]
-    return any(getattr(obj, meta.pk.attname) is not None for meta in metas)
-
-
-def lock_root_table(obj: models.Model, using: str) -> None:
-    """Lock the row that ``save()`` writes first, if the object has rows in several tables.
-
-    Writers who lock several rows wait for each other there, and so not in a circle. The database
-    must be in a transaction.
-    """
-    model: Any = obj._meta.concrete_model
-    if not model._meta.parents or not connections[using].features.has_select_for_update:
-        return
-    while model._meta.parents:
-        model = next(iter(model._meta.parents))
-    table_row(model, obj, using).select_for_update().values_list("pk").first()
-
-
-def lock_row(obj: ModelT, using: str) -> ModelT | None:
-    """The object as its row is now, locked until the transaction's end; ``None``: it is gone.
-
-    Where rows have no locks (SQLite), an UPDATE that changes nothing takes the database's.
-    """
-    rows = type(obj)._base_manager.using(using).filter(pk=obj.pk)
-    if not connections[using].features.has_select_for_update:
-        key = obj._meta.pk.attname
-        rows.update(**{key: F(key)})
-        return rows.first()
-    lock_root_table(obj, using)
-    return rows.select_for_update().first()
-
-
-def refresh_in_place(obj: ModelT, fresh: ModelT, using: str) -> None:
-    """Give the object the values of its row; after a rollback it is again what it was before."""
-    values = {field.attname: fresh.__dict__[field.attname] for field in obj._meta.concrete_fields}
-    before, related = dict(obj.__dict__), dict(obj._state.fields_cache)
-
-    def go_back() -> None:
-        obj.__dict__.clear()
-        obj.__dict__.update(before)
-        obj._state.fields_cache.clear()
-        obj._state.fields_cache.update(related)
-
-    on_rollback(using, go_back)  # also if it is current: later code may change it
-    if values.items() <= before.items():
-        return  # and the related objects that were loaded with it stay
+    rows = type(obj)._base_manager.using(using).select_for_update()
+    fresh = rows.filter(pk=obj.pk).first()
+    if fresh is None:
+        return False
+    restore_on_rollback(obj, using)
     # Not by setattr(): a field may protect itself from being set.
-    obj.__dict__.update(values)
-    obj._state = fresh._state  # with the related objects, which may be others now
+    names = [field.attname for field in obj._meta.concrete_fields]
+    vars(obj).update({name: vars(fresh)[name] for name in names})
+    obj._state.fields_cache.clear()
+    return True
 
 
-def assign_changes(obj: models.Model, using: str, changes: Mapping[str, Any]) -> None:
-    """Give the object the values that its row was given; its old ones again after a rollback."""
-    for name, value in changes.items():
-        field: Any = obj._meta.get_field(name)
-        on_rollback(using, _restorer(obj, field))
-        if hasattr(value, "resolve_expression"):
-            obj.__dict__.pop(field.attname, None)  # deferred: it is loaded when it is read
-            if field.is_relation:
-                obj._state.fields_cache.pop(field.cache_name, None)
-        elif field.is_relation:
-            setattr(obj, name, value)
-        else:  # not by setattr(): a field may protect itself from being set
-            obj.__dict__[field.attname] = value
-
-
-def _restorer(obj: models.Model, field: Any) -> Callable[[], None]:
-    """Make what gives the object a field as it is now, with the related object if loaded."""
-    places = [(obj.__dict__, field.attname)]
-    if field.is_relation:
-        places.append((obj._state.fields_cache, field.cache_name))
-    before = [(place, name, name in place, place.get(name)) for place, name in places]
+def restore_on_rollback(obj: models.Model, using: str) -> None:
+    """Give the object its values of now again if the open transaction is rolled back."""
+    before = dict(vars(obj))
 
     def restore() -> None:
-        for place, name, was_there, value in before:
-            if was_there:
-                place[name] = value
-            else:
-                place.pop(name, None)
+        vars(obj).clear()
+        vars(obj).update(before)
+        obj._state.fields_cache.clear()
 
-    return restore
-
-
-# Rollbacks.
+    on_rollback(using, restore)
 
 
 class _Undo:

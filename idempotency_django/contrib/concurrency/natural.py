@@ -2,8 +2,6 @@
 
 ::
 
-    payment, created = ensure(Payment, order=order, defaults={"amount": 500})
-
     @once_per("order_id", model=Payment)
     def pay(order_id, amount):
         return Payment.objects.create(order_id=order_id, amount=amount)
@@ -13,146 +11,25 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from asgiref.sync import iscoroutinefunction
-from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
-from django.db import IntegrityError, connections, models, router, transaction
-from django.db.models import UniqueConstraint
+from django.core.exceptions import ImproperlyConfigured
+from django.db import IntegrityError, models, router
 
 from ...engine import ExecutionContext, idempotent_call
 from ...errors import FingerprintMismatch, IdempotencyError, ResponseNotStored
 from ...policy import Policy, digest, keys
 from .locks import in_transaction, refuse_marked
 
-ModelT = TypeVar("ModelT", bound=models.Model)
-
-
-def ensure(
-    model: type[ModelT],
-    /,
-    defaults: Mapping[str, Any] | None = None,
-    using: str | None = None,
-    **lookup: Any,
-) -> tuple[ModelT, bool]:
-    """Create a row unless it exists: ``get_or_create()`` for rows that are usually new.
-
-    It inserts first, by ``save()``, and looks only if the database refuses: one statement for a
-    new row. Within a transaction, the INSERT gets a savepoint, so that the transaction goes on.
-
-    Args:
-        model: the model. A unique constraint must be over exactly the fields of the lookup.
-        defaults: values of other fields for a new row. What is callable is called.
-        using: the database; by default the database that the model is written to.
-        lookup: the fields that identify the row, and their values.
-
-    Returns:
-        The object, and whether it was created.
-
-    Raises:
-        ImproperlyConfigured: no unique constraint is over exactly these fields.
-        ValueError: a value is ``None``, which no constraint compares.
-        IntegrityError: another constraint refused the row.
-    """
-    validate_lookup(model, lookup)
-    alias = using or router.db_for_write(model)
-    given = {
-        name: value() if callable(value) else value for name, value in (defaults or {}).items()
-    }
-    obj = model(**given | lookup)
-    is_open = connections[alias].in_atomic_block
-    try:
-        with transaction.atomic(using=alias) if is_open else nullcontext():
-            # All of it: Django would update an existing row of a parent.
-            obj.save(force_insert=(models.Model,) if model._meta.parents else True, using=alias)
-    except IntegrityError:
-        # Whichever constraint it was: an existing row is the requested one.
-        found = row_of(model, alias, lookup)
-        if found is None:
-            raise
-        return found, False
-    return obj, True
-
-
-def row_of(model: type[ModelT], using: str, lookup: Mapping[str, Any]) -> ModelT | None:
-    """The row with these values, also where a transaction's snapshot is older than the row."""
-    rows = model._base_manager.using(using).filter(**lookup)
-    row = rows.first()
-    connection = connections[using]
-    if row is not None or not connection.in_atomic_block:
-        return row
-    return rows.select_for_update().first() if connection.vendor == "mysql" else None
-
-
-def validate_lookup(model: type[models.Model], lookup: Mapping[str, Any]) -> None:
-    """Refuse a lookup that no constraint makes unique.
-
-    Raises:
-        ImproperlyConfigured: no unique constraint is over exactly these fields.
-        ValueError: a value is ``None``, which no constraint compares.
-    """
-    compares_nulls = compared(model, lookup)
-    unknown = [name for name, value in lookup.items() if value is None]
-    if unknown and not compares_nulls:
-        raise ValueError(
-            f"{', '.join(unknown)} is None. A unique constraint treats NULLs as different, so "
-            "many such rows could exist. Don't allow NULL, or give the constraint "
-            "nulls_distinct=False (PostgreSQL)."
-        )
-
-
-def compared(model: type[models.Model], names: Any) -> bool:
-    """Whether the unique constraint over these fields takes two NULLs for equal.
-
-    Raises:
-        ImproperlyConfigured: there is no such constraint.
-    """
-    try:
-        wanted = {model._meta.get_field(name).name for name in names}
-    except FieldDoesNotExist as error:
-        raise ImproperlyConfigured(
-            f"{error}. A natural key is made of the model's own fields, without lookups such as "
-            "name__iexact."
-        ) from None
-    found = [nulls for fields, nulls in _unique_sets(model) if fields == wanted]
-    if not found:
-        listed = ", ".join(repr(name) for name in names)
-        raise ImproperlyConfigured(
-            f"{model._meta.label} has no unique constraint over exactly {listed}, so two "
-            "processes could create two rows at the same time. Add "
-            f"UniqueConstraint(fields=[{listed}], name=…) to its Meta.constraints, without "
-            "condition= and deferrable=."
-        )
-    return any(found)
-
-
-def _unique_sets(model: type[models.Model]) -> Iterator[tuple[set[str], bool]]:
-    """The fields of each unique constraint that is checked at once and for all rows."""
-    for field in model._meta.concrete_fields:
-        if field.unique:
-            yield {field.name}, False
-    for options in [model._meta, *(parent._meta for parent in model._meta.all_parents)]:
-        for names in options.unique_together:
-            yield set(names), False
-        for constraint in options.constraints:
-            if not isinstance(constraint, UniqueConstraint) or not constraint.fields:
-                continue
-            if constraint.condition is None and constraint.deferrable is None:
-                yield set(constraint.fields), constraint.nulls_distinct is False
-
-
 Function = Callable[..., Any]
 ErrorT = TypeVar("ErrorT", bound=IdempotencyError)
 
 
 def once_per(
-    *fields: str,
-    model: type[models.Model],
-    result: Callable[[Any], Any] | None = None,
-    policy: Policy | None = None,
+    *fields: str, model: type[models.Model], policy: Policy | None = None
 ) -> Callable[[Function], Function]:
     """Run a function once for each value of a natural key, such as an order's number.
 
@@ -166,11 +43,10 @@ def once_per(
     Args:
         fields: the names of parameters of the function, which are fields of the model.
         model: the model of the rows. Its database should also keep the records.
-        result: makes the result of a row; by default the result is the row.
         policy: the policy of the call; its ``ttl`` does not count.
 
     Returns:
-        A decorator. The decorated function returns the result of the row, in each call.
+        A decorator. The decorated function returns the row, in each call.
 
     Raises:
         ImproperlyConfigured: no unique constraint is over exactly the fields, or the function
@@ -183,35 +59,46 @@ def once_per(
         ValueError: a value of the natural key is ``None``.
         RuntimeError: the function made no such row; what it did was rolled back.
     """
-    compared(model, fields)  # to fail where it is written
+    names = {model._meta.get_field(field).name for field in fields}
+    if not _is_unique(model, names):
+        listed = ", ".join(map(repr, fields))
+        raise ImproperlyConfigured(
+            f"{model._meta.label} has no unique constraint over exactly {listed}, so two "
+            "processes could create two rows at the same time. Add "
+            f"UniqueConstraint(fields=[{listed}], name=…) to its Meta.constraints, without "
+            "condition=."
+        )
 
     def decorate(function: Function) -> Function:
-        once = _OncePer(function, fields, model, policy)
+        once = _OncePer(function, fields, model, policy or Policy())
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            row = once.row(*args, **kwargs)
-            return row if result is None else result(row)
+            return once.row(*args, **kwargs)
 
         return call
 
     return decorate
 
 
+def _is_unique(model: type[models.Model], names: set[str]) -> bool:
+    """Whether a constraint lets no two rows have the same values of these fields."""
+    sets = [{field.name} for field in model._meta.concrete_fields if field.unique]
+    sets += map(set, model._meta.unique_together)
+    sets += (set(constraint.fields) for constraint in model._meta.total_unique_constraints)
+    return names in sets
+
+
 class _OncePer:
     """A function, its natural key, and the rows that it makes."""
 
     def __init__(
-        self,
-        function: Function,
-        fields: tuple[str, ...],
-        model: type[models.Model],
-        policy: Policy | None,
+        self, function: Function, fields: tuple[str, ...], model: type[models.Model], policy: Policy
     ) -> None:
         self.function = function
         self.fields = fields
         self.model = model
-        self.policy = (policy or Policy()).replace(ttl=None)
+        self.policy = policy.replace(ttl=None)
         self.name = f"{function.__module__}.{function.__qualname__}"
         self.signature = inspect.signature(function)
         unknown = [field for field in fields if field not in self.signature.parameters]
@@ -222,24 +109,25 @@ class _OncePer:
                 "has the fields of the natural key as parameters."
             )
 
-    @property
-    def using(self) -> str:
-        """The database that the rows are written to."""
-        return router.db_for_write(self.model)
-
     def row(self, *args: Any, **kwargs: Any) -> models.Model:
         """The row of a call: a new row, or the existing one."""
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         others = dict(bound.arguments)
         lookup = {field: others.pop(field) for field in self.fields}
-        validate_lookup(self.model, lookup)
-        made: list[models.Model] = []
+        if None in lookup.values():
+            raise ValueError(
+                f"{self._named(lookup)} has no natural key. A unique constraint treats NULLs as "
+                "different, so many such rows could exist."
+            )
 
         def execute(_: ExecutionContext) -> None:
-            with in_transaction(self.using):  # the claim's own, unless it is leased
-                made[:] = [self._there(lookup, others) or self._made(lookup, bound)]
-                refuse_marked(self.using, self.name)
+            using = router.db_for_write(self.model)
+            with in_transaction(using):  # the claim's own, unless it is leased
+                if self._existing(lookup, others) is None:
+                    self.function(*bound.args, **bound.kwargs)
+                    refuse_marked(using, self.name)
+                    self._validate_made(lookup)
 
         try:
             idempotent_call(
@@ -253,48 +141,40 @@ class _OncePer:
         except FingerprintMismatch:
             raise self._mismatch(lookup) from None
         except IntegrityError:
-            row = self._there(lookup, others)
-            if row is None:  # it was another constraint
+            if self._existing(lookup, others) is None:  # it was another constraint
                 raise
-            return row
-        row = made[0] if made else self._find(lookup)
+        row = self._rows(lookup).first()
         if row is None:
             raise _foreign(ResponseNotStored(_DELETED.format(self._named(lookup))))
         return row
 
-    def _made(self, lookup: Mapping[str, Any], bound: inspect.BoundArguments) -> models.Model:
-        made = self.function(*bound.args, **bound.kwargs)
-        row = made if isinstance(made, self.model) else self._find(lookup)
-        if row is None or any(self._differs(row, *pair) for pair in lookup.items()):
-            raise RuntimeError(
-                f"{self.name} created no {self._named(lookup)}, so the next call would run it "
-                "again. Create that row, in the database that the model is written to, and return "
-                "it."
-            )
-        return row
+    def _rows(self, lookup: Mapping[str, Any]) -> models.QuerySet[models.Model]:
+        rows = self.model._base_manager.using(router.db_for_write(self.model))
+        return rows.filter(**lookup)
 
-    def _there(self, lookup: Mapping[str, Any], others: Mapping[str, Any]) -> models.Model | None:
+    def _existing(
+        self, lookup: Mapping[str, Any], others: Mapping[str, Any]
+    ) -> models.Model | None:
         """The existing row, if it was created with the same arguments."""
-        row = self._find(lookup)
-        if row is not None and any(self._differs(row, *pair) for pair in others.items()):
+        row = self._rows(lookup).first()
+        fields = {
+            name for each in self.model._meta.concrete_fields for name in (each.name, each.attname)
+        }
+        compared = {name: value for name, value in others.items() if name in fields}
+        if row is not None and not self._rows(lookup).filter(**compared).exists():
             raise self._mismatch(lookup)
         return row
 
-    def _find(self, lookup: Mapping[str, Any]) -> models.Model | None:
-        return row_of(self.model, self.using, lookup)
-
-    def _differs(self, row: models.Model, name: str, value: Any) -> bool:
-        """Whether the row has another value than the argument; no: it has no such field."""
-        field = self._field(name)
-        return field is not None and getattr(row, field.attname) != _plain(field, value)
-
-    def _field(self, name: str) -> models.Field[Any, Any] | None:
-        fields = self.model._meta.concrete_fields
-        return next((field for field in fields if name in (field.name, field.attname)), None)
+    def _validate_made(self, lookup: Mapping[str, Any]) -> None:
+        if not self._rows(lookup).exists():
+            raise RuntimeError(
+                f"{self.name} created no {self._named(lookup)}, so the next call would run it "
+                "again. Create that row, in the database that the model is written to."
+            )
 
     def _key(self, lookup: Mapping[str, Any]) -> str:
         """The key, so that people can read it; a digest where it is too long."""
-        pairs = [(name, _plain(self._field(name), value)) for name, value in lookup.items()]
+        pairs = [(name, _plain(self.model, name, value)) for name, value in lookup.items()]
         key = ";".join(f"{name}={quote(str(value), safe='')}" for name, value in pairs)
         return key if len(key) <= keys.MAX_LENGTH else digest(key)
 
@@ -318,13 +198,11 @@ _DELETED = (
 )
 
 
-def _plain(field: models.Field[Any, Any] | None, value: Any) -> Any:
-    """A value in the field's form: the order's number for an order, 17 for "17"."""
-    if field is None:
-        return value
+def _plain(model: type[models.Model], name: str, value: Any) -> Any:
+    """A value in its field's form: the order's number for an order, 17 for "17"."""
+    field: Any = model._meta.get_field(name)
     if isinstance(value, models.Model):
-        target = getattr(field, "target_field", field)
-        return getattr(value, target.attname)
+        return getattr(value, field.target_field.attname)
     return field.to_python(value)
 
 

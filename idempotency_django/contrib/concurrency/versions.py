@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -30,19 +31,12 @@ from django.forms import HiddenInput
 from django.utils.translation import gettext_lazy as _
 
 from ...errors import ConcurrentModification
-from .locks import (
-    assign_changes,
-    has_primary_key,
-    in_transaction,
-    lock_root_table,
-    on_rollback,
-    table_row,
-    write_alias,
-)
+from .locks import in_transaction, on_rollback, restore_on_rollback, write_alias
 
 CARRIES_VERSION: Final = "idempotency_carries_version"
 """The attribute of forms that cannot lack the version."""
-STALE = _(
+
+STALE: Final = _(
     "This has changed since you opened the page. Your changes were not saved. Open the page again "
     "to see the current data."
 )
@@ -65,8 +59,7 @@ class VersionField(models.PositiveBigIntegerField):  # type: ignore[type-arg]  #
         version = getattr(instance, self.attname)
         if not add:
             return version + 1
-        saving: _Save | None = instance.__dict__.get("_versioned")
-        if has_primary_key(instance) if saving is None else saving.with_key:
+        if instance.pk is not None:
             version = time.time_ns() // 1000
             setattr(instance, self.attname, version)
         return version
@@ -104,19 +97,17 @@ def version_field(model: type[models.Model]) -> VersionField:
     return found[0]
 
 
+@dataclass
 class _Save:
     """One call of ``save()``.
 
     Attributes:
         expected: the version that the row must have; ``None``: there is no row yet.
-        with_key: whether the object had a primary key before it, and not from the database.
         stale: whether the row has another version.
     """
 
-    def __init__(self, expected: int | None, *, with_key: bool) -> None:
-        self.expected = expected
-        self.with_key = with_key
-        self.stale = False
+    expected: int | None
+    stale: bool = False
 
 
 class Versioned(models.Model):
@@ -135,23 +126,26 @@ class Versioned(models.Model):
         abstract = True
 
     def save(self, **options: Any) -> None:  # by name only, as in Django 6
-        field, fields = version_field(type(self)), options.get("update_fields")
-        expected = _expected(self)
+        fields, connection = options.get("update_fields"), self._connection(options.get("using"))
         if fields:
-            options["update_fields"] = {*fields, field.name}
-        new = self._state.adding and not (fields or options.get("force_update"))
-        # After a rollback, an object keeps the key that the database has made.
-        with_key = has_primary_key(self) and not getattr(self._state, "key_was_made", False)
-        was_adding, using = self._state.adding, options.get("using") or write_alias(self)
-        saving = self._versioned = _Save(None if new else expected, with_key=with_key)
+            options["update_fields"] = {*fields, version_field(type(self)).name}
+        was_adding = self._state.adding
+        inserts = was_adding and not (fields or options.get("force_update"))
+        saving = self._versioned = _Save(None if inserts else _expected(self))
+        usable = connection.in_atomic_block and not connection.needs_rollback
+        # With several tables, an UPDATE of one may come before the other's is refused.
+        atomic = transaction.atomic(using=connection.alias) if self._meta.parents else nullcontext()
         try:
-            with _usable_after(saving, using, self):
+            with atomic:
                 super().save(**options)
+        except ConcurrentModification:
+            if saving.stale and usable:  # Django has marked the transaction, as for any error
+                transaction.set_rollback(False, using=connection.alias)
+            raise
         finally:
             self.__dict__.pop("_versioned", None)  # a receiver may have saved it again
         if was_adding:
-            again = partial(vars(self._state).update, adding=True, key_was_made=not with_key)
-            on_rollback(using, again)
+            on_rollback(connection.alias, partial(setattr, self._state, "adding", True))
 
     # The one place where Django lets the WHERE of an UPDATE be changed. It is private, and takes
     # other arguments in each version: all but the first are passed on as they are.
@@ -168,18 +162,20 @@ class Versioned(models.Model):
         updated = super()._do_update(unchanged, using, *args, **options)
         if not updated:
             saving.stale = True
-            raise stale(self, saving.expected)
-        advance(self, saving.expected, using)
+            raise _stale(self, saving.expected)
+        _advance(self, saving.expected, using)
         return updated
 
     def delete(self, using: str | None = None, keep_parents: bool = False) -> Any:
-        using = using or write_alias(self)
+        using = self._connection(using).alias
         if self.pk is None:
             return super().delete(using=using, keep_parents=keep_parents)  # raises Django's error
         with in_transaction(using):
-            lock_root_table(self, using)
-            claim_version(self, using)  # first, so that it cannot change while it is deleted
+            _claim_version(self, using)  # first, so that it cannot change while it is deleted
             return super().delete(using=using, keep_parents=keep_parents)
+
+    def _connection(self, using: str | None) -> Any:
+        return connections[using or write_alias(self)]
 
     def clean_fields(self, exclude: Collection[str] | None = None) -> None:
         """Validate the version, too, so that a stale form has an error."""
@@ -199,69 +195,79 @@ class Versioned(models.Model):
         except ImproperlyConfigured as error:
             errors.append(Error(str(error), obj=cls, id="idempotency_django.E032"))
         if apps.is_installed("django.contrib.admin"):
-            errors += _unversioned_inlines(cls)
+            errors += _unversioned_forms(cls)
         return errors
 
 
-def _unversioned_inlines(model: type[models.Model]) -> Iterator[Error]:
-    """The inlines of a versioned model whose form may lack the version."""
+def _unversioned_forms(model: type[models.Model]) -> Iterator[Error]:
+    """The admin's pages and inlines of a versioned model whose forms may lack the version."""
     from django.contrib.admin.sites import all_sites  # noqa: PLC0415  # it may not be installed
 
-    for site in all_sites:
-        for each in filter(site.is_registered, apps.get_models()):
-            parent = site.get_model_admin(each)
-            for inline in parent.inlines:
-                if inline.model is model and not hasattr(inline.form, CARRIES_VERSION):
-                    yield Error(
-                        f"{inline.__name__} of {type(parent).__name__} has a form that may lack "
-                        "the version. A save of a stale line would overwrite newer changes.",
-                        hint="Write form = VersionedForm in the inline.",
-                        obj=inline,
-                        id="idempotency_django.E034",
-                    )
+    known = [
+        (site, each) for site in all_sites for each in filter(site.is_registered, apps.get_models())
+    ]
+    for page in (site.get_model_admin(each) for site, each in known):
+        for shown in (page, *page.inlines):
+            is_versioned = hasattr(shown.form, CARRIES_VERSION)
+            edits_list: Any = getattr(shown, "list_editable", None)
+            if shown.model is model and (edits_list or not is_versioned):
+                name = getattr(shown, "__name__", type(shown).__name__)
+                yield Error(
+                    f"{name} has {'list_editable' if is_versioned else 'a form'}, which may lack "
+                    "the version. A save of stale data would overwrite newer changes.",
+                    hint="Write form = VersionedForm, and remove list_editable.",
+                    obj=shown,
+                    id="idempotency_django.E034",
+                )
 
 
 def compare_and_swap(obj: models.Model, /, **changes: Any) -> None:
     """Change fields of an object if its row still has the version that the object has in memory.
 
     It is one UPDATE: no ``save()``, no signals, no ``auto_now``. The object gets the new values.
-    One that is an expression, such as ``F("amount") + 1``, is loaded when it is read. In
-    multi-table inheritance, each table with a change takes an UPDATE.
+    One that is an expression, such as ``F("amount") + 1``, is loaded when it is read.
 
     Args:
         obj: an object of a :class:`Versioned` model that was loaded or saved.
-        changes: the new values by the names of the fields.
+        changes: the new values by the names of the fields. In multi-table inheritance, they are
+            fields of the table that has the version.
 
     Raises:
         ConcurrentModification: the row was changed or deleted meanwhile; nothing was written.
     """
     version, using = version_field(type(obj)), write_alias(obj)
-    if version.name in changes:
-        raise ValueError("compare_and_swap() sets the version itself. Do not pass it.")
-    tables: dict[type[models.Model], dict[str, Any]] = {version.model: {}}
+    for name in changes:
+        if name == version.name or obj._meta.get_field(name).model is not version.model:
+            raise ValueError(
+                f"compare_and_swap() cannot change {name!r}. It changes fields of the table of "
+                f"{version.model.__name__}, and sets the version itself."
+            )
+    _claim_version(obj, using, changes)
+    restore_on_rollback(obj, using)
+    setattr(obj, version.attname, getattr(obj, version.attname) + 1)
     for name, value in changes.items():
-        field = obj._meta.get_field(name)
-        tables.setdefault(field.model, {})[name] = value
-    several = len(tables) > 1
-    with in_transaction(using) if several else nullcontext():
-        if several:
-            lock_root_table(obj, using)
-        claim_version(obj, using, tables.pop(version.model))
-        for model, values in tables.items():
-            table_row(model, obj, using).update(**values)
-    advance(obj, getattr(obj, version.attname), using)
-    assign_changes(obj, using, changes)
+        field: Any = obj._meta.get_field(name)
+        if hasattr(value, "resolve_expression"):
+            vars(obj).pop(field.attname, None)  # deferred: it is loaded when it is read
+            obj._state.fields_cache.pop(name, None)
+        elif field.is_relation:
+            setattr(obj, name, value)
+        else:  # not by setattr(): a field may protect itself from being set
+            vars(obj)[field.attname] = value
 
 
-def claim_version(obj: models.Model, using: str, changes: Mapping[str, Any] | None = None) -> None:
+def _claim_version(obj: models.Model, using: str, changes: Mapping[str, Any] | None = None) -> None:
     """Change the row, and lock it until the transaction's end, if its version is the object's."""
     field, expected = version_field(type(obj)), _expected(obj)
-    rows = table_row(field.model, obj, using).filter(**{field.attname: expected})
+    # In multi-table inheritance, the condition must be in the UPDATE of the table that has the
+    # version: otherwise Django makes a SELECT with it, and an UPDATE without.
+    key = getattr(obj, field.model._meta.pk.attname)
+    rows = field.model._base_manager.using(using).filter(pk=key, **{field.attname: expected})
     if not rows.update(**(changes or {}), **{field.attname: F(field.attname) + 1}):
-        raise stale(obj, expected)
+        raise _stale(obj, expected)
 
 
-def advance(obj: models.Model, expected: int, using: str) -> None:
+def _advance(obj: models.Model, expected: int, using: str) -> None:
     """The object's version after its row was changed; the old one again after a rollback."""
     name = version_field(type(obj)).attname
     setattr(obj, name, expected + 1)
@@ -272,23 +278,7 @@ def advance(obj: models.Model, expected: int, using: str) -> None:
     on_rollback(using, go_back)
 
 
-@contextmanager
-def _usable_after(saving: _Save, using: str, obj: models.Model) -> Iterator[None]:
-    """Keep the transaction around a stale save usable: it has changed no row."""
-    connection = connections[using]
-    usable = connection.in_atomic_block and not connection.needs_rollback
-    # With several tables, an UPDATE of one may come before the other's is refused.
-    around = transaction.atomic(using=using) if obj._meta.parents else nullcontext()
-    try:
-        with around:
-            yield
-    except ConcurrentModification:
-        if saving.stale and usable:
-            transaction.set_rollback(False, using=using)  # Django has marked it for any error
-        raise
-
-
-def stale(obj: models.Model, expected: int) -> ConcurrentModification:
+def _stale(obj: models.Model, expected: int) -> ConcurrentModification:
     """The error that names the object."""
     return ConcurrentModification(
         f"The {obj._meta.verbose_name} {obj.pk} was changed or deleted by another process after "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from django.db import models
 from django.db.models import Q
-from django_fsm import FSMField, transition
 
 from idempotency_django.contrib.concurrency import Versioned, VersionField
 
@@ -67,15 +66,6 @@ class Seat(models.Model):
 
     def __str__(self) -> str:
         return self.code
-
-
-class WindowSeat(Seat):
-    """Two tables; the first one has the primary key that is chosen."""
-
-    view = models.CharField(max_length=20, default="")
-
-    class Meta:
-        app_label = "tests"
 
 
 class SeatTicket(Seat, Ticket):
@@ -157,57 +147,3 @@ class Payment(models.Model):
         """Count what users rely on being called."""
         self.saves += 1
         super().save(*args, **options)  # type: ignore[arg-type]
-
-
-class CardPayment(Payment):
-    """A payment in two tables, of which the first one has the order."""
-
-    card = models.CharField(max_length=20, default="")
-
-    class Meta:
-        app_label = "tests"
-
-
-class Machine(models.Model):
-    """A state machine of django-fsm-2, whose methods leave traces."""
-
-    state = FSMField(default="pending", protected=True)
-    note = models.CharField(max_length=100, default="")
-    ready = models.BooleanField(default=True)
-
-    class Meta:
-        app_label = "tests"
-
-    def __str__(self) -> str:
-        return self.note
-
-    @transition(field=state, source=["pending", "overdue"], target="paid")
-    def pay(self, note: str = "") -> str:
-        """An effect of its own."""
-        Owner.objects.using(self._state.db).create(name=None)
-        self.note = note
-        return f"paid {note}"
-
-    @transition(field=state, source="*", target="cancelled")
-    def cancel(self) -> None:
-        """A transition from every state."""
-        Owner.objects.using(self._state.db).create(name=None)
-
-    @transition(field=state, source="pending", target="shipped", conditions=[lambda o: o.ready])
-    def ship(self) -> None:
-        """A transition with a condition."""
-
-    @transition(field=state, source="paid", target="failed")
-    def fail(self) -> None:
-        """A transition that fails."""
-        Owner.objects.using(self._state.db).create(name=None)
-        raise LookupError
-
-
-class HeavyMachine(Machine):
-    """A machine whose state is in another table than its weight."""
-
-    weight = models.IntegerField(default=0)
-
-    class Meta:
-        app_label = "tests"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
@@ -13,7 +12,7 @@ from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured
 from django.db import IntegrityError, transaction
 from django.db.transaction import TransactionManagementError
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404
 from django.test import Client
 from django.urls import include, path
@@ -42,7 +41,6 @@ from tests.support.shared import assert_problem, assert_replays, is_replay
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 CHANGES = {"PUT", "PATCH", "DELETE"}
 THREADS = 30
-EDITED = datetime(1994, 10, 29, 19, 43, 31, tzinfo=UTC)
 
 
 class TicketSerializer(serializers.ModelSerializer):
@@ -135,18 +133,6 @@ class Borrowing(PreconditionMixin, Tickets):
         return Response(self.get_serializer(Ticket.objects.latest("pk")).data)
 
 
-class WeakTickets(PreconditionMixin, Tickets):
-    """Weak ETags, and dates."""
-
-    require_preconditions: Any = ()
-
-    def get_etag(self, obj: Ticket) -> str:
-        return f'W/"{obj.version}"'
-
-    def get_last_modified(self, obj: Ticket) -> datetime:
-        return EDITED
-
-
 class CountrySerializer(serializers.ModelSerializer):
     class Meta:
         model = Country
@@ -154,23 +140,16 @@ class CountrySerializer(serializers.ModelSerializer):
 
 
 class Countries(PreconditionMixin, IdempotentViewMixin, generics.RetrieveUpdateAPIView):
-    """PUT creates what is not there."""
+    """Its objects have chosen primary keys."""
 
     authentication_classes: Any = []
     queryset = Country.objects.all()
     serializer_class = CountrySerializer
     require_preconditions = {"PUT"}
-    put_creates = True
 
-    def put(self, request: Request, *args: Any, **kwargs: Any) -> Response:
-        try:
-            return self.update(request, *args, **kwargs)
-        except Http404:
-            serializer = self.get_serializer(data=request.data)
-            serializer.is_valid(raise_exception=True)
-            Owner.objects.create(name=None)
-            serializer.save()
-            return Response(serializer.data, status=201)
+
+class Optional(PreconditionMixin, Tickets):
+    require_preconditions: Any = ()
 
 
 class CSVRenderer(BaseRenderer):
@@ -187,9 +166,6 @@ class Shown(PreconditionMixin, IdempotentViewMixin, Tickets):
     """JSON, a page of the browsable API, and CSV."""
 
     renderer_classes = [JSONRenderer, BrowsableAPIRenderer, CSVRenderer]
-
-    def get_last_modified(self, obj: Ticket) -> datetime:
-        return EDITED
 
 
 class Titled(PreconditionMixin, IdempotentViewMixin, Tickets):
@@ -256,21 +232,6 @@ class Unversioned(PreconditionMixin, generics.UpdateAPIView):
     require_preconditions = {"PUT"}
 
 
-class Values(PreconditionMixin, APIView):
-    """Its objects are in no table."""
-
-    authentication_classes: Any = []
-
-    def get_object(self) -> dict[str, str]:
-        return {"tag": '"5"'}
-
-    def get_etag(self, obj: Any) -> str:
-        return str(obj["tag"])
-
-    def put(self, request: Request, pk: int) -> Response:
-        return Response(self.get_object())
-
-
 def ticket_of(request: HttpRequest, pk: int) -> Ticket:
     return get_object_or_404(Ticket, pk=pk)
 
@@ -296,11 +257,21 @@ def marked(request: HttpRequest, pk: int) -> HttpResponse:
     return response
 
 
+TYPES = ["application/json", "text/html", "text/csv"]
+
+
+def typed(request: HttpRequest, pk: int) -> HttpResponse:
+    """A view that responds as its client accepts."""
+    response = change(request, pk)
+    response["Content-Type"] = request.headers.get("Accept", TYPES[0])
+    return response
+
+
+plain_typed = preconditions(ticket_of)(typed)
 plain_alone = preconditions(ticket_of)(change)
-plain = idempotent(preconditions(ticket_of, modified=lambda ticket: EDITED)(change))
+plain = idempotent(preconditions(ticket_of)(change))
 plain_middleware = preconditions(ticket_of)(change)
 plain_optional = preconditions(ticket_of, require=())(change)
-plain_dated = preconditions(ticket_of, require=(), modified=lambda ticket: EDITED)(change)
 plain_marked = preconditions(ticket_of)(marked)
 
 
@@ -309,17 +280,12 @@ def plain_titled(request: HttpRequest, title: str) -> HttpResponse:
     return change(request, Ticket.objects.get(title=title).pk)
 
 
-def find_country(request: HttpRequest, code: str) -> Country | None:
-    return Country.objects.filter(pk=code).first()
-
-
-@preconditions(find_country, creates=True)
+@preconditions(lambda request, code: get_object_or_404(Country, pk=code))
 def put_country(request: HttpRequest, code: str) -> HttpResponse:
-    country, created = Country.objects.get_or_create(code=code, defaults={"name": "x"})
-    if request.method == "PUT" and not created:
-        Owner.objects.create(name=None)
+    country = Country.objects.get(pk=code)
+    if request.method == "PUT":
         country.save()
-    return JsonResponse({"name": country.name}, status=201 if created else 200)
+    return JsonResponse({"name": country.name})
 
 
 router = routers.SimpleRouter()
@@ -329,7 +295,7 @@ VIEWSETS = {
     "alone": Alone,
     "wrapped": Wrapped,
     "leased": Leased,
-    "weak": WeakTickets,
+    "optional": Optional,
     "guarded": Guarded,
     "marked": Marked,
     "borrowing": Borrowing,
@@ -345,14 +311,13 @@ urlpatterns = [
     path("byhand/<int:pk>/", ByHand.as_view()),
     path("handler/<int:pk>/", HandlerDecorated.as_view()),
     path("unversioned/<int:pk>/", Unversioned.as_view()),
-    path("values/<int:pk>/", Values.as_view()),
     path("mine/<str:any>/", Mine.as_view({"get": "retrieve", "put": "update"})),
     path("plain_titled/<str:title>/", plain_titled),
     path("plain/<int:pk>/", plain),
     path("plain_alone/<int:pk>/", plain_alone),
     path("plain_middleware/<int:pk>/", plain_middleware),
     path("plain_optional/<int:pk>/", plain_optional),
-    path("plain_dated/<int:pk>/", plain_dated),
+    path("plain_typed/<int:pk>/", plain_typed),
     path("plain_marked/<int:pk>/", plain_marked),
     path("plain_countries/<str:code>/", put_country),
 ]
@@ -427,7 +392,7 @@ class TestChanges:
         assert (response.status_code, response.headers.get("ETag")) == (204, None)
         assert send(at, ticket, "delete", If_Match='"1"').status_code == 404
 
-    @pytest.mark.parametrize("at", ["weak", "plain_optional"])
+    @pytest.mark.parametrize("at", ["optional", "plain_optional"])
     def test_if_none_match(self, ticket: Ticket, at: str) -> None:
         """A change on condition that there is something else is refused where there is not."""
         assert send(at, ticket, If_None_Match='"1"').status_code == 412
@@ -454,15 +419,6 @@ class TestChanges:
         assert (response.status_code, response["ETag"]) == (200, '"2"')
         assert send("first", path, "post", If_Match='"2"').status_code == 200
         assert effects() == 1
-
-    def test_plain_dates(self, ticket: Ticket) -> None:
-        """A date is a condition where the view knows it."""
-        old, new = "Sat, 29 Oct 1994 19:43:30 GMT", "Sat, 29 Oct 1994 19:43:31 GMT"
-        assert send("plain_dated", ticket, If_Unmodified_Since=old).status_code == 412
-        assert send("plain_dated", ticket, If_Unmodified_Since=new).status_code == 200
-        for date in (old, new):  # which does not say which state of that second was read
-            refused = send("plain", ticket, If_Unmodified_Since=date)
-            assert_problem(refused, 428, "precondition-required")
 
 
 class TestRetries:
@@ -510,22 +466,27 @@ class TestRetries:
 class TestReads:
     @pytest.mark.parametrize("at", ["first", "second", "alone", "plain", "plain_alone"])
     @pytest.mark.parametrize("method", ["get", "head"])
-    def test_not_modified(self, ticket: Ticket, at: str, method: str) -> None:
-        """Who has the current representation gets 304, with its ETag and no body."""
-        assert send(at, ticket, method)["ETag"] == '"1"'
-        for header in ('"1"', 'W/"1"', "*", '"7", "1"'):
-            response = send(at, ticket, method, If_None_Match=header)
-            assert (response.status_code, response["ETag"], response.content) == (304, '"1"', b"")
-        response = send(at, ticket, method, If_None_Match='"7"')
-        assert response.status_code == 200
-        assert send(at, ticket, method, If_Match='"7"').status_code == 412
-        assert send(at, 12345, method, If_None_Match="*").status_code == 404
+    def test_etag(
+        self, ticket: Ticket, at: str, method: str, django_assert_num_queries: Any
+    ) -> None:
+        """A read has the ETag, looks at no condition, and changes nothing."""
+        with django_assert_num_queries(2 if "plain" in at else 1):
+            response = send(at, ticket, method, If_Match='"7"', If_None_Match='"1"')
+        assert (response.status_code, response["ETag"]) == (200, '"1"')
 
-    def test_one_query(self, ticket: Ticket, django_assert_num_queries: Any) -> None:
-        """A conditional read looks the object up once."""
-        for header in ('"1"', '"7"'):
-            with django_assert_num_queries(1):
-                send("alone", ticket, "get", If_None_Match=header)
+    @pytest.mark.parametrize("at", ["first", "second", "alone", "plain", "plain_alone"])
+    def test_not_modified(self, ticket: Ticket, at: str, settings: Any) -> None:
+        """With Django's middleware, who has the current representation gets 304."""
+        settings.MIDDLEWARE = [
+            "django.middleware.http.ConditionalGetMiddleware",
+            *settings.MIDDLEWARE,
+        ]
+        for header in ('"1"', 'W/"1"', "*", '"7", "1"'):
+            response = send(at, ticket, "get", If_None_Match=header)
+            assert (response.status_code, response["ETag"], response.content) == (304, '"1"', b"")
+        assert send(at, ticket, "get", If_None_Match='"7"').status_code == 200
+        assert send(at, ticket, If_Match='"1"').status_code == 200
+        assert send(at, ticket, If_Match='"1"').status_code == 412
 
     def test_list(self, ticket: Ticket) -> None:
         """A list has no version: it is read, and added to, without conditions."""
@@ -534,55 +495,6 @@ class TestReads:
         assert (response.status_code, response.headers.get("ETag")) == (200, None)
         created = client.post("/first/", {"title": "c"}, headers={"If-None-Match": "*"})
         assert (created.status_code, created["ETag"]) == (201, '"1"')
-
-    def test_weak(self, ticket: Ticket) -> None:
-        """A weak ETag spares a transfer, and allows no change."""
-        assert send("weak", ticket, "get", If_None_Match='"1"').status_code == 304
-        for header in ('"1"', 'W/"1"'):
-            refused = send("weak", ticket, If_Match=header)
-            assert_problem(refused, 412, "precondition-failed")
-            assert "must send a strong ETag" in refused.json()["detail"]
-        assert send("weak", ticket).status_code == 200
-        date = "Sat, 29 Oct 1994 19:43:31 GMT"
-        assert send("weak", ticket, "get", If_Modified_Since=date).status_code == 304
-
-
-class TestCreation:
-    @pytest.mark.parametrize("at", ["countries", "plain_countries"])
-    def test_once(self, at: str) -> None:
-        """``If-None-Match: *`` creates once; ``If-Match`` never creates."""
-        assert send(at, "DE", If_Match="*").status_code == 412
-        assert send(at, "DE", If_Match='"1"').status_code == 412
-        assert_problem(send(at, "DE"), 428, "precondition-required")
-        assert_problem(send(at, "DE", If_None_Match='"1"'), 428, "precondition-required")
-        assert not Country.objects.exists()
-        body = json.dumps({"code": "DE", "name": "x"})
-        headers = {"If-None-Match": "*"}
-        responses = [
-            Client().put(f"/{at}/DE/", body, content_type="application/json", headers=headers)
-            for _ in range(2)
-        ]
-        assert [response.status_code for response in responses] == [201, 412]
-        assert responses[0]["ETag"] == send(at, "DE", "get")["ETag"]
-
-    @pytest.mark.parametrize("key", [None, "key"])
-    def test_race(self, key: str | None) -> None:
-        """Of many who create the same at once, one does; its effects are the only ones."""
-        body = json.dumps({"code": "DE", "name": "x"})
-
-        def create() -> int:
-            headers = {"If-None-Match": "*"}
-            if key:
-                headers["Idempotency-Key"] = str(uuid4())
-            response = Client(raise_request_exception=False).put(
-                "/countries/DE/", body, content_type="application/json", headers=headers
-            )
-            return int(response.status_code)
-
-        statuses = in_threads([create] * 8)
-        assert statuses.count(201) == 1
-        assert set(statuses) <= {201, 412}
-        assert (Country.objects.count(), effects()) == (1, 1)
 
 
 class TestBirths:
@@ -628,7 +540,7 @@ class TestBirths:
         assert send(at, "a", title="a", If_Match=tags[0]).status_code == 412
         response = send(at, "a", title="a", If_Match=tags[1])
         assert response.status_code == 200
-        assert send(at, "a", "get", If_None_Match=response["ETag"]).status_code == 304
+        assert send(at, "a", "get")["ETag"] == response["ETag"]
 
     def test_created(self) -> None:
         """The ETag of what a POST creates is the one of its own URL."""
@@ -645,27 +557,17 @@ def shown(ticket: Any, method: str = "get", accept: str = "*/*", **headers: str)
 
 class TestRepresentations:
     def test_media_types(self, ticket: Ticket) -> None:
-        """Each media type has an ETag of its own, and 304 is for the one that the client has."""
+        """Each media type has an ETag of its own, so that no 304 is for another one."""
         accepted = ("application/json", "application/json; indent=4", "text/csv")
         tags = {accept: shown(ticket, accept=accept)["ETag"] for accept in accepted}
         assert len(set(tags.values())) == 3
         assert tags["application/json"] == shown(ticket)["ETag"] == '"1"'
-        for has, tag in tags.items():
-            for accept in accepted:
-                response = shown(ticket, accept=accept, If_None_Match=tag)
-                assert response.status_code == (304 if accept == has else 200)
-                assert response["ETag"] == tags[accept]
-                matched = shown(ticket, accept=accept, If_Match=tag)  # that of a range, for example
-                assert matched.status_code == (200 if accept == has else 412)
 
     def test_page(self, ticket: Ticket) -> None:
-        """A page of the browsable API holds its caller's name: no ETag, and never 304."""
-        date = "Sat, 29 Oct 1994 19:43:31 GMT"
-        assert shown(ticket, If_Modified_Since=date).status_code == 304
-        for headers in ({}, {"If_None_Match": '"1"'}, {"If_Modified_Since": date}):
-            page = shown(ticket, accept="text/html", **headers)
-            assert (page.status_code, page.headers.get("ETag")) == (200, None)
-            assert b"<html" in page.content
+        """A page of the browsable API holds its caller's name: it has no ETag."""
+        page = shown(ticket, accept="text/html", If_None_Match='"1"')
+        assert (page.status_code, page.headers.get("ETag")) == (200, None)
+        assert b"<html" in page.content
 
     @pytest.mark.parametrize("read_as", ["application/json", "text/csv"])
     @pytest.mark.parametrize("written_as", ["application/json", "text/csv", "text/html"])
@@ -687,25 +589,14 @@ class TestRepresentations:
             for language in ("en", "de")
         }
         assert tags["en"] != tags["de"]
-        for has, tag in tags.items():
-            for language in tags:
-                named = {"If_None_Match": tag, "Accept_Language": language}
-                response = send(at, ticket, "get", **named)
-                assert response.status_code == (304 if language == has else 200)
         response = send(at, ticket, If_Match=tags["de"], Accept_Language="en")
         assert response.status_code == 200
 
     def test_plain(self, ticket: Ticket) -> None:
-        """A plain view may respond by what the client accepts, so the ETag depends on that."""
-        at, accepted = "plain_optional", ("text/html", "application/json", "*/*")
-        tags = {accept: send(at, ticket, "get", Accept=accept)["ETag"] for accept in accepted}
-        assert tags["*/*"] == send(at, ticket, "get")["ETag"] == '"1"'
-        for has, tag in tags.items():
-            for accept in accepted:
-                response = send(at, ticket, "get", Accept=accept, If_None_Match=tag)
-                assert response.status_code == (304 if accept == has else 200)
-                assert response["ETag"] == tags[accept]
-        assert send(at, ticket, If_Match=tags["text/html"]).status_code == 200
+        """A plain view's ETag depends on the type of its response."""
+        tags = [send("plain_typed", ticket, "get", Accept=each)["ETag"] for each in TYPES]
+        assert len(set(tags)) == len(TYPES)
+        assert send("plain_typed", ticket, If_Match=tags[1]).status_code == 200
 
 
 class TestOthers:
@@ -723,23 +614,17 @@ class TestOthers:
         assert send("borrowing", "latest", "get").headers.get("ETag") is None
 
     def test_itself(self, ticket: Ticket) -> None:
-        """One that shows the object of its URL sends its ETag, however it has found it."""
-        at = f"{ticket.pk}/itself"
-        assert send("borrowing", at, "get")["ETag"] == '"1"'
-        response = send("borrowing", at, "get", If_None_Match='"1"')
-        assert (response.status_code, response["ETag"], response.content) == (304, '"1"', b"")
-        assert send("borrowing", at, "get", If_None_Match='"2"').status_code == 200
-        assert send("borrowing", at, "get", If_Match='"2"').status_code == 412
+        """An action that has not looked for the object of its URL sends no ETag."""
+        assert not send("borrowing", f"{ticket.pk}/itself", "get").has_header("ETag")
 
-    def test_change(self, ticket: Ticket) -> None:
-        """A PUT that changes another object than was compared is an error, and rolled back."""
+    @pytest.mark.parametrize("method", ["put", "post"])
+    def test_change(self, ticket: Ticket, method: str) -> None:
+        """A change of another object has the conditions of what get_object() finds, and no ETag."""
         at = f"{ticket.pk}/country"
-        with pytest.raises(ImproperlyConfigured, match=r"the ticket \d+ of .* the country DE"):
-            Client().put(f"/borrowing/{at}/", headers={"If-Match": '"1"'})
+        assert send("borrowing", at, method, If_Match='"7"').status_code == 412
         assert Country.objects.get().name == "x"
-        response = send("borrowing", at, "post", If_Match='"1"')  # acts on the ticket
+        response = send("borrowing", at, method, If_Match='"1"')
         assert (response.status_code, response.headers.get("ETag")) == (200, None)
-        assert send("borrowing", at, "post", If_Match='"7"').status_code == 412
 
 
 class TestRollbacks:
@@ -802,13 +687,8 @@ class TestRefusals:
     def test_no_etag(self) -> None:
         """A view that requires what nobody could send is refused."""
         base = Base.objects.create()
-        with pytest.raises(ImproperlyConfigured, match="but its objects have no ETag"):
+        with pytest.raises(ImproperlyConfigured, match="Base has no ETag"):
             Client().put(f"/unversioned/{base.pk}/", headers={"If-Match": '"1"'})
-
-    def test_no_table(self) -> None:
-        """What is in no table is compared, and not locked."""
-        assert send("values", 1, If_Match='"5"').status_code == 200
-        assert send("values", 1, If_Match='"6"').status_code == 412
 
     def test_order_of_decorators(self) -> None:
         """Above another decorator, or on a coroutine function, the decorator is refused."""

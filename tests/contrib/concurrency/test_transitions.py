@@ -8,15 +8,11 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import pytest
 from django.db import IntegrityError, connections, models, transaction
-from django.db.models.signals import post_save
 from django.db.transaction import TransactionManagementError
-from django_fsm import TransitionNotAllowed
-from viewflow.fsm import State
 
 from idempotency_django.contrib.concurrency import AlreadyThere, Moved, transition
 from idempotency_django.contrib.concurrency.versions import version_field
@@ -25,8 +21,6 @@ from idempotency_django.testing.contract import PATIENCE, in_threads
 from tests.contrib.concurrency.models import (
     Base,
     Extended,
-    HeavyMachine,
-    Machine,
     Owner,
     Payment,
     SeatTicket,
@@ -94,7 +88,7 @@ class TestTransition:
 
     def test_unsaved(self, using: str) -> None:
         """An object without a row is refused with what to do."""
-        with pytest.raises(Ticket.DoesNotExist, match="is not saved, so it has no row to update"):
+        with pytest.raises(Ticket.DoesNotExist, match="There is no row of the ticket None"):
             transition(Ticket(title="a"), "pending", "paid")
 
     def test_illegal(self, ticket: Ticket) -> None:
@@ -295,153 +289,3 @@ def test_sigkill() -> None:
         # It waits for the killed one's lock, where the server has not noticed yet.
         assert isinstance(transition(ticket, "pending", "paid", effect=ship), Moved)
         assert effects(ticket._state.db) == 1
-
-
-class MachineFlow:
-    """The same machine as viewflow has them."""
-
-    state = State(["pending", "paid", "cancelled"], default="pending")
-
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
-
-    @state.getter()
-    def _get(self) -> str:
-        return self.machine.state
-
-    @state.setter()
-    def _set(self, value: str) -> None:
-        self.machine.__dict__["state"] = value  # django-fsm-2's own protection aside
-
-    @state.transition(source=["pending", "overdue"], target="paid")
-    def pay(self, note: str = "") -> str:
-        Owner.objects.using(self.machine._state.db).create(name=None)
-        self.machine.note = note
-        return f"paid {note}"
-
-    @state.transition(source=State.ANY, target="cancelled")
-    def cancel(self) -> None:
-        Owner.objects.using(self.machine._state.db).create(name=None)
-
-    @state.transition(source="paid", target="failed")
-    def fail(self) -> None:
-        Owner.objects.using(self.machine._state.db).create(name=None)
-        raise LookupError
-
-
-SOURCES = {"pay": ["pending", "overdue"], "cancel": ["pending", "overdue", "paid"]}
-TARGETS = {"pay": "paid", "cancel": "cancelled", "fail": "failed"}
-
-
-def by_fsm(machine: Machine, name: str, *args: Any) -> Any:
-    """As the how-to has it for django-fsm-2."""
-    method = partial(getattr(machine, name), *args)
-    return transition(machine, SOURCES.get(name, "paid"), TARGETS[name], method=method)
-
-
-def by_viewflow(machine: Machine, name: str, *args: Any) -> Any:
-    """As the how-to has it for viewflow."""
-    method = partial(getattr(MachineFlow(machine), name), *args)
-    return transition(machine, SOURCES.get(name, "paid"), TARGETS[name], method=method)
-
-
-@pytest.fixture
-def machine(using: str) -> Machine:
-    return Machine.objects.using(using).create()
-
-
-@pytest.mark.parametrize("run", [by_fsm, by_viewflow])
-class TestMachines:
-    @pytest.mark.parametrize(("saved", "what"), [(Owner, "The method"), (Machine, r"save\(\)")])
-    def test_marked(self, machine: Machine, run: Any, saved: Any, what: str) -> None:
-        """What has its transaction rolled back without an error has moved nothing."""
-
-        def mark(using: str, **_: Any) -> None:
-            transaction.set_rollback(True, using=using)
-
-        post_save.connect(mark, saved)
-        try:
-            with pytest.raises(TransactionManagementError, match=f"{what} ended without an error"):
-                run(machine, "pay", "n")
-        finally:
-            post_save.disconnect(mark, saved)
-        assert (machine.state, row(machine).state) == ("pending", "pending")
-
-    def test_moved(self, machine: Machine, run: Any) -> None:
-        """The method runs on the row as it is now, and the object is saved."""
-        Machine.objects.using(machine._state.db).update(state="overdue")
-        assert run(machine, "pay", "n") == Moved(machine, "paid", "paid n")
-        assert (machine.state, row(machine).state, row(machine).note) == ("paid", "paid", "n")
-
-    def test_duplicate(self, machine: Machine, run: Any) -> None:
-        """A duplicate does nothing, and says so; also one that was loaded before."""
-        stale = row(machine)
-        run(machine, "pay", "n")
-        for obj in (machine, stale):
-            assert run(obj, "pay", "again") == AlreadyThere(obj, "paid")
-            assert (obj.state, obj.note) == ("paid", "n")
-        assert effects(machine._state.db) == 1
-
-    def test_from_everywhere(self, machine: Machine, run: Any) -> None:
-        """A transition from every state is a duplicate in its own target."""
-        assert isinstance(run(machine, "cancel"), Moved)
-        assert isinstance(run(machine, "cancel"), AlreadyThere)
-        assert effects(machine._state.db) == 1
-
-    def test_illegal(self, machine: Machine, run: Any) -> None:
-        """From another state it is refused, naming both."""
-        Machine.objects.using(machine._state.db).update(state="cancelled")
-        with pytest.raises(
-            IllegalTransition, match=r"'cancelled', which has no transition to 'paid'"
-        ):
-            run(machine, "pay")
-        assert (machine.state, effects(machine._state.db)) == ("pending", 0)
-
-    def test_failure(self, machine: Machine, run: Any) -> None:
-        """A method that fails leaves row and object as before."""
-        run(machine, "pay", "n")
-        with pytest.raises(LookupError):
-            run(machine, "fail")
-        assert (machine.state, row(machine).state, effects(machine._state.db)) == (
-            "paid",
-            "paid",
-            1,
-        )
-
-    def test_missing(self, machine: Machine, run: Any) -> None:
-        """A row that is gone is the model's own error."""
-        Machine.objects.using(machine._state.db).all().delete()
-        with pytest.raises(Machine.DoesNotExist):
-            run(machine, "pay")
-
-    @pytest.mark.parametrize("model", [Machine, HeavyMachine])
-    def test_race(self, using: str, run: Any, model: type[Machine], threads: int) -> None:
-        """Of many at once, one moves; each other one waits, and is told."""
-        pk = model._base_manager.using(using).create().pk
-        start = threading.Barrier(threads, timeout=PATIENCE)
-
-        def contend() -> type:
-            mine = model._base_manager.using(using).get(pk=pk)
-            start.wait()
-            return type(run(mine, "pay"))
-
-        outcomes = in_threads([contend] * threads)
-        assert outcomes.count(Moved) == 1
-        assert outcomes.count(AlreadyThere) == threads - 1
-        assert effects(using) == 1
-
-
-def test_condition(machine: Machine) -> None:
-    """A condition that is not met is django-fsm-2's own error, on the row as it is now."""
-    Machine.objects.using(machine._state.db).update(ready=False)
-    with pytest.raises(TransitionNotAllowed):
-        transition(machine, "pending", "shipped", method=machine.ship)
-    assert (machine.ready, row(machine).state) == (True, "pending")
-
-
-def test_another_target(machine: Machine) -> None:
-    """A method that leads elsewhere, which could not tell a duplicate, moves nothing."""
-    with pytest.raises(ValueError, match=r"has moved .* to 'paid', not to 'shipped'"):
-        transition(machine, "pending", "shipped", method=machine.pay)
-    assert (machine.state, row(machine).state) == ("pending", "pending")
-    assert effects(machine._state.db) == 0
