@@ -13,7 +13,6 @@ from functools import partial
 from typing import ClassVar, TypeVar
 from uuid import uuid4
 
-from asgiref.sync import async_to_sync, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
@@ -81,11 +80,6 @@ def as_record(acquired: Claim | Record) -> Record:
     """The record that a store returned instead of a claim."""
     assert isinstance(acquired, Record)
     return acquired
-
-
-def claims_in(acquired: Iterable[Claim | Record]) -> list[Claim]:
-    """The claims that a store gave among others."""
-    return [each for each in acquired if isinstance(each, Claim)]
 
 
 class ContractSetting:
@@ -315,15 +309,6 @@ class LeasesContract(ContractSetting):
             assert self.store.fail(claim, "")
         assert self.record(without).lease_left is None
 
-    def test_lease_ends(self) -> None:
-        """After its lease a claim is taken over, as the next attempt and with another token."""
-        late = self.interrupted()
-        claim = self.taken_over(late)
-        assert (claim.attempt, claim.token == late.token) == (2, False)
-        assert not self.record(claim.operation).interrupted
-        assert self.store.complete(claim, RESPONSE)
-        assert self.record(claim.operation).attempt == 2
-
     def test_next_request(self) -> None:
         """The outcome of the next request for a key depends on the end of the previous attempt.
 
@@ -373,20 +358,6 @@ class LeasesContract(ContractSetting):
             self.assert_powerless(claim)
             assert self.record(claim.operation) == before
 
-    def test_many_leases_are_extended_together(self) -> None:
-        """Each of several claims is extended, or refused, as it would be alone."""
-        mine, late, done = self.interrupted(), self.interrupted(), self.leased()
-        self.taken_over(late)
-        assert self.store.complete(done, RESPONSE)
-        assert list(self.store.extend_many([late, mine, done], 99)) == [False, True, False]
-        assert not self.record(mine.operation).interrupted
-        assert self.record(done.operation).payload == RESPONSE
-        several = [self.interrupted() for _ in range(20)]
-        assert list(self.store.extend_many(several, 99)) == [True] * 20
-        assert {self.refused(claim).status for claim in several} == {Status.IN_PROGRESS}
-        assert list(self.store.extend_many([mine], 0.001)) == [True]
-        eventually(lambda: self.record(mine.operation).interrupted)
-
     def test_held_claim_is_not_taken_over(self) -> None:
         """An interrupted attempt with ``hold`` is not resumed, and its owner may complete."""
         late = self.interrupted(hold=True)
@@ -406,22 +377,17 @@ class LeasesContract(ContractSetting):
         assert self.store.purge(timedelta(0), 10) == 0
         assert self.record(claim.operation).held
 
-    def test_one_of_many_takes_over_a_lease(self) -> None:
-        """Of many contenders for an interrupted claim, one gets it, the others get its record."""
-        late = self.interrupted()
-        found = in_threads([lambda: self.again(late, lease=SECOND * 99)] * 16)
-        [claim] = claims_in(found)
-        assert claim.attempt == 2
-        others = [as_record(each).status for each in found if each is not claim]
-        assert others == [Status.IN_PROGRESS] * 15
-        assert self.store.complete(claim, RESPONSE)
-
     def test_one_of_many_leases(self) -> None:
-        """Of simultaneous duplicates, one gets the lease; the others get its record at once."""
-        operation = an_operation(lease=SECOND * 99)
-        found = in_threads([lambda: self.store.acquire(operation)] * 16)
-        records = [each.status for each in found if isinstance(each, Record)]
-        assert records == [Status.IN_PROGRESS] * 15
+        """Of many contenders for a new or an interrupted lease, one gets it, the others at once
+        its record.
+        """
+        for operation in (an_operation(lease=SECOND * 99), self.interrupted().operation):
+            wanted = replace(operation, lease=SECOND * 99)
+            found = in_threads([partial(self.store.acquire, wanted)] * 16)
+            others = [each.status for each in found if isinstance(each, Record)]
+            assert others == [Status.IN_PROGRESS] * 15
+            [claim] = [each for each in found if isinstance(each, Claim)]
+            assert self.store.complete(claim, RESPONSE)
 
     def test_purge_and_leases(self) -> None:
         """A running operation is never purged; an interrupted one is, after its time to live."""
@@ -533,6 +499,7 @@ class OwnersContract(ContractSetting):
     def test_first_acquire_claims(self) -> None:
         """A key without a record is claimed, as attempt 1, with a token of its own."""
         one, other = an_operation(), an_operation()
+        assert self.store.get(one.key, one.scope) is None  # which claims nothing
         with self.store.transaction():
             first, second = self.claim(one), self.claim(other)
             assert (first.attempt, second.attempt) == (1, 1)
@@ -564,12 +531,6 @@ class OwnersContract(ContractSetting):
             operation = an_operation()
             self.completed(operation, payload)
             assert self.record(operation).payload == payload
-
-    def test_get_reads_only(self) -> None:
-        """``get`` returns the record and claims nothing."""
-        operation = an_operation()
-        assert self.store.get(operation.key, operation.scope) is None
-        assert as_claim(self.acquire(operation))
 
     def test_key_belongs_to_its_scope(self) -> None:
         """The same key in another scope, and a key in other letters, is another operation."""
@@ -610,7 +571,7 @@ class OwnersContract(ContractSetting):
         assert not self.record(operation).expired
 
     def test_time_left(self) -> None:
-        """A record says how many seconds are left of its time to live; without one, nothing."""
+        """A record says what is left of its time to live; without one, it stays."""
         operation, permanent = an_operation(ttl=SECOND * 99), an_operation(ttl=None)
         for each in (operation, permanent):
             self.completed(each)
@@ -619,6 +580,8 @@ class OwnersContract(ContractSetting):
             assert 0 < found.ttl_left < 99.1  # clocks and their arithmetic round
         for found in (self.record(permanent), as_record(self.acquire(permanent))):
             assert found.ttl_left is None
+        assert not self.record(permanent).expired
+        assert self.store.purge(timedelta(0), 100) == 0
 
     # Expired records that refuse.
 
@@ -695,13 +658,6 @@ class OwnersContract(ContractSetting):
         eventually(is_gone)
         assert self.completed(operation).attempt == 1
 
-    def test_permanent_record_stays(self) -> None:
-        """Without a time to live a record neither expires nor is purged."""
-        operation = an_operation(ttl=None)
-        self.completed(operation)
-        assert not self.record(operation).expired
-        assert self.store.purge(timedelta(0), 100) == 0
-
     def test_late_owner_writes_nothing(self) -> None:
         """An owner that lost its claim can neither complete nor fail it."""
         operation = an_operation()
@@ -739,25 +695,6 @@ class OwnersContract(ContractSetting):
                 self.store.on_commit(lambda: calls.append("rolled back"))
             raise InterruptedError
         assert calls == ["committed"]
-
-    # For callers that are async.
-
-    def test_called_from_an_event_loop(self) -> None:
-        """In the thread where an event loop calls it, each method does what it always does."""
-
-        async def both() -> None:
-            operation = an_operation(lease=SECOND * 99)
-            claim = as_claim(await sync_to_async(self.store.acquire)(operation))
-            assert await sync_to_async(self.store.extend)(claim, 99)
-            assert await sync_to_async(self.store.complete)(claim, RESPONSE)
-            assert not await sync_to_async(self.store.fail)(claim, "late")
-            record = await sync_to_async(self.record)(claim.operation)
-            assert record.payload == RESPONSE
-            await sync_to_async(self.store.record_replay)(record, claim.operation)
-            known = await sync_to_async(self.store.recall)(claim.operation)
-            assert known is None or known.payload == RESPONSE
-
-        async_to_sync(both)()
 
     # Replays.
 
@@ -823,125 +760,9 @@ class OwnersContract(ContractSetting):
             assert self.store.complete(claim, RESPONSE)
 
 
-class BatchesContract(StepsContract):
-    """A batch of operations has the same results as each operation alone."""
+class StoreContract(OwnersContract, StepsContract, RacesContract):
+    """Subclass it and set ``self.store`` before each test.
 
-    def several(self, count: int, **changes: object) -> list[Operation]:
-        """Operations with keys of their own."""
-        return [an_operation(**changes) for _ in range(count)]
-
-    def claims(self, operations: Sequence[Operation]) -> list[Claim]:
-        """The claims on operations that are all free."""
-        claims = claims_in(self.store.acquire_many(operations))
-        assert [claim.operation for claim in claims] == list(operations)
-        return claims
-
-    def test_no_batch(self) -> None:
-        """An empty batch is no error."""
-        assert list(self.store.acquire_many([])) == []
-        assert list(self.store.complete_many([])) == []
-        assert list(self.store.get_many([])) == []
-
-    def test_records_of_a_batch(self) -> None:
-        """Several records are read in the order in which they are asked for, missing ones too."""
-        operations = self.several(3, lease=SECOND * 99)
-        self.claims(operations[:2])
-        names = [(operation.key, operation.scope) for operation in reversed(operations)]
-        found = self.store.get_many(names)
-        assert [record and record.key for record in found] == [None, names[1][0], names[2][0]]
-
-    def test_batch_is_claimed_and_completed(self) -> None:
-        """Each operation of a batch gets a claim of its own, and each claim its own response."""
-        for lease in (None, SECOND * 99):
-            operations = self.several(20, lease=lease)
-            bodies = [None, b"", bytes(range(256)), *(b"%d" % n for n in range(17))]
-            payloads = [Payload(200 + n, (("X", f"{n}é"),), body) for n, body in enumerate(bodies)]
-            with self.around(operations):
-                claims = self.claims(operations)
-                assert len({claim.token for claim in claims}) == 20
-                assert {claim.attempt for claim in claims} == {1}
-                done = self.store.complete_many(list(zip(claims, payloads, strict=True)))
-                assert list(done) == [True] * 20
-            records = [self.record(operation) for operation in operations]
-            assert [record.payload for record in records] == payloads
-            assert {record.fingerprint for record in records} == {"f" * 64}
-            found = map(as_record, self.acquired_many(operations))
-            assert [record.payload for record in found] == payloads
-
-    def acquired_many(self, operations: Sequence[Operation]) -> Sequence[Claim | Record]:
-        """Acquire a batch and let go."""
-        with self.around(operations):
-            return self.store.acquire_many(operations)
-
-    def test_batch_of_all_kinds(self) -> None:
-        """However the attempts before it have ended, each request of a batch gets its own."""
-        before = [self.ended(how) for how in NEXT]
-        new = an_operation(lease=SECOND * 99)
-        *found, last = self.store.acquire_many([*map(self.next_request, before), new])
-        said = [self.described(*each) for each in zip(before, found, strict=True)]
-        assert said == [same for same, _ in NEXT.values()]
-        claims = claims_in([*found, last])
-        assert claims[-1].operation == new
-        assert all(self.store.complete_many([(claim, RESPONSE) for claim in claims]))
-        assert not self.store.complete(before[1], RESPONSE)  # which was interrupted
-
-    def test_same_operation_twice_in_a_batch(self) -> None:
-        """An operation that is there twice is claimed once, and replayed each time."""
-        for lease in (None, SECOND * 99):
-            one, other = self.several(2, lease=lease)
-            twin = replace(one, fingerprint="0" * 64)
-            batch = [one, other, one, twin]
-            with self.around(batch):
-                found = self.store.acquire_many(batch)
-                claims = [as_claim(each) for each in found[:2]]
-                twins = [as_record(each).status for each in found[2:]]
-                assert twins == [Status.IN_PROGRESS] * 2
-                assert all(self.store.complete_many([(claim, RESPONSE) for claim in claims]))
-            replays = map(as_record, self.acquired_many(batch))
-            assert [record.payload for record in replays] == [RESPONSE] * 4
-
-    def test_late_owner_in_a_batch(self) -> None:
-        """Of several responses, those of late owners are not written; the others are."""
-        mine, late = self.leased(), self.interrupted()
-        successor = self.taken_over(late)
-        other = Payload(500, (), b"late")
-        done = self.store.complete_many([(late, other), (mine, RESPONSE), (successor, RESPONSE)])
-        assert list(done) == [False, True, True]
-        assert list(self.store.complete_many([(mine, other)])) == [False]
-        assert (
-            self.record(late.operation).payload == self.record(mine.operation).payload == RESPONSE
-        )
-
-    def test_rollback_of_a_batch(self) -> None:
-        """A batch that is rolled back was never there."""
-        if not self.store.supports_transactions:
-            return
-        operations = self.several(3)
-        with suppress(InterruptedError), self.store.transaction():
-            self.store.complete_many([(c, RESPONSE) for c in self.claims(operations)])
-            raise InterruptedError
-        assert not any(self.store.get(each.key, each.scope) for each in operations)
-
-    def test_overlapping_batches(self) -> None:
-        """Batches in opposite order race for the same keys: one owner each, and no deadlock."""
-        for lease in (None, SECOND * 99):
-            operations = self.several(30, lease=lease)
-            batches = [operations, operations[::-1]] * 4
-            owners = in_threads([partial(self._contend, batch) for batch in batches])
-            claimed = [claim.key for owner in owners for claim in owner]
-            assert len(claimed) == len(set(claimed))
-            rest = self._contend(operations)  # a loser has to try again
-            assert sorted(claimed + [claim.key for claim in rest]) == sorted(
-                operation.key for operation in operations
-            )
-            assert all(self.record(operation).payload == RESPONSE for operation in operations)
-
-    def _contend(self, batch: Sequence[Operation]) -> list[Claim]:
-        with self.around(batch):
-            claims = claims_in(self.store.acquire_many(batch))
-            assert all(self.store.complete_many([(claim, RESPONSE) for claim in claims]))
-            return claims
-
-
-class StoreContract(OwnersContract, BatchesContract, RacesContract):
-    """Subclass it and set ``self.store`` before each test."""
+    It asks for one operation at a time. A store with methods of its own for several, such as
+    ``acquire_many()``, tests these, too.
+    """

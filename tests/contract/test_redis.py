@@ -13,10 +13,11 @@ from idempotency_django.contrib.redis import RedisStore
 from idempotency_django.stores.records import Operation, Record
 from idempotency_django.testing import RESPONSE, StoreContract, an_operation
 from tests.contract import clocks
+from tests.contract.batches import BatchesContract
 from tests.support.servers import Server
 
 
-class TestRedisStore(StoreContract):
+class TestRedisStore(BatchesContract, StoreContract):
     """The Redis store on Valkey, which forgets by itself what is expired."""
 
     forgets_expired = True

@@ -9,11 +9,12 @@ from idempotency_django.contrib.cached import CachedStore
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.testing import StoreContract
+from tests.contract.batches import BatchesContract
 
 ALL_DATABASES = pytest.mark.django_db(transaction=True, databases="__all__")
 
 
-class TestMemoryStore(StoreContract):
+class TestMemoryStore(BatchesContract, StoreContract):
     """The store in memory."""
 
     @pytest.fixture(autouse=True)
@@ -21,7 +22,7 @@ class TestMemoryStore(StoreContract):
         self.store = MemoryStore("memory")
 
 
-class _DatabaseStore(StoreContract):
+class _DatabaseStore(BatchesContract, StoreContract):
     name: str
     cached: bool = False
     combines: bool = True
