@@ -29,7 +29,7 @@ def relay_outbox(stop: threading.Event) -> None:
     """Send what the requests publish, and have its consumers handle it."""
     from idempotency_django.contrib.messaging import run_relay  # noqa: PLC0415  # needs models
 
-    run_relay(stop, poll=POLL, listen=True)
+    run_relay(stop, poll=POLL)
 
 
 def process_inbox(stop: threading.Event) -> None:

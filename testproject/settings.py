@@ -67,7 +67,6 @@ IDEMPOTENCY: dict[str, Any] = {
         "payments": {
             "BACKEND": "local",
             "OPTIONS": {"consumers": ["testproject.payments.published.bookkeeping"]},
-            "NOTIFY": True,
         },
     },
 }

@@ -11,6 +11,7 @@ from django.db.models import Model
 
 from idempotency_django.contrib.messaging import Consumer
 from idempotency_django.contrib.messaging.models import (
+    Heartbeat,
     InboxMessage,
     OutboxMessage,
     OutboxStream,
@@ -29,6 +30,7 @@ from idempotency_django.policy import UNSET, Policy
         (OutboxMessage(message_id="m", topic="orders"), "m (orders)"),
         (OutboxStream(stream="orders/17"), "orders/17"),
         (StreamPosition(stream="orders/17"), "orders/17"),
+        (Heartbeat(name="relay", process="web-1, process 7"), "relay (web-1, process 7)"),
     ],
     ids=lambda value: type(value).__name__,
 )

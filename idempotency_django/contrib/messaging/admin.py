@@ -22,7 +22,14 @@ from . import settling
 from . import streams as positions
 from .databases import database
 from .inbox.handling import CONSUMER, known_sources
-from .models import InboxMessage, MessageState, OutboxMessage, OutboxStream, StreamPosition
+from .models import (
+    Heartbeat,
+    InboxMessage,
+    MessageState,
+    OutboxMessage,
+    OutboxStream,
+    StreamPosition,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,6 +353,18 @@ class OutboxStreamAdmin(MessagingAdmin):
         if stream.has_dead:
             return format_html('<span class="idempotency-held">{}</span>', _("dead"))
         return format_html("{}", _("free"))
+
+
+@admin.register(Heartbeat)
+class HeartbeatAdmin(MessagingAdmin):
+    """Lists the processes that run, or were killed. One that is not needed any more is deleted."""
+
+    list_display = ("name", "process", "started_at", "beat_at")
+    fields = readonly_fields = list_display
+    ordering = ("name", "beat_at")
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return admin.ModelAdmin.has_delete_permission(self, request, obj)
 
 
 class ResetForm(forms.Form):

@@ -16,10 +16,11 @@ from ...stores import Finding, Limits, Names, overdue, register_health
 from .consumers import consumers
 from .databases import database
 from .dead_letters import message_id_of
+from .heartbeats import SILENCE
 from .inbox.handling import CONSUMER, known_sources
 from .inbox.processing import INBOX
 from .inbox.receivers import receiver_of
-from .models import InboxMessage, MessageState, OutboxMessage
+from .models import Heartbeat, InboxMessage, MessageState, OutboxMessage
 from .outbox.relay import OUTBOX
 from .outbox.topics import OWN, topic, topic_names
 from .queue import Queue
@@ -29,6 +30,7 @@ def register_sources() -> None:
     """Have the command and the check look at the outbox and the inbox."""
     register_health("outbox", database, outbox, _of_outbox)
     register_health("inbox", database, inbox, _of_inbox)
+    register_health("processes", database, processes, lambda _: ())
 
 
 def outbox(limits: Limits) -> Iterator[Finding]:
@@ -55,6 +57,26 @@ def inbox(limits: Limits) -> Iterator[Finding]:
         yield from _dead(what, INBOX, rows, names, problem)
     yield _stopped(INBOX, "process_inbox")
     yield overdue("inbox messages to purge", database(), INBOX.over(limits.purge_age))
+
+
+def processes(_: Limits) -> Iterator[Finding]:
+    """The processes of each kind that have given no sign of life, though none ended them."""
+    beats = Heartbeat.objects.using(database()).order_by("beat_at")
+    columns = ("name", "process", "beat_at", DatabaseNow())
+    silent: dict[str, list[tuple[str, timedelta]]] = {}
+    for name, process, beat_at, now in beats.values_list(*columns):
+        known = silent.setdefault(name, [])
+        if now - beat_at > SILENCE:
+            known.append((process, now - beat_at))
+    for name, found in sorted(silent.items()):
+        problem = f"{'; '.join(process for process, _ in found[:NAMED])}: {_SILENT}"
+        yield Finding(
+            what="processes silent",
+            where=name,
+            count=len(found),
+            oldest=found[0][1] if found else None,
+            problem=problem if found else "",
+        )
 
 
 def _of_outbox(held: Names) -> Names:
@@ -95,6 +117,10 @@ def _is_local(name: str) -> bool:
         return False
 
 
+_SILENT: Final = (
+    "it was killed, or a handler hangs in it, or it cannot reach the database. Start it again. If "
+    "it is no longer needed, delete its row in the admin."
+)
 _LOGGED: Final = "If it is running, see its log for the reason."
 _MEND: Final = (
     "They are not retried automatically. Fix the cause of their errors, then retry or discard "

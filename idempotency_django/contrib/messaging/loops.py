@@ -1,4 +1,8 @@
-"""The loop of each command that runs until it is stopped, and what notices that it hangs."""
+"""The loop of each command that runs until it is stopped, and what notices that it hangs.
+
+A handler that hangs cannot be ended. So the loop goes on in a fresh thread, without the topic or
+source that hangs. A handler that returns after all is settled by its own thread, which then ends.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -19,27 +24,52 @@ from django.db import connections
 from ...errors import StoreUnavailable
 from ...stores import DIALECTS
 from .databases import close_lost_connections, database
+from .heartbeats import Beat
 
 logger = logging.getLogger("idempotency_django")
 
+PATIENCE: Final = timedelta(minutes=1)
+"""After this time, the loop goes on in another thread. What was claimed together is due by then."""
 HANDLER_TIMEOUT: Final = timedelta(minutes=15)
 """After this time, the log says what hangs, and the process gives no sign of life."""
 BEAT: Final = 1.0
 """Seconds between two signs of life."""
 
-_handled: Final[dict[int, tuple[str, float]]] = {}
-"""What each thread handles, and since when by ``time.monotonic()``."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Handling:
+    """What a thread has begun to handle: messages of a topic of the outbox, or a source of the
+    inbox.
+    """
+
+    queue: str
+    place: str
+    what: str
+    since: float  # by time.monotonic()
+
+    def lasts(self, limit: timedelta) -> bool:
+        """Whether it has taken longer than that."""
+        return time.monotonic() - self.since > limit.total_seconds()
+
+
+_handled: Final[dict[threading.Thread, Handling]] = {}
 
 
 @contextmanager
-def handling(what: str) -> Iterator[None]:
+def handling(queue: str, place: str, what: str) -> Iterator[None]:
     """Say what this thread handles, for the case that it hangs."""
-    thread = threading.get_ident()
-    _handled[thread] = (what, time.monotonic())
+    thread = threading.current_thread()
+    _handled[thread] = Handling(queue, place, what, time.monotonic())
     try:
         yield
     finally:
         _handled.pop(thread, None)
+
+
+def hanging(queue: str) -> list[str]:
+    """The topics or sources that a thread of this process hangs in: no other may follow it."""
+    current = [*_handled.values()]
+    return [each.place for each in current if each.queue == queue and each.lasts(PATIENCE)]
 
 
 def repeat(
@@ -48,71 +78,98 @@ def repeat(
     *,
     what: str,
     poll: timedelta,
-    wait: Callable[[float], object] | None = None,
     health: str = "",
 ) -> None:
     """Work until ``stop`` is set. An outage of the database is logged, and work resumes after it.
 
     Args:
-        work: does what is due; whether there may be more.
+        work: does what is due, but for what hangs; whether there may be more.
         stop: when to stop.
         what: what works, in logs.
         poll: how long to wait when there was nothing to do.
-        wait: waits for at most this number of seconds; by default until ``stop`` is set.
         health: a file that is touched every second, unless something hangs; empty: none.
     """
-    with _watched(what, health):
-        while not stop.is_set():
-            close_lost_connections()
-            try:
-                is_busy = work()
-            except (DatabaseFault, StoreUnavailable) as error:
-                if _is_conflict(error):
-                    logger.warning(
-                        "The %s met a conflict with another transaction, and retries.", what
-                    )
-                else:
-                    logger.exception(
-                        "The %s cannot reach its database and will retry. No message is lost.", what
-                    )
-                is_busy = False
-            if not is_busy:
-                (wait or stop.wait)(poll.total_seconds())
-
-
-@contextmanager
-def _watched(what: str, health: str) -> Iterator[None]:
-    """Give signs of life, and log what this thread hangs in."""
     if health:
         Path(health).touch()  # a path that cannot be written to fails at once
-    thread, ended = threading.get_ident(), threading.Event()
+    workers = [threading.current_thread()]  # the last one works; the others hang, or have hung
+    ended, errors = threading.Event(), list[BaseException]()
+
+    def is_stopped() -> bool:
+        return stop.is_set() or workers[-1] is not threading.current_thread()
+
+    def loop() -> None:
+        while not is_stopped():
+            if not _attempt(work, what):
+                stop.wait(poll.total_seconds())
+
+    def run_in_thread() -> None:
+        try:
+            loop()
+        except BaseException as error:
+            logger.critical("The %s ended with an error.", what, exc_info=True)
+            errors.append(error)
+        finally:
+            connections.close_all()
 
     def watch() -> None:
-        reported = None
+        beat, reported = Beat(what), None
         while not ended.wait(BEAT):
-            late = time.monotonic() - HANDLER_TIMEOUT.total_seconds()
-            if health and not any(since < late for _, since in [*_handled.values()]):
-                with suppress(OSError):  # the next one may succeed
-                    Path(health).touch()
-            current = _handled.get(thread)
-            if current and current[1] < late and current != reported:
-                reported = current
-                logger.critical(
-                    "The %s has handled %s for more than %s, and nothing else. The stacks of its "
-                    "threads are on stderr. Restart it, and give the handler a timeout.",
+            current = _handled.get(workers[-1])
+            if current and current.lasts(PATIENCE) and not stop.is_set():
+                logger.warning(
+                    "The %s has handled %s for more than %s. All others go on in another thread.",
                     what,
-                    current[0],
+                    current.what,
+                    PATIENCE,
+                )
+                workers.append(threading.Thread(target=run_in_thread, name=what, daemon=True))
+                workers[-1].start()
+            hung = [each for each in map(_handled.get, workers) if each]
+            hung = [each for each in hung if each.lasts(HANDLER_TIMEOUT)]
+            if not hung and workers[-1].is_alive():
+                beat.beat()
+                if health:
+                    with suppress(OSError):  # the next one may succeed
+                        Path(health).touch()
+            elif hung and hung[-1] is not reported:
+                reported = hung[-1]
+                logger.critical(
+                    "The %s has handled %s for more than %s. The stacks of its threads are on "
+                    "stderr. Restart it, and give the handler a timeout.",
+                    what,
+                    reported.what,
                     HANDLER_TIMEOUT,
                 )
                 faulthandler.dump_traceback(sys.__stderr__ or sys.stderr)
+        beat.end()
+        connections.close_all()
 
     watcher = threading.Thread(target=watch, name=f"watch {what}", daemon=True)
     watcher.start()
     try:
-        yield
+        loop()
+        while workers[-1] is not threading.current_thread() and workers[-1].is_alive():
+            workers[-1].join(BEAT)
     finally:
         ended.set()
         watcher.join()
+    for error in errors:
+        raise error
+
+
+def _attempt(work: Callable[[], object], what: str) -> bool:
+    """Work once; whether there may be more to do now."""
+    close_lost_connections()
+    try:
+        return bool(work())
+    except (DatabaseFault, StoreUnavailable) as error:
+        if _is_conflict(error):
+            logger.warning("The %s met a conflict with another transaction, and retries.", what)
+        else:
+            logger.exception(
+                "The %s cannot reach its database and will retry. No message is lost.", what
+            )
+        return False
 
 
 def _is_conflict(error: Exception) -> bool:

@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from ...models import ExactCharField
 from ...stores import StoredBinaryField, StoredTextField
 
-__all__ = ["InboxMessage", "OutboxMessage", "OutboxStream", "StreamPosition"]
+__all__ = ["Heartbeat", "InboxMessage", "OutboxMessage", "OutboxStream", "StreamPosition"]
 
 
 class StreamPosition(models.Model):
@@ -166,6 +166,25 @@ class OutboxMessage(models.Model):
 
     def __str__(self) -> str:
         return f"{self.message_id} ({self.topic})"
+
+
+class Heartbeat(models.Model):
+    """A process that runs until it is stopped. Its row is deleted when it ends in good order."""
+
+    id = models.BigAutoField(primary_key=True)
+    # What runs, such as "relay" or "inbox of stripe"; the same after a restart.
+    name = models.CharField(_("name"), max_length=255)
+    # Where: the host, and the number of the process there.
+    process = models.CharField(_("process"), max_length=255)
+    started_at = models.DateTimeField(_("started"))
+    beat_at = models.DateTimeField(_("last sign of life"))
+
+    class Meta:
+        verbose_name = _("running process")
+        verbose_name_plural = _("running processes")
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.process})"
 
 
 if not apps.is_installed("idempotency_django.contrib.messaging"):

@@ -30,7 +30,6 @@ def run_messaging(
     stop: threading.Event,
     *,
     poll: timedelta = POLL,
-    listen: bool = False,
     purge_every: timedelta = PURGE_INTERVAL,
     health: str = "",
 ) -> None:
@@ -42,7 +41,6 @@ def run_messaging(
     Args:
         stop: when to stop.
         poll: how long relay and inbox wait when nothing is due.
-        listen: whether the relay is woken up by topics with ``NOTIFY`` (PostgreSQL).
         purge_every: how long the purge waits between two runs.
         health: a file that is touched every second, unless a handler hangs; empty: none.
 
@@ -50,7 +48,7 @@ def run_messaging(
         PartEnded: a part has ended with an error; the text says which and why.
     """
     parts: dict[str, Callable[[threading.Event], None]] = {
-        "relay": partial(run_relay, poll=poll, listen=listen, health=health),
+        "relay": partial(run_relay, poll=poll, health=health),
         "inbox": partial(run_inbox, poll=poll, health=health),
         "purge": partial(run_purge, poll=purge_every),
     }

@@ -12,9 +12,9 @@ from django.db import DatabaseError, connections
 
 from ...stores import missing_tables
 from .databases import database
-from .models import InboxMessage, OutboxMessage, OutboxStream, StreamPosition
+from .models import Heartbeat, InboxMessage, OutboxMessage, OutboxStream, StreamPosition
 
-MODELS: Final = (InboxMessage, OutboxMessage, OutboxStream, StreamPosition)
+MODELS: Final = (Heartbeat, InboxMessage, OutboxMessage, OutboxStream, StreamPosition)
 _LACKS: Final = "The database {using!r} of messaging lacks {missing}."
 _HINT: Final = "Run: manage.py migrate idempotency_messaging --database {using}"
 

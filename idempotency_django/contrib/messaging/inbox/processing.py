@@ -29,7 +29,7 @@ from ....models import DatabaseNow
 from ....policy import PROJECT_POLICY
 from ..databases import close_lost_connections, database, reason, unindexed
 from ..dead_letters import release
-from ..loops import handling, repeat
+from ..loops import handling, hanging, repeat
 from ..models import InboxMessage, MessageState
 from ..queue import Queue, counted
 from .handling import (
@@ -98,8 +98,10 @@ def claim(sources: Collection[str], at_most: int) -> list[InboxMessage]:
         at_most: how many.
     """
     using = database()
-    rows = InboxMessage.objects.using(using)
-    wanted = rows.alias(of=unindexed(F("source"))).filter(of__in=sources) if sources else rows.all()
+    wanted = InboxMessage.objects.using(using).alias(of=unindexed(F("source")))
+    wanted = wanted.exclude(of__in=hanging(INBOX.name))
+    if sources:
+        wanted = wanted.filter(of__in=sources)
     lease = PROJECT_POLICY.resolved().lease
     changes = {"process_after": DatabaseNow() + lease}
     heads = INBOX.claim(wanted, at_most, changes, begun={"attempts": F("attempts") + 1})
@@ -185,25 +187,32 @@ def process_due(
     stop, tally = stop or threading.Event(), Counter[str]()
     while not stop.is_set():
         close_lost_connections()  # drop connections that the database has closed
-        claimed = claim(sources, batch)
-        if not claimed and not INBOX.revive(database()):
+        if not process_batch(sources, batch, stop, tally):
             break
-        for place, message in enumerate(claimed):
-            if stop.is_set():
-                if place == 0:
-                    mark(message, attempts=F("attempts") - 1, process_after=DatabaseNow())
-                give_back(claimed[max(place, 1) :])
-                break
-            if place and not begin(message):
-                continue
-            try:
-                with handling(f"the message {message}"):
-                    tally[str(process(message))] += 1
-            except BaseException:
-                with suppress(DatabaseFault):
-                    give_back(claimed[place + 1 :])  # it is not their fault
-                raise
     return tally
+
+
+def process_batch(
+    sources: Collection[str], batch: int, stop: threading.Event, tally: Counter[str]
+) -> bool:
+    """Claim what is due once, and handle it; whether there may be more."""
+    claimed = claim(sources, batch)
+    for place, message in enumerate(claimed):
+        if stop.is_set():
+            if place == 0:
+                mark(message, attempts=F("attempts") - 1, process_after=DatabaseNow())
+            give_back(claimed[max(place, 1) :])
+            break
+        if place and not begin(message):
+            continue
+        try:
+            with handling(INBOX.name, message.source, f"the message {message}"):
+                tally[str(process(message))] += 1
+        except BaseException:
+            with suppress(DatabaseFault):
+                give_back(claimed[place + 1 :])  # it is not their fault
+            raise
+    return bool(claimed) or INBOX.revive(database()) > 0
 
 
 def run_inbox(
@@ -223,12 +232,13 @@ def run_inbox(
         poll: how long to wait, when nothing is due, before looking again.
         health: a file that is touched every second, unless a handler hangs; empty: none.
     """
+    _refuse_unknown(sources)
     warn_of_unhandled()
 
-    def work() -> None:
-        process_due(sources=sources, batch=batch, stop=stop)
+    def work() -> bool:
+        return process_batch(sources, batch, stop, Counter())
 
-    repeat(work, stop, what="inbox", poll=poll, health=health)
+    repeat(work, stop, what=" ".join(["inbox", *sources]), poll=poll, health=health)
 
 
 def warn_of_unhandled() -> None:

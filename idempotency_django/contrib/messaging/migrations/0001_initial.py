@@ -80,6 +80,20 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='Heartbeat',
+            fields=[
+                ('id', models.BigAutoField(primary_key=True, serialize=False)),
+                ('name', models.CharField(max_length=255, verbose_name='name')),
+                ('process', models.CharField(max_length=255, verbose_name='process')),
+                ('started_at', models.DateTimeField(verbose_name='started')),
+                ('beat_at', models.DateTimeField(verbose_name='last sign of life')),
+            ],
+            options={
+                'verbose_name': 'running process',
+                'verbose_name_plural': 'running processes',
+            },
+        ),
+        migrations.CreateModel(
             name='InboxMessage',
             fields=[
                 ('id', models.BigAutoField(primary_key=True, serialize=False)),

@@ -35,7 +35,6 @@ from ..databases import database
 from ..events import validate_nesting
 from ..models import MessageState, OutboxMessage, OutboxStream
 from .topics import Topic, topic
-from .waking import wake_relays
 
 
 @dataclass(slots=True)
@@ -455,8 +454,6 @@ def publish_many(messages: Iterable[Message], *, using: str | None = None) -> li
             _write_once(rows[place], given[place], using)
     else:
         _write([rows[place] for place in order], using)
-    if any(topic(message.topic).notify for message in given):
-        wake_relays(using)
     return [row.message_id for row in rows]
 
 

@@ -9,8 +9,8 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import timedelta
 from operator import attrgetter
@@ -32,12 +32,11 @@ from ..brokers.base import (
     unavailable,
 )
 from ..databases import database, reason, unindexed, with_zone
-from ..loops import handling, repeat
+from ..loops import handling, hanging, repeat
 from ..models import MessageState, OutboxMessage
 from ..queue import Queue, counted
 from .publishing import insert, next_sequence, uuid7
 from .topics import ALL_OTHERS, DEAD_LETTER, Topic, topic, topic_names
-from .waking import NotificationListener
 
 BACKOFF: Final = Backoff(timedelta(seconds=1), timedelta(minutes=5))
 PER_GROUP: Final = 10
@@ -226,7 +225,7 @@ class TopicSender:
             if self.publisher is None:
                 self.publisher = topic(self.name).publisher()
             self.publisher.deadline = deadline
-            with handling(f"messages of the topic {self.name!r}"):
+            with handling("outbox", self.name, f"messages of the topic {self.name!r}"):
                 results = self.publisher.publish([outgoing(message) for message in messages])
         except KeyboardInterrupt:
             raise
@@ -453,9 +452,10 @@ class Relay:
     def _wanted(self) -> Q:
         """The topics that this relay sends now."""
         now = time.monotonic()
-        paused = [name for name, sender in self._senders.items() if sender.resumes_at > now]
+        waiting = [name for name, sender in self._senders.items() if sender.resumes_at > now]
+        waiting += hanging("outbox")
         wanted = Q(to__in=self.topics) if self.topics else _relayed()
-        return wanted & ~Q(to__in=paused) if paused else wanted
+        return wanted & ~Q(to__in=waiting) if waiting else wanted
 
     def work(self) -> bool:
         """Send a batch, and log what an operator may wonder about; whether there was one."""
@@ -477,7 +477,6 @@ def run_relay(
     relay: Relay | None = None,
     *,
     poll: timedelta = POLL,
-    listen: bool = False,
     health: str = "",
 ) -> None:
     """Send messages as they are committed, until ``stop`` is set; then finish the batch.
@@ -486,18 +485,13 @@ def run_relay(
         stop: when to stop.
         relay: what sends them; by default a relay of all topics. It is closed at the end.
         poll: how long to wait when there was nothing to send.
-        listen: whether to be woken up by topics with ``NOTIFY`` (PostgreSQL).
         health: a file that is touched every second, unless a publisher hangs; empty: none.
     """
     relay = relay or Relay()
-    with ExitStack() as stack:
-        stack.enter_context(closing(relay))
-        wait: Callable[[float], object] = stop.wait
-        if listen and connections[relay.using].vendor == "postgresql":
-            listener = stack.enter_context(closing(NotificationListener(relay.using, stop)))
-            wait = listener.wait
+    with closing(relay):
         logger.info("The relay sends %s, from the database %r.", relay.names, relay.using)
-        repeat(relay.work, stop, what="relay", poll=poll, wait=wait, health=health)
+        what = " ".join(["relay", *relay.topics])
+        repeat(relay.work, stop, what=what, poll=poll, health=health)
 
 
 def log_abandoned(using: str) -> None:

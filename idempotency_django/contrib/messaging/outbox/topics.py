@@ -43,7 +43,6 @@ class Topic:
             is a dead letter, and its group waits, until an operator retries or discards it.
             ``"discard"``: it is discarded, and its group continues.
         retention: how long a message is kept after it was sent.
-        notify: whether a commit wakes up the relays that listen (PostgreSQL).
         relay: whether relays send its messages. ``False``: others do, who read them in the log of
             the database, such as Debezium.
     """
@@ -55,7 +54,6 @@ class Topic:
     max_attempts: int | None = 10
     on_poison: str = DEAD_LETTER
     retention: timedelta = timedelta(days=7)
-    notify: bool = False
     relay: bool = True
 
     def __post_init__(self) -> None:
@@ -77,7 +75,6 @@ class Topic:
                 "'dead_letter' or 'discard'",
             ),
             (not is_duration(self.retention), "RETENTION", "a timedelta, 0 or more"),
-            (not isinstance(self.notify, bool), "NOTIFY", "True or False"),
         ):
             if wrong:
                 raise ImproperlyConfigured(

@@ -23,11 +23,8 @@ def relay(*arguments: str, **options: Any) -> str:
     return said.getvalue()
 
 
-@pytest.mark.parametrize("listen", [[], ["--listen"]], ids=["polls", "listens"])
 @pytest.mark.parametrize("verbosity", [0, 1])
-def test_the_relay_runs_until_sigterm(
-    broker: type[Broker], listen: list[str], verbosity: int
-) -> None:
+def test_the_relay_runs_until_sigterm(broker: type[Broker], verbosity: int) -> None:
     """It sends what is due, completes what it is at when it is told to stop, and ends."""
 
     def terminate(messages: Sequence[object]) -> None:
@@ -35,7 +32,7 @@ def test_the_relay_runs_until_sigterm(
 
     broker.before = staticmethod(terminate)  # type: ignore[assignment]
     publish_order()
-    said = relay("--poll=0.1", *listen, verbosity=verbosity)
+    said = relay("--poll=0.1", verbosity=verbosity)
     assert len(broker.got) == 1
     assert ("It ends on SIGTERM" in said) == bool(verbosity)
 

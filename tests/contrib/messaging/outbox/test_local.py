@@ -273,7 +273,7 @@ def test_database_away(
     stop = threading.Event()
 
     def run() -> None:
-        run_relay(stop, Relay(using=using), poll=timedelta(seconds=0.01), listen=True)
+        run_relay(stop, Relay(using=using), poll=timedelta(seconds=0.01))
 
     def wait() -> None:
         try:

@@ -12,13 +12,13 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from idempotency_django.backoff import Backoff
-from idempotency_django.contrib.messaging import Outgoing, Relay, publish, run_relay
+from idempotency_django.contrib.messaging import Outgoing, Relay, publish
 from idempotency_django.contrib.messaging.brokers import base
 from idempotency_django.contrib.messaging.models import OutboxMessage
 from idempotency_django.contrib.messaging.outbox import relay as relay_module
 from idempotency_django.contrib.messaging.outbox import relay as sending
 from idempotency_django.models import DatabaseNow
-from idempotency_django.testing import eventually, in_threads
+from idempotency_django.testing import in_threads
 
 from .conftest import Broker, outbox
 
@@ -403,32 +403,3 @@ def test_statements(using: str, group: str | None) -> None:
         assert Relay(using=using).send_batch() == 50
     changes = [q["sql"] for q in queries if not q["sql"].startswith(("BEGIN", "COMMIT", "SET"))]
     assert len(changes) <= (10 if group else 6), changes
-
-
-def test_wakes_up(using: str) -> None:
-    """A relay that listens is woken up by a commit, long before it would poll."""
-    if connections[using].vendor != "postgresql":
-        pytest.skip("only PostgreSQL can wake up a relay")
-    with outbox(orders={"NOTIFY": True}):
-        stop = threading.Event()
-
-        def relay() -> None:
-            run_relay(stop, Relay(using=using), poll=timedelta(hours=1), listen=True)
-
-        def writer() -> None:
-            with connections[using].cursor() as cursor:
-                listening = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN %'"
-
-                def is_listening() -> bool:
-                    cursor.execute(listening)
-                    return bool(cursor.fetchone()[0])
-
-                eventually(is_listening)
-            try:
-                for number in range(3):
-                    publish_each([number], using)
-                    eventually(lambda number=number: number in got())
-            finally:
-                stop.set()
-
-        in_threads([relay, writer])

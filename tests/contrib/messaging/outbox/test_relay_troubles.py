@@ -5,13 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.db import OperationalError, connection, transaction
 
-from idempotency_django.contrib.messaging import Relay, after_commit, loops, run_relay
+from idempotency_django.contrib.messaging import (
+    Outgoing,
+    Relay,
+    after_commit,
+    loops,
+    publish,
+    run_relay,
+)
 from idempotency_django.contrib.messaging.inbox.processing import warn_of_unhandled
 from idempotency_django.contrib.messaging.models import OutboxMessage
 from idempotency_django.stores import DIALECTS
@@ -20,6 +28,14 @@ from idempotency_django.testing import eventually, in_threads
 from .conftest import Broker, outbox, publish_order
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+BACKEND = "tests.contrib.messaging.outbox.conftest.Broker"
+
+
+def publish_in(topic: str) -> None:
+    with transaction.atomic():
+        publish(topic, {}, type="made")
 
 
 class Clinging(Broker):
@@ -154,6 +170,117 @@ def test_handler_that_hangs(
     in_threads([relay, operator])
     assert caplog.text.count("The relay has handled") == 1
     assert len(broker.got) == 1
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler hangs for the loop as soon as it has begun."""
+    monkeypatch.setattr(loops, "PATIENCE", timedelta(seconds=0.05))
+    monkeypatch.setattr(loops, "BEAT", 0.01)
+
+
+def run_until(stop: threading.Event, relay: Relay, *others: Callable[[], object]) -> None:
+    """Run the relay beside the others, the last of which ends it."""
+
+    def operator() -> None:
+        try:
+            others[-1]()
+        finally:
+            stop.set()
+
+    run = partial(run_relay, stop, relay, poll=timedelta(seconds=0.01))
+    in_threads([run, *others[:-1], operator])
+
+
+@pytest.mark.usefixtures("impatient")
+def test_other_topics_go_on_beside_one_that_hangs(
+    broker: type[Broker], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The messages claimed with it, too, after their lease; what hangs is sent once, and its topic
+    goes on after it.
+    """
+    stop, hangs, released = threading.Event(), threading.Event(), threading.Event()
+
+    def hang(messages: Sequence[Outgoing]) -> None:
+        if messages[0].topic == "orders":
+            hangs.set()
+            assert released.wait(30)
+
+    broker.before = staticmethod(hang)  # type: ignore[assignment]
+    topics = {"bills": {"BACKEND": BACKEND}, "mails": {"BACKEND": BACKEND}}
+
+    def sent() -> list[str]:
+        return [message.topic for message in broker.got]
+
+    def operator() -> None:
+        assert hangs.wait(30)
+        publish_in("mails")
+        publish_order()
+        eventually(lambda: sorted(sent()) == ["bills", "mails"])
+        assert "All others go on in another thread." in caplog.text
+        released.set()
+        eventually(lambda: not OutboxMessage.objects.exclude(state="done").exists())
+
+    with outbox(**topics):
+        publish_order()
+        publish_in("bills")
+        # The lease is half over after the hang has begun: nothing else of the batch is begun.
+        run_until(stop, Relay(lease=timedelta(seconds=1)), operator)
+    assert sorted(sent()) == ["bills", "mails", "orders", "orders"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_call_that_hangs_is_not_called_twice(broker: type[Broker]) -> None:
+    """Its record has an owner while it hangs, and the calls after it wait."""
+    stop = threading.Event()
+    CALLS.clear()
+    RELEASED.clear()
+
+    def operator() -> None:
+        eventually(lambda: CALLS == [1])
+        publish_order()
+        eventually(lambda: len(broker.got) == 1)
+        assert CALLS == [1]
+        RELEASED.set()
+        eventually(lambda: CALLS == [1, 2])
+
+    with transaction.atomic():
+        after_commit(hang_in_call, 1)
+    with transaction.atomic():
+        after_commit(hang_in_call, 2)
+    run_until(stop, Relay(lease=timedelta(seconds=1)), operator)
+    assert CALLS == [1, 2]
+
+
+CALLS: list[int] = []
+RELEASED = threading.Event()
+
+
+def hang_in_call(number: int) -> None:
+    CALLS.append(number)
+    assert RELEASED.wait(30)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_fresh_thread_that_dies_ends_the_relay(
+    broker: type[Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its error, as soon as the one that hangs returns."""
+    released = threading.Event()
+    broker.before = staticmethod(lambda messages: released.wait(30))  # type: ignore[assignment]
+    relay, work, owner = Relay(), Relay.work, threading.Lock()
+
+    def dies_elsewhere(self: Relay) -> bool:
+        if owner.acquire(blocking=False):
+            return work(self)
+        released.set()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Relay, "work", dies_elsewhere)
+    publish_order()
+    with pytest.raises(ZeroDivisionError):
+        run_relay(threading.Event(), relay)
+    assert OutboxMessage.objects.get().state == "done"
 
 
 def test_missing_receivers_are_not_looked_for_without_a_database(

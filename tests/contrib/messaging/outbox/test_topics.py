@@ -77,7 +77,6 @@ def ids(**idempotency: Any) -> list[str]:
         ({"BACKEND": BROKER, "MAX_ATTEMPTS": 0}, "'MAX_ATTEMPTS' must be 1 or more"),
         ({"BACKEND": BROKER, "ON_POISON": "panic"}, "'ON_POISON' must be 'dead_letter'"),
         ({"BACKEND": BROKER, "RETENTION": 7}, "'RETENTION' must be a timedelta"),
-        ({"BACKEND": BROKER, "NOTIFY": "yes"}, "'NOTIFY' must be True or False"),
     ],
 )
 @pytest.mark.parametrize("name", ["orders", "*"])

@@ -123,6 +123,6 @@ def test_command(monkeypatch: pytest.MonkeyPatch) -> None:
     command = "idempotency_django.contrib.messaging.management.commands.run_messaging"
     monkeypatch.setattr(f"{command}.run_messaging", run)
     with pytest.raises(CommandError, match="The relay has ended"):
-        call_command("run_messaging", "--listen", "--poll", "2")
-    assert (given["listen"], given["poll"].total_seconds()) == (True, 2)
+        call_command("run_messaging", "--poll", "2")
+    assert given["poll"].total_seconds() == 2
     assert given["purge_every"].total_seconds() == 3600

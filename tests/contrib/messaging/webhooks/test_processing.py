@@ -14,7 +14,7 @@ from django.db import connections, transaction
 from django.test import override_settings
 from django.utils import timezone
 
-from idempotency_django.contrib.messaging import Consumer, Duplicate, Event, dead_letters
+from idempotency_django.contrib.messaging import Consumer, Duplicate, Event, dead_letters, loops
 from idempotency_django.contrib.messaging.consumers import Handler
 from idempotency_django.contrib.messaging.inbox import processing
 from idempotency_django.contrib.messaging.inbox.processing import (
@@ -34,6 +34,7 @@ from idempotency_django.errors import (
     UnknownEventType,
 )
 from idempotency_django.models import DatabaseNow, IdempotencyKey
+from idempotency_django.testing import eventually, in_threads
 from tests.models import Effect
 
 from .conftest import Inbox
@@ -405,16 +406,48 @@ def test_without_database(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None
     """Processing goes on when the database is there again."""
     stop, tries = threading.Event(), []
 
-    def refuse(**_: Any) -> Any:
+    def refuse(*_: Any) -> bool:
         tries.append(1)
         if len(tries) == 2:
             stop.set()
-            return Counter()
+            return False
         raise StoreUnavailable
 
-    monkeypatch.setattr(processing, "process_due", refuse)
+    monkeypatch.setattr(processing, "process_batch", refuse)
     run_inbox(stop, poll=timedelta(seconds=0.01))
     assert len(tries) == 2
+
+
+def test_other_sources_go_on_beside_one_that_hangs(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message that hangs is handled once, and its source goes on after it."""
+    monkeypatch.setattr(loops, "PATIENCE", timedelta(seconds=0.05))
+    monkeypatch.setattr(loops, "BEAT", 0.01)
+    stop, hangs, released = threading.Event(), threading.Event(), threading.Event()
+
+    def hang(event: Event, execution: Any) -> None:
+        hangs.set()
+        assert released.wait(30)
+
+    def operator() -> None:
+        try:
+            assert hangs.wait(30)
+            behaviour.clear()
+            deliver(Stepping, "m-2")
+            deliver(Passing, "m-3")
+            eventually(lambda: inbox.row("m-3").state == "done")
+            assert [inbox.row(each).state for each in ("m-1", "m-2")] == ["pending", "pending"]
+            released.set()
+            eventually(lambda: inbox.states() == ["done"] * 3)
+        finally:
+            released.set()
+            stop.set()
+
+    behaviour["steps"] = hang
+    deliver(Stepping, "m-1")
+    in_threads([lambda: run_inbox(stop, poll=timedelta(seconds=0.01)), operator])
+    assert len(inbox.effects()) == 3
 
 
 def test_purged(inbox: Inbox) -> None:

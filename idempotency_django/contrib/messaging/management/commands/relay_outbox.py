@@ -57,11 +57,6 @@ class Command(BaseCommand):
             help="The polling interval when nothing is due (default: 1).",
         )
         parser.add_argument(
-            "--listen",
-            action="store_true",
-            help="On PostgreSQL, also wake up on NOTIFY, for topics with that setting.",
-        )
-        parser.add_argument(
             "--health",
             metavar="FILE",
             default="",
@@ -82,8 +77,7 @@ class Command(BaseCommand):
             else:
                 say(f"The relay sends {relay.names}. It ends on SIGTERM.")
                 poll = timedelta(seconds=options["poll"])
-                more = {"listen": options["listen"], "health": options["health"]}
-                run_relay(stop, relay, poll=poll, **more)
+                run_relay(stop, relay, poll=poll, health=options["health"])
 
 
 def _outcome(tried: int, relay: Relay) -> str:

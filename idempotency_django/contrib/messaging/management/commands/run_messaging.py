@@ -33,11 +33,6 @@ class Command(BaseCommand):
             help="The polling interval when nothing is due (default: 1).",
         )
         parser.add_argument(
-            "--listen",
-            action="store_true",
-            help="On PostgreSQL, also wake up on NOTIFY, for topics with that setting.",
-        )
-        parser.add_argument(
             "--purge-every",
             type=number(float, "3600"),
             default=PURGE_INTERVAL.total_seconds(),
@@ -60,7 +55,6 @@ class Command(BaseCommand):
                 run_messaging(
                     stop,
                     poll=timedelta(seconds=options["poll"]),
-                    listen=options["listen"],
                     health=options["health"],
                     purge_every=timedelta(seconds=options["purge_every"]),
                 )

@@ -1,0 +1,69 @@
+"""Signs of life of the processes that run until they are stopped, for ``idempotency_status``."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.apps import apps
+from django.db import DatabaseError
+
+from ...models import DatabaseNow
+from .databases import close_lost_connections, database
+
+INTERVAL: Final = 10.0
+"""Seconds between two beats of a process."""
+SILENCE: Final = timedelta(minutes=1)
+"""A process whose last beat is older than that has died, or hangs."""
+
+_APP: Final = "idempotency_messaging"
+
+
+class Beat:
+    """The sign of life of one process: a row, which is deleted when the process ends in good order.
+
+    A process that begins takes the places of those with its name that have died before. It works
+    without the app, and beats nowhere then.
+
+    Args:
+        name: what runs, in an operator's words; the same after a restart.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name[:255]
+        self._pk: int | None = None
+        self._since: datetime | None = None
+        self._due = 0.0  # by time.monotonic()
+
+    def beat(self) -> None:
+        """Say that the process is alive, unless it said so a moment ago."""
+        is_installed = apps.is_installed("idempotency_django.contrib.messaging")
+        if not is_installed or time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + INTERVAL
+        with suppress(DatabaseError):  # the next one may succeed
+            close_lost_connections()
+            self._write()
+
+    def end(self) -> None:
+        """Say that the process has ended in good order."""
+        if self._pk is not None:
+            with suppress(DatabaseError):
+                self._rows().filter(pk=self._pk).delete()
+
+    def _write(self) -> None:
+        rows, now = self._rows(), DatabaseNow()
+        if self._pk is None or not rows.filter(pk=self._pk).update(beat_at=now):
+            process = f"{socket.gethostname()[:200]}, process {os.getpid()}"
+            row = rows.create(name=self._name, process=process, started_at=now, beat_at=now)
+            self._pk = row.pk
+            self._since = rows.values_list("started_at", flat=True).get(pk=row.pk)
+        replaced = rows.filter(name=self._name, beat_at__lt=self._since)
+        replaced.filter(beat_at__lt=now - SILENCE).delete()
+
+    def _rows(self) -> Any:
+        return apps.get_model(_APP, "Heartbeat")._default_manager.using(database())

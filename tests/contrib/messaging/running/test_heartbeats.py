@@ -1,0 +1,149 @@
+"""Processes that have died are not silent: ``idempotency_status`` names them."""
+
+from __future__ import annotations
+
+import re
+import threading
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.core.management import CommandError, call_command
+from django.db import OperationalError, connection
+from django.test import Client, override_settings
+
+from idempotency_django.contrib.messaging import Relay, heartbeats, loops, run_relay
+from idempotency_django.contrib.messaging.heartbeats import Beat
+from idempotency_django.contrib.messaging.models import Heartbeat
+from idempotency_django.models import DatabaseNow
+from idempotency_django.testing import eventually, in_threads
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(params=list(settings.ALIASES))
+def using(request: pytest.FixtureRequest) -> Any:
+    """The alias of each database, which is the one of messaging."""
+    alias = settings.ALIASES[request.param]
+    with override_settings(IDEMPOTENCY={"MESSAGING_DATABASE": alias}):
+        yield alias
+
+
+def rows(using: str) -> Any:
+    return Heartbeat.objects.using(using).order_by("pk")
+
+
+def silence(using: str, **chosen: Any) -> None:
+    """Let these processes have died a while ago."""
+    rows(using).filter(**chosen).update(beat_at=DatabaseNow() - timedelta(minutes=2))
+
+
+def status() -> str:
+    said = StringIO()
+    try:
+        call_command("idempotency_status", stdout=said)
+    except CommandError as error:
+        said.write(str(error))
+    return said.getvalue()
+
+
+def beats(name: str) -> Beat:
+    beat = Beat(name)
+    beat.beat()
+    return beat
+
+
+def test_process_that_dies_is_named(using: str) -> None:
+    """Until it is started again; one that ended in good order is not."""
+    beats("relay"), beats("inbox").end()
+    assert re.search(r"  processes silent +relay +0", status())
+    silence(using)
+    said = status()
+    assert "! processes silent" in said
+    assert f"{rows(using).get().process}: it was killed, or a handler hangs in it" in said
+    beats("inbox")
+    assert "! processes silent" in status()
+    again = beats("relay")
+    assert "! processes silent" not in status()
+    again.end()
+    assert [row.name for row in rows(using)] == ["inbox"]
+
+
+def test_process_replaces_those_that_died_before_it_began_only(using: str) -> None:
+    """A second process that works does not hide that the first one has died since."""
+    first, second = beats("relay"), beats("relay")
+    rows(using).filter(pk=first._pk).update(beat_at=DatabaseNow() - timedelta(minutes=2))
+    rows(using).filter(pk=second._pk).update(started_at=DatabaseNow() - timedelta(hours=1))
+    second._due = 0.0
+    second._since = rows(using).get(pk=second._pk).started_at
+    second.beat()
+    assert "! processes silent" in status()
+
+
+def test_beats_are_few(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is written in ten seconds, however often it is asked for."""
+    beat = beats("relay")
+    silence(using)
+    for _ in range(3):
+        beat.beat()
+    assert "! processes silent" in status()
+    monkeypatch.setattr(beat, "_due", 0.0)
+    beat.beat()
+    assert "! processes silent" not in status()
+
+
+def test_row_that_was_deleted_comes_again(using: str) -> None:
+    """An operator has deleted the row of a process that only seemed to be dead."""
+    beat = beats("relay")
+    rows(using).delete()
+    beat._due = 0.0
+    beat.beat()
+    assert [row.name for row in rows(using)] == ["relay"]
+
+
+def test_outage_is_survived() -> None:
+    """A process without its database works, or waits, as before."""
+
+    def away(*_: Any) -> Any:
+        raise OperationalError("the server has gone away")
+
+    beat = Beat("relay")
+    with connection.execute_wrapper(away):
+        beat.beat()
+    beat.end()
+    beat = beats("relay")
+    with connection.execute_wrapper(away):
+        beat.end()
+
+
+def test_relay_beats_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its row is there until it ends in good order."""
+    monkeypatch.setattr(loops, "BEAT", 0.01)
+    monkeypatch.setattr(heartbeats, "INTERVAL", 0.01)
+    stop = threading.Event()
+
+    def operator() -> None:
+        try:
+            eventually(lambda: [row.name for row in Heartbeat.objects.all()] == ["relay orders"])
+        finally:
+            stop.set()
+
+    topic = {"orders": "tests.contrib.messaging.outbox.conftest.Broker"}
+    with override_settings(IDEMPOTENCY={"OUTBOX": topic}):
+        in_threads([lambda: run_relay(stop, Relay(["orders"])), operator])
+    assert not Heartbeat.objects.exists()
+
+
+def test_operator_deletes_a_process_that_is_not_needed(admin_client: Client) -> None:
+    """In the admin, which changes nothing else of it."""
+    beats("relay")
+    page = "/admin/idempotency_messaging/heartbeat/"
+    assert b"relay" in admin_client.get(page).content
+    row = Heartbeat.objects.get()
+    assert admin_client.get(f"{page}{row.pk}/change/").status_code == 200
+    assert admin_client.get(f"{page}add/").status_code == 403
+    chosen = {"action": "delete_selected", "_selected_action": [row.pk], "post": "yes"}
+    assert admin_client.post(page, chosen).status_code == 302
+    assert not Heartbeat.objects.exists()
