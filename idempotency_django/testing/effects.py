@@ -14,29 +14,24 @@ import sysconfig
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Literal
 
-from django.db import connections
-
 from ..engine import current_execution, current_step
-from ..stores import is_open
-from .writes import table_written
 
 logger = logging.getLogger("idempotency_django")
 
-Kind = Literal["network", "process", "file", "database"]
+Kind = Literal["network", "process", "file"]
 Situation = Literal["transactional", "leased"]
 
 DID: Final[dict[Kind, str]] = {
     "network": "talked to",
     "process": "started",
     "file": "wrote to",
-    "database": "wrote to the table",
 }
 """What an effect of each kind did to its peer."""
 _ADVICE: Final[dict[Situation, str]] = {
@@ -58,9 +53,8 @@ class Effect:
 
     Attributes:
         operation: whose handler did it, such as ``"POST /charges/"``.
-        kind: ``"network"``, ``"process"``, ``"file"``; or ``"database"``: a write of a leased
-            handler outside of a step.
-        peer: what it was done to: ``"api.stripe.com:443"``, a program, a file, a table.
+        kind: ``"network"``, ``"process"`` or ``"file"``.
+        peer: what it was done to: ``"api.stripe.com:443"``, a program, a file.
         where: the innermost line of the project, such as ``"shop/views.py:12"``; empty: unknown.
         situation: ``"transactional"`` or ``"leased"``.
     """
@@ -88,10 +82,9 @@ def effects_outside() -> Iterator[list[Effect]]:
         assert not effects, effects[0]
 
     The list has each connection, process and file that a handler used within its transaction, or
-    outside of a step in the leased mode. In that mode, it also has the writes to the database
-    outside of a step and of any transaction. Databases, caches and brokers are left out, by the
-    modules of their clients, and so are log files, datagrams to Unix sockets (syslog, statsd), the
-    handler's temporary files and compiled modules.
+    outside of a step in the leased mode. Databases, caches and brokers are left out, by the
+    modules of their clients, and so are log files, datagrams to Unix sockets (syslog, statsd),
+    the handler's temporary files and compiled modules.
 
     It sees what Python does, in each thread that runs a handler. It does not see threads that a
     handler starts, processes that ``multiprocessing`` starts without ``os.fork()``, connections
@@ -101,11 +94,10 @@ def effects_outside() -> Iterator[list[Effect]]:
     _install()
     noticed: list[Effect] = []
     _watches.append(noticed)
-    with ExitStack() as wrappers:
-        wrappers.callback(_watches.remove, noticed)
-        for connection in connections.all():
-            wrappers.enter_context(connection.execute_wrapper(_executed))
+    try:
         yield noticed
+    finally:
+        _watches.remove(noticed)
 
 
 _watches: Final[list[list[Effect]]] = []
@@ -141,7 +133,7 @@ def _note(kind: Kind, peer: str) -> None:
     execution = current_execution()
     if execution is None or current_step():
         return
-    where = _place(sys._getframe(), kind)
+    where = _place(sys._getframe())
     if where is None:
         return
     situation: Situation = "leased" if execution.operation.lease else "transactional"
@@ -258,19 +250,6 @@ _EVENTS: Final[dict[str, Callable[..., tuple[Kind, str] | None]]] = {
     "tempfile.mkdtemp": _made_temporary,
 }
 
-_OUR_TABLES: Final = "idempotency_"
-
-
-def _executed(execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
-    """Around each statement: note a write that a leased handler commits on its own."""
-    execution = current_execution()
-    if execution and execution.operation.lease and not is_open(context["connection"].alias):
-        table = table_written(str(sql))
-        if table and not table.startswith(_OUR_TABLES):
-            _note("database", table)
-    return execute(sql, params, many, context)
-
-
 # What is no effect.
 
 _INNOCENT: Final = (
@@ -310,12 +289,11 @@ _INSTALLED: Final = tuple(
 )
 
 
-def _place(frame: FrameType | None, kind: Kind) -> str | None:
+def _place(frame: FrameType | None) -> str | None:
     """The innermost line of the project; ``None``: what happens is no effect of the handler.
 
     Args:
         frame: where it happens.
-        kind: what happens.
     """
     is_hook = False
     while frame is not None:
@@ -323,7 +301,7 @@ def _place(frame: FrameType | None, kind: Kind) -> str | None:
         # The database's frames around a hook only call what the handler gave them.
         is_hook = is_hook or code.co_name == _COMMIT_HOOKS
         frozen = code.co_filename.startswith(_FROZEN)  # the import system
-        if kind != "database" and not is_hook and (frozen or _is_innocent(module)):
+        if not is_hook and (frozen or _is_innocent(module)):
             return None
         if _is_project(code.co_filename):
             return f"{_relative(code.co_filename)}:{frame.f_lineno}"

@@ -25,13 +25,12 @@ from typing import Any
 import httpx
 import pytest
 import requests
-from asgiref.sync import async_to_sync, sync_to_async
 from django.core.cache import caches
-from django.db import connection, transaction
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
-from idempotency_django import Policy, idempotent, idempotent_call
+from idempotency_django import idempotent, idempotent_call
 from idempotency_django.testing.effects import Effect, effects_outside
 from tests.models import Effect as Row
 from tests.support.shared import new_key
@@ -368,55 +367,6 @@ class TestSteps:
         [effect] = effects
         assert effect.situation == "leased"
         assert "request.idempotency.step()" in str(effect)
-
-    def test_written(self) -> None:
-        """A leased view's write outside of a step is noticed; one in a transaction is fenced."""
-
-        def write() -> None:
-            Row.objects.create(reference="a")
-            with transaction.atomic():
-                Row.objects.filter(reference="b").update(reference="c")
-
-        [effect] = noticed(write, mode="leased")
-        assert (effect.kind, effect.peer) == ("database", Row._meta.db_table)
-        assert effect.where.startswith(HERE)
-        assert noticed(write) == []  # in the transactional mode, each is undone by a rollback
-
-    def test_written_behind_a_comment(self) -> None:
-        """A comment before the statement hides nothing."""
-
-        def tagged(execute: Any, sql: str, *arguments: Any) -> Any:
-            return execute(f"/* a */ -- b\n{sql}", *arguments)
-
-        with connection.execute_wrapper(tagged):
-            [effect] = noticed(lambda: Row.objects.create(reference="a"), mode="leased")
-        assert (effect.kind, effect.peer) == ("database", Row._meta.db_table)
-
-    def test_async_line(self) -> None:
-        """What async code awaits in another thread has no line, rather than that of its caller."""
-
-        @idempotent
-        async def view(request: HttpRequest) -> HttpResponse:
-            await sync_to_async(Row.objects.create)(reference="a")
-            return HttpResponse("done", "text/plain")
-
-        with effects_outside() as effects:
-            send(async_to_sync(view))
-        [effect] = effects
-        assert (effect.kind, effect.where) == ("database", "")
-
-    def test_own_records(self) -> None:
-        """What this package records in the database is no effect of the view."""
-
-        def call() -> None:
-            idempotent_call(
-                lambda execution: execution.derive_key("charge"),
-                key=new_key(),
-                scope="charges",
-                policy=Policy(mode="leased"),
-            )
-
-        assert noticed(call, mode="leased") == []
 
     def test_commit_hook(self, server: int) -> None:
         """What a leased view leaves to a commit is noticed, even if only a library does it."""
