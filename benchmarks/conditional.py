@@ -23,7 +23,7 @@ from benchmarks.models import Order, PeerVersioned, Plain, Versioned
 from benchmarks.report import Section, Table, Target
 from benchmarks.timing import Block, Measured, Sample, interleave
 from idempotency_django.contrib.concurrency import PreconditionMixin, compare_and_swap, transition
-from idempotency_django.errors import ConcurrentModification
+from idempotency_django.contrib.concurrency.errors import ConcurrentModification
 
 THREADS: Final = 30
 MOST: Final = 1.2  # times a save without a version

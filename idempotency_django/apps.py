@@ -11,6 +11,8 @@ from django.core.checks import Tags, register
 from django.utils.translation import gettext_lazy as _
 
 from .checks import register_checks
+from .contrib.concurrency import errors as _concurrency  # noqa: F401  # STATUS_CODES may name all
+from .contrib.messaging import errors as _messaging  # noqa: F401
 
 
 class IdempotencyConfig(AppConfig):
@@ -27,8 +29,9 @@ class IdempotencyConfig(AppConfig):
         register_checks()
         register(check_processes, Tags.database, deploy=True)
         if find_spec("rest_framework"):
-            # It cannot be imported earlier, and not where it is not installed.
-            from .checks import drf  # noqa: F401, PLC0415
+            # Each registers itself. Neither can be imported where it is not installed.
+            from .checks import drf as _checks  # noqa: F401, PLC0415
+            from .drf import views as _views  # noqa: F401, PLC0415
         if apps.is_installed("drf_spectacular"):
             from .contrib import openapi  # noqa: F401, PLC0415  # registers itself
         if find_spec("celery"):

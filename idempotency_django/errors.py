@@ -10,24 +10,16 @@
     │   └── KeyUnsupported         400  a key for a view that cannot be protected
     ├── OperationInProgress        409  another process is executing this operation
     ├── OperationHeld              409  interrupted, or failed too often; an operator must settle it
-    ├── DeadLettered              409  a message failed too often; an operator must settle it
-    ├── UnknownEventType           422  the consumer has no handler for an event of this type
-    ├── SignatureRefused           401  a webhook is not signed with a secret of its receiver
-    ├── DeliveryMalformed          400  a signed webhook does not say which message it is
-    ├── DeliveryTooLarge           413  a webhook's body is larger than its receiver takes
     ├── FingerprintMismatch        422  the key was used before, for a different request
     ├── ResponseNotStored          409  executed before, but its response was not kept
     ├── KeyExpired                 409  executed before; its record has expired
-    ├── PreconditionFailed         412  ``If-Match`` or ``If-None-Match`` does not hold
-    ├── PreconditionRequired       428  a change must say which version it is meant for
-    ├── ConcurrentModification     409  the object was changed after it was loaded
-    ├── IllegalTransition          409  the object is in a state that this step does not start from
-    ├── StoreUnavailable           503  the store cannot be reached; nothing was executed
+    ├── StoreUnavailable           503  the store cannot be reached
     ├── StepsChanged               500  a stored step was not called
     └── ClaimLost                  500  the claim was lost during execution
 
-:exc:`StreamFenced` and :exc:`AlreadyProcessed` are not among them: they end the loop that reads a
-stream.
+:mod:`idempotency_django.contrib.messaging.errors` and
+:mod:`idempotency_django.contrib.concurrency.errors` have those of messages and of concurrent
+changes.
 
 The slug names the type of the problem, and the page of the documentation that explains it; errors
 that need the same advice share one. The status is the default of the ``STATUS_CODES`` setting. A
@@ -53,6 +45,7 @@ class IdempotencyError(Exception):
         retry_after: seconds after which a retry makes sense; ``None``: a retry makes no sense.
 
     Attributes:
+        token: the value of the response's ``Idempotency-Status``.
         foreign: whether it is about another operation than the request's: an ``idempotent_call``,
             or what a hook did after the commit. An adapter treats it like any other exception of
             the view.
@@ -66,6 +59,7 @@ class IdempotencyError(Exception):
     status: ClassVar[int] = 500
     slug: ClassVar[str] = "error"
     title: ClassVar[str] = "Idempotency error"
+    token: ClassVar[str] = "failed"  # noqa: S105  # no secret
     default_detail: ClassVar[str] = "The idempotency layer could not process the request."
     foreign: bool = False
     state: State = "unknown"
@@ -98,6 +92,7 @@ class KeyRefused(
     status=400,
     slug="key-refused",
     title="Invalid idempotency key",
+    token="refused",
     state="not-executed",
     safe_new_key=True,
     default_detail="The idempotency key cannot be used for this operation.",
@@ -158,6 +153,7 @@ class OperationInProgress(
     status=409,
     slug="in-progress",
     title="Operation in progress",
+    token="in-progress",
     state="in-progress",
     retryable=True,
     default_detail=(
@@ -184,6 +180,7 @@ class OperationHeld(
     status=409,
     slug="held",
     title="Operation held for an operator",
+    token="held",
     default_detail=(
         "An earlier attempt at this operation was interrupted and its effects are unknown, or the "
         "operation has used up its attempts. It is not executed again until an operator completes "
@@ -202,6 +199,7 @@ class FingerprintMismatch(
     status=422,
     slug="mismatch",
     title="Idempotency key used for a different request",
+    token="mismatch",
     state="not-executed",
     default_detail=(
         "This idempotency key was already used with a different request. Retry with the "
@@ -216,6 +214,7 @@ class ResponseNotStored(
     status=409,
     slug="response-not-stored",
     title="Response not stored",
+    token="not-replayed",
     state="executed",
     default_detail=(
         "The operation with this idempotency key was executed and is not executed again. Its "
@@ -234,6 +233,7 @@ class KeyExpired(
     status=409,
     slug="key-expired",
     title="Key expired",
+    token="expired",
     state="executed",
     default_detail=(
         "The operation with this idempotency key was executed and is not executed again. Its "
@@ -269,10 +269,10 @@ class StoreUnavailable(
         "the same key."
     ),
 ):
-    """The store cannot be reached; nothing was executed.
+    """The store cannot be reached. The text says what is known: by default, nothing was executed.
 
     Attributes:
-        rolled_back: whether a transaction that was to be committed is known to be rolled back.
+        rolled_back: whether the database has certainly rolled the attempt's transaction back.
     """
 
     rolled_back = False
@@ -304,167 +304,10 @@ class ClaimLost(
     """The claim was lost while its owner executed: taken over after its lease, or deleted."""
 
 
-class PreconditionFailed(
-    IdempotencyError,
-    status=412,
-    slug="precondition-failed",
-    title="Precondition failed",
-    state="not-executed",
-    default_detail=(
-        "The resource has changed since you read it, or it already exists, so the request was not "
-        "executed. Read the resource again and retry with its new ETag."
-    ),
-):
-    """A conditional header of the request does not hold; nothing was done."""
-
-
-class PreconditionRequired(
-    IdempotencyError,
-    status=428,
-    slug="precondition-required",
-    title="Precondition required",
-    state="not-executed",
-    default_detail=(
-        "A change of this resource requires its current version. Send If-Match with the ETag that "
-        "you received with the resource."
-    ),
-):
-    """The change must be conditional, and the request has no ``If-Match``."""
-
-
-class ConcurrentModification(
-    IdempotencyError,
-    status=409,
-    slug="state-conflict",
-    title="Conflict with the state of the object",
-    state="not-executed",
-    retryable=True,
-    default_detail=(
-        "The object was changed by another process after it was loaded, so nothing was written. "
-        "Load it again and repeat the change."
-    ),
-):
-    """The object was changed or deleted by another process after it was loaded; nothing was
-    written.
-
-    It can be caught within a transaction, which stays usable.
-    """
-
-
-class IllegalTransition(
-    IdempotencyError,
-    status=409,
-    slug="state-conflict",
-    title="Conflict with the state of the object",
-    state="not-executed",
-    default_detail=(
-        "This transition does not start from the object's current state, so nothing was done."
-    ),
-):
-    """The transition does not start from the object's state; the effect was not run."""
-
-
-class DeadLettered(
-    IdempotencyError,
-    status=409,
-    slug="held",
-    title="Operation held for an operator",
-    default_detail=(
-        "The handler of this message has used up its attempts, so the message is a dead letter. "
-        "It is not handled until an operator releases it. Keep it, for example in a dead-letter "
-        "queue, and deliver it again after that."
-    ),
-):
-    """A message failed as often as its consumer allows, and is held until an operator settles it.
-
-    Its ``__cause__`` is the handler's error, if the handler ran in this call. Keep the message: a
-    transport moves it to a dead-letter queue. Once an operator has released it in the admin, the
-    next delivery runs the handler again.
-    """
-
-
-class UnknownEventType(
-    IdempotencyError,
-    status=422,
-    slug="unknown-event-type",
-    title="Unknown event type",
-    state="not-executed",
-    safe_new_key=True,
-    default_detail=(
-        "The consumer has no handler for this event type. Nothing was executed or recorded. "
-        "Register a handler and deliver the event again."
-    ),
-):
-    """The consumer has no handler for an event of this type; nothing was claimed or executed."""
-
-
-class StreamFenced(Exception):
-    """Another process has claimed the stream; nothing of this call is committed.
-
-    Like :exc:`AlreadyProcessed`, it is for the loop that reads a stream, and no response to a
-    request, so it has no status and no slug.
-    """
-
-
-class AlreadyProcessed(Exception):
-    """The effects of this offset of the stream were committed before; nothing was executed."""
-
-
-class SignatureRefused(
-    IdempotencyError,
-    status=401,
-    slug="delivery-refused",
-    title="Webhook delivery refused",
-    state="not-executed",
-    safe_new_key=True,
-    default_detail=(
-        "The signature does not match a secret of this receiver, or the timestamp is too far from "
-        "the current time. Nothing was stored."
-    ),
-):
-    """A webhook was not signed with one of the receiver's secrets, or not lately."""
-
-
-class DeliveryMalformed(
-    IdempotencyError,
-    status=400,
-    slug="delivery-refused",
-    title="Webhook delivery refused",
-    state="not-executed",
-    safe_new_key=True,
-    default_detail=(
-        "The delivery has a valid signature, but its id or type is missing or invalid. Nothing "
-        "was stored."
-    ),
-):
-    """A webhook does not say which message it is, or its body could not be read."""
-
-
-class DeliveryTooLarge(
-    IdempotencyError,
-    status=413,
-    slug="delivery-refused",
-    title="Webhook delivery refused",
-    state="not-executed",
-    safe_new_key=True,
-    default_detail=(
-        "The body of the delivery is larger than this receiver allows. Nothing was stored. Send a "
-        "smaller body, or raise the receiver's max_body_bytes."
-    ),
-):
-    """The body of a webhook is larger than its receiver takes; it was not read."""
-
-
 __all__ = [
-    "AlreadyProcessed",
     "ClaimLost",
-    "ConcurrentModification",
-    "DeadLettered",
-    "DeliveryMalformed",
-    "DeliveryTooLarge",
     "FingerprintMismatch",
     "IdempotencyError",
-    "IllegalTransition",
     "KeyExpired",
     "KeyGuessable",
     "KeyMalformed",
@@ -473,13 +316,8 @@ __all__ = [
     "KeyUnsupported",
     "OperationHeld",
     "OperationInProgress",
-    "PreconditionFailed",
-    "PreconditionRequired",
     "ResponseNotStored",
-    "SignatureRefused",
     "StepsChanged",
     "StoreUnavailable",
-    "StreamFenced",
-    "UnknownEventType",
     "all_errors",
 ]

@@ -24,31 +24,12 @@ from django.http.response import HttpResponseBase
 
 from ..conf import conf
 from ..engine import Executed
-from ..errors import (
-    DeadLettered,
-    FingerprintMismatch,
-    IdempotencyError,
-    KeyExpired,
-    KeyRefused,
-    OperationHeld,
-    OperationInProgress,
-    ResponseNotStored,
-)
+from ..errors import IdempotencyError, OperationInProgress
 from ..stores.records import Operation, Record
 
-IN_PROGRESS: Final = "in-progress"
-FAILED: Final = "failed"
+IN_PROGRESS: Final = OperationInProgress.token
+FAILED: Final = IdempotencyError.token
 NOT_STORED: Final = "executed; stored=?0"
-
-_REFUSALS: Final[tuple[tuple[type[IdempotencyError], str], ...]] = (
-    (OperationInProgress, IN_PROGRESS),
-    (FingerprintMismatch, "mismatch"),
-    (KeyExpired, "expired"),
-    (ResponseNotStored, "not-replayed"),
-    (OperationHeld, "held"),
-    (DeadLettered, "held"),
-    (KeyRefused, "refused"),
-)
 
 
 def mark(response: HttpResponseBase, status: str) -> None:
@@ -80,8 +61,3 @@ def replayed(record: Record) -> str:
     """The status of a replay."""
     ttl = "" if record.ttl_left is None else f"; ttl={max(0, int(record.ttl_left))}"
     return f"replayed{ttl}; attempt={record.attempt}"
-
-
-def refused(error: IdempotencyError) -> str:
-    """The status of a refusal."""
-    return next((status for kind, status in _REFUSALS if isinstance(error, kind)), FAILED)

@@ -31,7 +31,7 @@ from ..policy.invocation import Body, Invocation
 from ..stores.records import REASON, Payload, Record
 from .bodies import body_of
 from .dialects import dialect
-from .marking import mark, refused
+from .marking import mark
 from .routes import name_of_route
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ def mark_refusal(response: HttpResponseBase, request: HttpRequest, error: Idempo
     """
     refuses_key = isinstance(error, KeyRefused) and not isinstance(error, KeyMissing)
     if refuses_key or key_header(request) is not None or hasattr(request, PLANNED):
-        mark(response, refused(error))
+        mark(response, error.token)
     if dialect().retry_header:
         response[dialect().retry_header] = "true" if error.retryable else "false"
 

@@ -10,17 +10,15 @@ from typing import Any
 import pytest
 
 from idempotency_django.client import OutcomeUnknown, key_for
+from idempotency_django.contrib.concurrency.errors import IllegalTransition, PreconditionFailed
+from idempotency_django.contrib.messaging.errors import SignatureRefused
 from idempotency_django.errors import (
     FingerprintMismatch,
-    IllegalTransition,
     KeyExpired,
     KeyGuessable,
     OperationHeld,
-    PreconditionFailed,
     ResponseNotStored,
-    SignatureRefused,
 )
-from idempotency_django.http.marking import refused
 from idempotency_django.http.messages import error_body
 
 from .drivers import DRIVERS, Driver
@@ -40,7 +38,7 @@ def problem(error: Any, *, with_marker: bool = True) -> Reply:
     members = error_body(error)
     headers = {"Content-Type": "application/problem+json"}
     if with_marker:
-        headers["Idempotency-Status"] = refused(error)
+        headers["Idempotency-Status"] = error.token
     return Reply(members["status"], headers, json.dumps(members).encode())
 
 

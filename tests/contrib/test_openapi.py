@@ -24,7 +24,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from idempotency_django import errors
+from idempotency_django.contrib.concurrency import errors as concurrency
 from idempotency_django.contrib.described import problems_of, promise_of
+from idempotency_django.contrib.messaging import errors as messages
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.errors import KeyExpired, StoreUnavailable, all_errors
@@ -303,9 +305,10 @@ def test_every_problem_is_considered() -> None:
     """Each problem is documented for some endpoint, or named here as none of an endpoint's."""
     of_others = {
         # of consumers, webhooks and preconditions, which have pages of their own
-        *(errors.DeadLettered, errors.UnknownEventType, errors.SignatureRefused),
-        *(errors.DeliveryMalformed, errors.DeliveryTooLarge, errors.PreconditionFailed),
-        *(errors.PreconditionRequired, errors.ConcurrentModification, errors.IllegalTransition),
+        *(messages.DeadLettered, messages.UnknownEventType, messages.SignatureRefused),
+        *(messages.DeliveryMalformed, messages.DeliveryTooLarge),
+        *(concurrency.PreconditionFailed, concurrency.PreconditionRequired),
+        *(concurrency.ConcurrentModification, concurrency.IllegalTransition),
         # of endpoints that cannot be protected
         errors.KeyUnsupported,
         # of the server, 500: a client can do nothing about them

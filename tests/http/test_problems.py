@@ -10,18 +10,20 @@ from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
 
-from idempotency_django.decorators import idempotent
-from idempotency_django.errors import (
-    ConcurrentModification,
+from idempotency_django.contrib.concurrency.errors import ConcurrentModification
+from idempotency_django.contrib.messaging.errors import (
     DeliveryMalformed,
     DeliveryTooLarge,
+    SignatureRefused,
+    UnknownEventType,
+)
+from idempotency_django.decorators import idempotent
+from idempotency_django.errors import (
     IdempotencyError,
     KeyGuessable,
     KeyRefused,
     OperationInProgress,
-    SignatureRefused,
     StoreUnavailable,
-    UnknownEventType,
     all_errors,
 )
 from idempotency_django.stores.database import DatabaseStore

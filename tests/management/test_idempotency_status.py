@@ -28,8 +28,8 @@ from idempotency_django.contrib.messaging import (
     process_due,
     publish,
 )
+from idempotency_django.contrib.messaging.errors import DeadLettered
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
-from idempotency_django.errors import DeadLettered
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.stores import health
 from tests.contrib.messaging.outbox.conftest import Broker

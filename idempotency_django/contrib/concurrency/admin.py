@@ -9,7 +9,7 @@ from django.contrib.admin.utils import flatten_fieldsets
 from django.db import models
 from django.http import HttpRequest
 
-from ...errors import ConcurrentModification
+from .errors import ConcurrentModification
 from .forms import VersionedForm
 from .versions import version_field
 

@@ -32,9 +32,10 @@ from django.http.response import HttpResponseBase
 from django.utils.http import parse_etags, parse_header_parameters
 from django.utils.translation import get_language
 
-from ...errors import IdempotencyError, PreconditionFailed, PreconditionRequired
+from ...errors import IdempotencyError
 from ...http import PROTECTED, is_marked, name_of, problem_response
 from ...policy import digest
+from .errors import PreconditionFailed, PreconditionRequired
 from .locks import in_transaction, lock, refuse_marked, write_alias
 from .versions import VersionField
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from django.db import models, transaction
 
-from ...errors import IllegalTransition
+from .errors import IllegalTransition
 from .locks import lock, refuse_marked, write_alias
 
 

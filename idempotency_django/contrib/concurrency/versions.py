@@ -8,8 +8,8 @@
     order.save()                             # UPDATE … WHERE id = 17 AND version = 3
     compare_and_swap(order, state="paid")    # one UPDATE of what is named, and nothing else
 
-Both raise :exc:`~idempotency_django.errors.ConcurrentModification` if the row has another version
-than the object in memory.
+Both raise :exc:`~idempotency_django.contrib.concurrency.errors.ConcurrentModification` if the row
+has another version than the object in memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from django.forms import Field as FormField
 from django.forms import HiddenInput
 from django.utils.translation import gettext_lazy as _
 
-from ...errors import ConcurrentModification
+from .errors import ConcurrentModification
 from .locks import in_transaction, on_rollback, restore_on_rollback, write_alias
 
 CARRIES_VERSION: Final = "idempotency_carries_version"

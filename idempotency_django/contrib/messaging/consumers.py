@@ -26,16 +26,10 @@ from ...engine import (
     plan_call,
     run_many,
 )
-from ...errors import (
-    DeadLettered,
-    FingerprintMismatch,
-    IdempotencyError,
-    OperationInProgress,
-    StoreUnavailable,
-    UnknownEventType,
-)
+from ...errors import FingerprintMismatch, IdempotencyError, OperationInProgress, StoreUnavailable
 from ...policy import UNSET, Policy, canonical, digest, keys, named_fingerprints, scopes
 from ...stores import Store, is_open, reference, stores
+from .errors import DeadLettered, UnknownEventType
 from .events import Event
 from .seen import SeenFilter
 

@@ -14,12 +14,13 @@ from urllib.parse import quote
 
 from django.apps import apps
 
-from ...errors import DeadLettered, FingerprintMismatch
+from ...errors import FingerprintMismatch
 from ...models import NO_OWNER, DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet
 from ...policy import keys
 from ...stores import Status, plain
 from .consumers import Consumer, RecordOf
 from .databases import database, reason
+from .errors import DeadLettered
 from .events import Event
 
 SENDER: Final = "idempotency-sender"

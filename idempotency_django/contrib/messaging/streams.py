@@ -29,12 +29,12 @@ from django.db import OperationalError, connections, transaction
 from django.db.models import F, QuerySet
 from django.db.models.expressions import Combinable
 
-from ...errors import AlreadyProcessed, StreamFenced
 from ...models import DatabaseNow
 from ...policy import scopes
 from ...stores import DIALECTS, execute_first, forbid_atomic_block, stores, without_autocommit
 from ..concurrency.locks import on_rollback, refuse_marked
 from .databases import database
+from .errors import AlreadyProcessed, StreamFenced
 from .models import StreamPosition
 
 PEER: Final = "peer:"

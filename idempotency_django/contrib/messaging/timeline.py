@@ -15,12 +15,12 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ...errors import UnknownEventType
 from ...policy import keys, scopes
 from ...stores import reference
 from ..timeline import Entry, Member, Source, entry, register
 from .databases import database
 from .dead_letters import SENDER, message_id_of
+from .errors import UnknownEventType
 from .events import Event
 from .models import InboxMessage, MessageState, OutboxMessage
 from .outbox.topics import topic

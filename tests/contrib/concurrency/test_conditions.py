@@ -6,7 +6,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from idempotency_django.contrib.concurrency.conditions import checked_etag, compare, version_etag
-from idempotency_django.errors import PreconditionFailed
+from idempotency_django.contrib.concurrency.errors import PreconditionFailed
 from tests.contrib.concurrency.models import Base, Extended, Ticket
 
 

@@ -21,8 +21,8 @@ from django.urls import path
 from django.utils.html import escape
 
 from idempotency_django.contrib.concurrency import VersionedAdmin, VersionedForm
+from idempotency_django.contrib.concurrency.errors import ConcurrentModification
 from idempotency_django.contrib.concurrency.versions import STALE
-from idempotency_django.errors import ConcurrentModification
 from idempotency_django.testing.contract import in_threads
 from tests.contrib.concurrency.models import Deed, Extended, Owner, Ticket
 

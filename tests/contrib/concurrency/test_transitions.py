@@ -15,8 +15,8 @@ from django.db import IntegrityError, connections, models, transaction
 from django.db.transaction import TransactionManagementError
 
 from idempotency_django.contrib.concurrency import AlreadyThere, Moved, transition
+from idempotency_django.contrib.concurrency.errors import IllegalTransition
 from idempotency_django.contrib.concurrency.versions import version_field
-from idempotency_django.errors import IllegalTransition
 from idempotency_django.testing.contract import PATIENCE, in_threads
 from tests.contrib.concurrency.models import (
     Base,

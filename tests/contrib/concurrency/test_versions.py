@@ -15,13 +15,13 @@ from django.db.models import F
 from django.db.models.signals import post_save
 from django.test.utils import CaptureQueriesContext, isolate_apps
 
+from idempotency_django.contrib.concurrency.errors import ConcurrentModification
 from idempotency_django.contrib.concurrency.versions import (
     Versioned,
     VersionField,
     compare_and_swap,
     version_field,
 )
-from idempotency_django.errors import ConcurrentModification
 from idempotency_django.testing.contract import PATIENCE, in_threads
 from tests.contrib.concurrency.models import (
     Base,

@@ -18,14 +18,10 @@ from django.test import override_settings
 from django_redis import get_redis_connection
 
 from idempotency_django.contrib.messaging import Consumer, Duplicate, Event, Failed, Handled
+from idempotency_django.contrib.messaging.errors import DeadLettered, UnknownEventType
 from idempotency_django.engine.context import ExecutionContext, current_execution
 from idempotency_django.engine.functions import idempotent_call
-from idempotency_django.errors import (
-    DeadLettered,
-    FingerprintMismatch,
-    OperationInProgress,
-    UnknownEventType,
-)
+from idempotency_django.errors import FingerprintMismatch, OperationInProgress
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.stores import stores

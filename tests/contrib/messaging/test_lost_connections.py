@@ -15,10 +15,11 @@ from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from idempotency_django.contrib.messaging import Consumer, Duplicate, Event, Failed, Handled
+from idempotency_django.contrib.messaging.errors import DeadLettered
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine.context import ExecutionContext
-from idempotency_django.errors import DeadLettered, StoreUnavailable
+from idempotency_django.errors import StoreUnavailable
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores import stores
 from idempotency_django.testing import eventually, in_threads

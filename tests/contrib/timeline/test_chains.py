@@ -23,6 +23,7 @@ from idempotency_django.contrib import timeline as timelines
 from idempotency_django.contrib.celery import IdempotentTask
 from idempotency_django.contrib.messaging import Consumer, Event, Relay, after_commit, publish
 from idempotency_django.contrib.messaging.dead_letters import keep
+from idempotency_django.contrib.messaging.errors import DeadLettered, UnknownEventType
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.contrib.timeline import (
     DEEPEST,
@@ -41,7 +42,6 @@ from idempotency_django.contrib.timeline import (
 from idempotency_django.decorators import idempotent
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.engine.functions import idempotent_call
-from idempotency_django.errors import DeadLettered, UnknownEventType
 from idempotency_django.models import IdempotencyKey, IdempotencyStep
 from idempotency_django.policy import Policy
 from idempotency_django.stores import stores

@@ -9,10 +9,10 @@ from typing import Any
 from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
 
-from ....errors import DeadLettered, UnknownEventType
 from ..consumers import Consumer, consumer_at
 from ..databases import reason
 from ..dead_letters import release
+from ..errors import DeadLettered, UnknownEventType
 from .base import Outgoing, Publisher, Refused, result_of
 
 

@@ -25,9 +25,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections, connections
 
 from ....backoff import Backoff
-from ....errors import OperationInProgress, StoreUnavailable, UnknownEventType
+from ....errors import OperationInProgress, StoreUnavailable
 from .. import dead_letters
 from ..consumers import Consumer, Failed
+from ..errors import UnknownEventType
 from ..events import STRUCTURED, Event, write_time
 
 logger = logging.getLogger("idempotency_django")

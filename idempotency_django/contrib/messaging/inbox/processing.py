@@ -18,17 +18,12 @@ from django.db.models import F
 
 from ....backoff import Backoff
 from ....conf import did_you_mean
-from ....errors import (
-    DeadLettered,
-    FingerprintMismatch,
-    OperationInProgress,
-    StoreUnavailable,
-    UnknownEventType,
-)
+from ....errors import FingerprintMismatch, OperationInProgress, StoreUnavailable
 from ....models import DatabaseNow
 from ....policy import PROJECT_POLICY
 from ..databases import close_lost_connections, database, reason, unindexed
 from ..dead_letters import release
+from ..errors import DeadLettered, UnknownEventType
 from ..loops import handling, hanging, repeat
 from ..models import InboxMessage, MessageState
 from ..queue import Queue, counted

@@ -23,13 +23,14 @@ from django.urls import get_resolver
 from django.utils.crypto import salted_hmac
 from django.views import View
 
-from ....errors import DeliveryMalformed, DeliveryTooLarge, IdempotencyError, StoreUnavailable
+from ....errors import IdempotencyError, StoreUnavailable
 from ....http import EXEMPT, INBOX, problem_response
 from ....models import DatabaseNow
 from ....policy import Policy, digest, keys, named_fingerprints, scopes
 from ....stores import is_open
 from ..consumers import Handler, registering
 from ..databases import database
+from ..errors import DeliveryMalformed, DeliveryTooLarge
 from ..events import Event
 from ..models import InboxMessage, MessageState
 from .verifiers import Contents, Verifier

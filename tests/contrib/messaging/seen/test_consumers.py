@@ -29,7 +29,8 @@ from idempotency_django.contrib.messaging import (
     InProcessBloom,
     SeenFilter,
 )
-from idempotency_django.errors import DeadLettered, FingerprintMismatch, StoreUnavailable
+from idempotency_django.contrib.messaging.errors import DeadLettered
+from idempotency_django.errors import FingerprintMismatch, StoreUnavailable
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import Policy, SlidingTTL
 from idempotency_django.stores import Store, stores

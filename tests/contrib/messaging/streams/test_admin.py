@@ -12,6 +12,7 @@ from django.db import transaction
 from django.http import HttpResponse
 from django.test import Client, override_settings
 
+from idempotency_django.contrib.messaging.errors import StreamFenced
 from idempotency_django.contrib.messaging.models import StreamPosition
 from idempotency_django.contrib.messaging.streams import (
     Accepted,
@@ -20,7 +21,6 @@ from idempotency_django.contrib.messaging.streams import (
     accept,
     claim_stream,
 )
-from idempotency_django.errors import StreamFenced
 from tests.settings import ALIASES
 from tests.support.admin_pages import member
 from tests.support.factories import StaffFactory

@@ -20,9 +20,9 @@ from django.urls import path
 
 from idempotency_django.contrib.messaging import claim_stream, reset_stream
 from idempotency_django.contrib.messaging import streams as positions
+from idempotency_django.contrib.messaging.errors import AlreadyProcessed, StreamFenced
 from idempotency_django.contrib.messaging.models import StreamPosition
 from idempotency_django.contrib.messaging.streams import Stream
-from idempotency_django.errors import AlreadyProcessed, StreamFenced
 from idempotency_django.testing.contract import in_threads
 from tests.models import Effect
 

@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from idempotency_django.contrib.messaging import Consumer, Duplicate, Event, dead_letters, loops
 from idempotency_django.contrib.messaging.consumers import Handler
+from idempotency_django.contrib.messaging.errors import DeadLettered, UnknownEventType
 from idempotency_django.contrib.messaging.inbox import processing
 from idempotency_django.contrib.messaging.inbox.processing import (
     INBOX,
@@ -27,12 +28,7 @@ from idempotency_django.contrib.messaging.inbox.processing import (
 )
 from idempotency_django.contrib.messaging.models import InboxMessage
 from idempotency_django.contrib.messaging.settling import NotSettled, accept, discard, repeat, retry
-from idempotency_django.errors import (
-    DeadLettered,
-    FingerprintMismatch,
-    StoreUnavailable,
-    UnknownEventType,
-)
+from idempotency_django.errors import FingerprintMismatch, StoreUnavailable
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.testing import eventually, in_threads
 from tests.models import Effect

@@ -21,6 +21,7 @@ from django.utils.datastructures import CaseInsensitiveMapping
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from idempotency_django.contrib.messaging.errors import DeliveryMalformed, SignatureRefused
 from idempotency_django.contrib.messaging.inbox.verifiers import (
     Contents,
     GitHub,
@@ -29,7 +30,6 @@ from idempotency_django.contrib.messaging.inbox.verifiers import (
     Stripe,
     Verifier,
 )
-from idempotency_django.errors import DeliveryMalformed, SignatureRefused
 
 from .receivers import SECRETS
 
