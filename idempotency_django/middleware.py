@@ -7,7 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial, wraps
 from typing import Any, Final, NamedTuple
-from weakref import WeakSet
 
 from asgiref.sync import (
     async_to_sync,
@@ -15,28 +14,28 @@ from asgiref.sync import (
     markcoroutinefunction,
     sync_to_async,
 )
-from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.handlers.base import BaseHandler
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
-from django.utils.module_loading import import_string
 
 from .conf import conf
+from .engine.flows import finish
 from .http.declared import (
     ViewFunction,
     is_exempt,
     is_rest_framework,
     part_for,
     policy_of,
+    vars_of,
     view_class_of,
 )
 from .http.marking import FAILED, mark
-from .http.messages import PLANNED, key_header
+from .http.messages import PLANNED
 from .http.routes import is_covered
 from .http.rule import problem_of_view, protected_part
 from .http.serving import init_idempotency, log_unread_field
-from .http.wrapping import log_unclaimed, once, refuse_key, replace_handler
+from .http.wrapping import log_unclaimed, once, refuse_key, replace_handler, takes_part
 from .policy import PROJECT_POLICY, UNSAFE_METHODS, UNSET, Policy, resolve
 
 logger = logging.getLogger("idempotency_django")
@@ -52,15 +51,20 @@ class IdempotencyMiddleware:
     class), else the project's. The middleware leaves alone views that are protected inside, below
     any decorator, and those that are marked ``@idempotency_exempt``.
 
-    It must come after every middleware that has a ``process_view``, so that their checks (CSRF, a
-    required login) run first. It refuses to start in any other position.
+    It must be the last in ``MIDDLEWARE``, so that the checks of all others (CSRF, a required login)
+    run first. It refuses to start in any other position.
     """
 
     sync_capable = True
     async_capable = True
 
     def __init__(self, get_response: GetResponse) -> None:
-        validate_order(get_response)
+        if not _is_last(get_response):
+            raise ImproperlyConfigured(
+                "IdempotencyMiddleware is not the last in MIDDLEWARE. It runs plain functions "
+                "itself, without the checks of the middleware after it. Move it to the end of "
+                "MIDDLEWARE, and remove it from everywhere else."
+            )
         self.get_response = get_response
         if iscoroutinefunction(get_response):
             markcoroutinefunction(self)
@@ -74,35 +78,41 @@ class IdempotencyMiddleware:
             return _achecked(request, response)
         return _checked(request, response)
 
-    def process_view(self, request: HttpRequest, view: ViewFunction, args: Any, kwargs: Any) -> Any:
+    def process_view(self, *given: Any) -> Any:
         """Mark a request for the class of its view, which Django calls as usual.
 
         A plain function is run here, as Django would run it.
         """
-        run = _to_run(request, view)
-        if run is None:
-            return None
-        try:
-            run = BaseHandler().make_view_atomic(run)
-            if iscoroutinefunction(run):
-                run = async_to_sync(run)
-            return run(request, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001  # raised again where Django expects it
-            return _Raised(error, request)
+        return finish(_processed(*given, asynchronous=False))
 
-    async def _aprocess_view(
-        self, request: HttpRequest, view: ViewFunction, args: Any, kwargs: Any
-    ) -> Any:
-        run = _to_run(request, view)
-        if run is None:
-            return None
-        try:
-            run = BaseHandler().make_view_atomic(run)
-            if not iscoroutinefunction(run):
-                run = sync_to_async(run)
-            return await run(request, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001
-            return _Raised(error, request)
+    async def _aprocess_view(self, *given: Any) -> Any:
+        return await _processed(*given, asynchronous=True)
+
+
+def _is_last(get_response: Any) -> bool:
+    """Whether what a middleware calls is Django's handler, and no other middleware."""
+    while not isinstance(getattr(get_response, "__self__", None), BaseHandler):
+        get_response = vars_of(get_response).get("__wrapped__")  # Django's, or a tracer's
+        if get_response is None:
+            return False
+    return True
+
+
+async def _processed(
+    request: HttpRequest, view: ViewFunction, args: Any, kwargs: Any, *, asynchronous: bool
+) -> Any:
+    """The response of a function that the middleware runs; ``None``: Django runs the view."""
+    run: Any = _to_run(request, view)
+    if run is None:
+        return None
+    try:
+        run = BaseHandler().make_view_atomic(run)
+        if asynchronous != iscoroutinefunction(run):
+            run = sync_to_async(run) if asynchronous else async_to_sync(run)
+        response = run(request, *args, **kwargs)
+        return await response if asynchronous else response
+    except Exception as error:  # noqa: BLE001  # raised again where Django expects it
+        return _Raised(error, request)
 
 
 class _Raised(HttpResponse):
@@ -134,8 +144,8 @@ class _Mark(NamedTuple):
 
 _MARK: Final = "_idempotency_mark"
 
-_marking: Final[WeakSet[type]] = WeakSet()
-"""The classes that look for a mark."""
+_VIEW: Final = "_idempotency_view"
+"""The attribute of a request with its view, if that is protected."""
 
 
 def _to_run(request: HttpRequest, view: ViewFunction) -> ViewFunction | None:
@@ -144,28 +154,21 @@ def _to_run(request: HttpRequest, view: ViewFunction) -> ViewFunction | None:
     part = part_for(view, method)
     if method not in UNSAFE_METHODS or is_exempt(view) or is_exempt(part):
         return None
-    if protected_part(view, method) is not None:
-        request._idempotency_view = view  # type: ignore[attr-defined]
-        return None
-    policy = _policy_for(request, part, method)
+    is_protected = protected_part(view, method) is not None
+    policy = None if is_protected else _policy_for(request, part, method)
+    if is_protected or policy is not None:
+        setattr(request, _VIEW, view)
     if policy is None:
         return None
-    view_class = view_class_of(view)
-    finds_key = bool(policy.key) or hasattr(view_class, "get_idempotency_key")
-    takes_part = key_header(request) is not None or finds_key or policy.requires_key(method)
-    problem = problem_of_view(view, method)
-    if not takes_part:
-        if not problem:
-            init_idempotency(request)
-            log_unread_field(request)
+    view_class, problem = view_class_of(view), problem_of_view(view, method)
+    if view_class is not None and not problem:
+        setattr(request, _MARK, _Mark(view_class, policy))
+        _look_for_marks(view_class)
         return None
-    if problem:
-        return partial(refuse_key, view, problem)
-    if view_class is None:
-        return once(view, policy)
-    request._idempotency_view = view  # type: ignore[attr-defined]
-    setattr(request, _MARK, _Mark(view_class, policy))
-    _look_for_marks(view_class)
+    if takes_part(None, request, policy) or hasattr(view_class, "get_idempotency_key"):
+        return partial(refuse_key, view, problem) if problem else once(view, policy)
+    init_idempotency(request)
+    log_unread_field(request)
     return None
 
 
@@ -186,10 +189,10 @@ def _look_for_marks(view_class: Any) -> None:
     Django calls the view, with its decorators. So their checks, and those of ``dispatch()``, come
     before the handler.
     """
-    if view_class in _marking:
-        return
     name = "initial" if is_rest_framework(view_class) else "setup"
     own = vars(view_class).get(name)
+    if getattr(own, _MARK, None) is view_class:
+        return
 
     @wraps(own or getattr(view_class, name))
     def prepared(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -202,58 +205,8 @@ def _look_for_marks(view_class: Any) -> None:
         if found is not None and found.view_class is view_class is type(self):
             replace_handler(self, request, found.policy)
 
+    setattr(prepared, _MARK, view_class)
     setattr(view_class, name, prepared)
-    _marking.add(view_class)
-
-
-def validate_order(get_response: Any) -> None:
-    """Refuse a position before a middleware whose ``process_view`` would be skipped.
-
-    Args:
-        get_response: the middleware after this one, as Django has built them.
-
-    Raises:
-        ImproperlyConfigured: there are such middleware; the error names them.
-    """
-    skipped = skipped_middleware()
-    following = get_response
-    while following is not None:  # one may have got its process_view when it was built
-        following = getattr(following, "__wrapped__", None) or getattr(
-            following, "get_response", None
-        )
-        if hasattr(following, "process_view") and not _is_ours(type(following)):
-            name = f"{type(following).__module__}.{type(following).__qualname__}"
-            skipped = [*skipped, name] if name not in skipped else skipped
-    if skipped:
-        raise ImproperlyConfigured(
-            "IdempotencyMiddleware runs views itself and would skip the process_view of the "
-            f"middleware after it: {', '.join(skipped)}. Move IdempotencyMiddleware after it in "
-            "MIDDLEWARE."
-        )
-
-
-def skipped_middleware() -> list[str]:
-    """The middleware after this one in ``MIDDLEWARE`` that have a ``process_view``, or may.
-
-    A function may give one to what it returns.
-    """
-    paths = list(settings.MIDDLEWARE)
-    found = [import_string(path) for path in paths]
-    ours = [place for place, each in enumerate(found) if _is_ours(each)]
-    behind = zip(paths[ours[0] + 1 :], found[ours[0] + 1 :], strict=True) if ours else ()
-    return [path for path, each in behind if not _is_ours(each) and _may_look_at_views(each)]
-
-
-def _is_ours(middleware: Any) -> bool:
-    return inspect.isclass(middleware) and issubclass(middleware, IdempotencyMiddleware)
-
-
-def _may_look_at_views(middleware: Any) -> bool:
-    return (
-        not inspect.isclass(middleware)
-        or hasattr(middleware, "process_view")
-        or hasattr(middleware, "__getattr__")
-    )
 
 
 def _checked(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
@@ -264,7 +217,7 @@ def _checked(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBa
     error = getattr(request, "_idempotency_raised", None)
     if error is not None:  # a process_template_response has replaced it
         raise error
-    view = getattr(request, "_idempotency_view", None)
+    view = getattr(request, _VIEW, None)
     if view is not None:
         log_unclaimed(view, request, response)
     name = conf.status_header

@@ -8,12 +8,15 @@ from functools import wraps
 from typing import Any, ClassVar
 
 import pytest
+import wrapt
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.conf import settings as django_settings
 from django.contrib.auth.decorators import login_required, permission_required
 from django.contrib.auth.mixins import PermissionRequiredMixin
 from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured
+from django.core.handlers.base import BaseHandler
+from django.core.handlers.exception import convert_exception_to_response
 from django.db import connections
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import AsyncClient, Client
@@ -331,11 +334,6 @@ class ChangesTemplates:
         return response
 
 
-class HasProcessView(HandlesErrors):
-    def process_view(self, *args: Any) -> None:
-        return None
-
-
 class TestNeighbours:
     """Other middleware."""
 
@@ -356,15 +354,43 @@ class TestNeighbours:
             post(client, "/plain/", new_key(), "error")
 
     def test_order(self, client: Client, settings: Any) -> None:
-        """It refuses to start before a middleware whose ``process_view`` it would skip."""
-        settings.MIDDLEWARE = [PATH, f"{__name__}.HasProcessView"]
-        with pytest.raises(ImproperlyConfigured, match="HasProcessView"):
+        """It refuses to start before another middleware, whose checks it could skip."""
+        settings.MIDDLEWARE = [PATH, f"{__name__}.HandlesErrors"]
+        with pytest.raises(ImproperlyConfigured, match="not the last in MIDDLEWARE"):
             post(client, "/plain/", new_key())
 
-    def test_used_without_the_setting(self, settings: Any) -> None:
-        """Made by hand, it has no neighbours to check."""
-        settings.MIDDLEWARE = [f"{__name__}.HasProcessView"]
-        assert IdempotencyMiddleware(lambda request: HttpResponse())
+    def test_below_a_tracer(self) -> None:
+        """What a tracer puts around Django's handler is no middleware."""
+
+        def trace(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+            return wrapped(*args, **kwargs)
+
+        inner = convert_exception_to_response(BaseHandler()._get_response)
+        assert IdempotencyMiddleware(wrapt.FunctionWrapper(inner, trace))
+
+
+class Patched(View):
+    def setup(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
+        super().setup(request, *args, **kwargs)
+
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return create(request)
+
+
+class TestPatched:
+    """A test of the project patches what the middleware has wrapped, or is about to wrap."""
+
+    def test_setup_of_the_first_request(
+        self, client: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The class is protected after the patch, too."""
+        settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("x/", Patched.as_view())]})
+        with monkeypatch.context() as patched:
+            patched.setattr(Patched, "setup", View.setup)
+            assert post(client, "/x/", new_key()).status_code == 201
+        key = new_key()
+        assert_replays(*(post(client, "/x/", key) for _ in "ab"))
+        assert effects() == 2
 
 
 class TestAsync:
@@ -421,8 +447,6 @@ class TestAsync:
     def test_is_a_coroutine_under_asgi(self) -> None:
         """Django sees which kind it is."""
 
-        async def get_response(request: HttpRequest) -> HttpResponse:
-            return HttpResponse()
-
-        assert iscoroutinefunction(IdempotencyMiddleware(get_response))
-        assert not iscoroutinefunction(IdempotencyMiddleware(lambda request: HttpResponse()))
+        handler = BaseHandler()
+        assert iscoroutinefunction(IdempotencyMiddleware(handler._get_response_async))
+        assert not iscoroutinefunction(IdempotencyMiddleware(handler._get_response))

@@ -86,7 +86,7 @@ class StoredResponse:
         status = ""
         if code is not None:
             status = f"{code} {reasons.get(code, '')}".strip() if path else _("Result")
-        return cls(status, (*payload.sent_headers,), payload.body, error, is_response=bool(path))
+        return cls(status, payload.headers, payload.body, error, is_response=bool(path))
 
     @property
     def size(self) -> int:

@@ -9,8 +9,7 @@ id                                     problem
 ``idempotency_django.E005``            a store uses a database that is a replica, or read-only
 ``idempotency_django.W006``            SQLite without ``transaction_mode: IMMEDIATE``
 ``idempotency_django.W007``            a store's database is not that of the effects or messages
-``idempotency_django.E009``            middleware after ours, whose ``process_view`` is skipped
-``idempotency_django.E010``            our middleware comes before the authentication middleware
+``idempotency_django.E009``            our middleware is not the last in ``MIDDLEWARE``
 ``idempotency_django.E012``            ``idempotency_policies`` names an unknown action
 ``idempotency_django.E014``            the Redis server is older than 6.2
 ``idempotency_django.W015``            the Redis server may evict keys: retries execute again

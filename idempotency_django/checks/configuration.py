@@ -16,7 +16,6 @@ from ..conf import MIDDLEWARE, NAMES, conf, default_store, did_you_mean
 from ..engine.planning import lease_of
 from ..http.messages import REPLAYED_HEADER
 from ..http.status import status_url
-from ..middleware import skipped_middleware
 from ..policy import UNSET, Policy
 from ..stores import stores
 
@@ -175,9 +174,6 @@ def check_django(**_: Any) -> Iterator[CheckMessage]:
         )
 
 
-AUTHENTICATION: Final = "django.contrib.auth.middleware.AuthenticationMiddleware"
-
-
 def check_settings(**_: Any) -> Sequence[CheckMessage]:
     """The names and values in ``IDEMPOTENCY``."""
     names, error = tried(lambda: conf.raw)
@@ -253,15 +249,9 @@ def check_middleware(**_: Any) -> Iterator[CheckMessage]:
     paths = list(settings.MIDDLEWARE)
     if MIDDLEWARE not in paths:
         return
-    for path in skipped_middleware():
+    if paths[-1] != MIDDLEWARE:
         yield Error(
-            f"{path} comes after {MIDDLEWARE}, which runs views itself and skips its process_view.",
-            hint="Move IdempotencyMiddleware after it in MIDDLEWARE.",
+            f"{MIDDLEWARE} is not the last in MIDDLEWARE, so it does not start.",
+            hint="Move it to the end of MIDDLEWARE, so that the checks of all others come before.",
             id="idempotency_django.E009",
-        )
-    if AUTHENTICATION in paths[paths.index(MIDDLEWARE) :]:
-        yield Error(
-            f"{MIDDLEWARE} comes before {AUTHENTICATION}, so every caller counts as anonymous.",
-            hint="Move IdempotencyMiddleware after it in MIDDLEWARE.",
-            id="idempotency_django.E010",
         )

@@ -19,7 +19,7 @@ from rest_framework.request import Empty, Request
 from rest_framework.response import Response
 
 from ..errors import IdempotencyError
-from ..http.bodies import as_file, body_of, form_of, is_too_large, raw_body_of, rewind, was_read
+from ..http.bodies import body_of, form_of, is_too_large, raw_body_of, rewind, was_read
 from ..http.dialects import dialect
 from ..http.messages import (
     Adapter,
@@ -29,13 +29,10 @@ from ..http.messages import (
     refuse_result,
     render,
     status_of,
-    without_own_frames,
 )
 from ..http.replays import check_object, defining_module, has_object
-from ..http.serving import serve
-from ..policy import Policy, resolve
 from ..policy.fingerprints import is_json, media_type_of
-from ..policy.invocation import Body, Form, Invocation, Parsed
+from ..policy.invocation import Body, Invocation, Parsed
 from ..stores.records import Record
 
 
@@ -100,17 +97,12 @@ class StoredResponse(Response):
     Args:
         content: the bytes.
         status: the status.
-        reason: the reason phrase; ``None``: it follows the status.
         headers: the headers.
     """
 
-    def __init__(
-        self, content: bytes, *, status: int, reason: str | None, headers: dict[str, str]
-    ) -> None:
+    def __init__(self, content: bytes, *, status: int, headers: dict[str, str]) -> None:
         super().__init__(status=status, headers=headers)
         del self.data  # created again on access
-        if reason is not None:
-            self.reason_phrase = reason
         self.content = content
 
     @cached_property
@@ -145,12 +137,12 @@ class DRFAdapter(Adapter):
 
     response_class = StoredResponse
 
-    def __init__(self, view: Any, request: Request, handler: Callable[[], Any]) -> None:
+    def __init__(self, request: Request, run: Callable[[], Any], instance: Any = None) -> None:
         self.http_request = request._request
         self.request = request
         self.method = request.method or ""
-        self.view = view
-        self.run = handler
+        self.run = run
+        self.view = request.parser_context["view"]
 
     # The hooks of IdempotentViewMixin, where the view has them.
 
@@ -235,6 +227,9 @@ class DRFAdapter(Adapter):
         self.view.finalize_response = once
         return finished  # type: ignore[no-any-return]
 
+    def problem(self, error: IdempotencyError) -> HttpResponseBase:
+        return problem(self.view, error)
+
     def _body(self) -> Body:
         """The body, parsed by the view's parser; the view can read it again."""
         http: Any = self.http_request
@@ -245,11 +240,8 @@ class DRFAdapter(Adapter):
         if type(parser) in (MultiPartParser, FormParser) or is_too_large(http):
             return body_of(http)
         raw = raw_body_of(http)
-        if parser is None:  # the view reads the stream itself, or refuses
+        if parser is None or isinstance(parser, FileUploadParser):  # the view reads the stream
             return raw
-        if isinstance(parser, FileUploadParser):
-            name = parser.get_filename(request.stream, request.content_type, request.parser_context)
-            return Form({}, (as_file(raw, name or "", request.content_type or ""),))
         try:
             if isinstance(request.data, QueryDict) or request.FILES:
                 return self._parsed(raw)
@@ -269,24 +261,3 @@ class DRFAdapter(Adapter):
         if not isinstance(files, MultiValueDict):  # a parser of files only makes a plain dict
             files = MultiValueDict({name: [file] for name, file in files.items()})
         return form_of(data if isinstance(data, QueryDict) else MultiValueDict(), files)
-
-
-def serve_view(policy: Policy, request: Request, run: Callable[[], Any]) -> HttpResponseBase:
-    """Serve a request within its view; a refusal is a problem, as the exception handler renders it.
-
-    Args:
-        policy: the view's.
-        request: the request.
-        run: runs the view's handler.
-    """
-    view = request.parser_context["view"]
-    adapter = DRFAdapter(view, request, run)
-    adapter.policy = resolve(policy)
-    try:
-        return serve(adapter, adapter.policy)
-    except IdempotencyError as error:
-        if error.foreign:
-            raise
-        return problem(view, error)
-    except Exception as error:  # noqa: BLE001  # the view's own, raised again
-        raise without_own_frames(error)  # noqa: B904  # its context is its own

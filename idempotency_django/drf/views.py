@@ -6,28 +6,22 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
-from django.http import Http404, HttpRequest
+from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from ..errors import KeyMalformed, ResponseNotStored
+from ..errors import ResponseNotStored
 from ..http.declared import checked, dotted_name, handlers_of, policy_of
 from ..http.messages import callers_of, key_header
 from ..http.replays import check_object
 from ..http.rule import problem_of_handler
-from ..http.status import status_for
-from ..http.wrapping import log_unclaimed, register_framework, replace_handler
+from ..http.status import describe_operation, record_of
+from ..http.wrapping import log_unclaimed, register_adapter, replace_handler
 from ..policy import UNSAFE_METHODS, Policy
 from ..stores.records import Record
-from .adapter import IdempotencyAPIException, serve_view
-
-__all__ = [
-    "IdempotencyAPIException",
-    "IdempotencyStatusView",
-    "IdempotentViewMixin",
-]
+from .adapter import DRFAdapter
 
 
 class IdempotentViewMixin:  # see below
@@ -130,16 +124,10 @@ class IdempotencyStatusView(APIView):
     other ``authentication_classes``, override them here.
     """
 
-    def get(self, request: Request, token: str = "", *args: Any, **kwargs: Any) -> Response:
+    def get(self, request: Request, token: str, *args: Any, **kwargs: Any) -> Response:
         """The status of an operation, and its response if there is one."""
-        callers = callers_of(request._request, request.user, request.auth)
-        try:
-            shown = status_for(callers, token, request.query_params.get("key", ""))
-        except KeyMalformed as error:
-            raise IdempotencyAPIException(error) from error
-        if shown is None:
-            raise Http404
-        return Response(shown, headers={"Cache-Control": "no-store"})
+        record = record_of(token, callers_of(request._request, request.user, request.auth))
+        return Response(describe_operation(record), headers={"Cache-Control": "no-store"})
 
 
-register_framework(Request, serve_view)
+register_adapter(Request, DRFAdapter)

@@ -153,14 +153,6 @@ def _uploaded(field: str, file: Any) -> UploadedFile:
     )
 
 
-def as_file(raw: bytes, name: str, media_type: str) -> UploadedFile:
-    """A body that is one file."""
-    sha256 = hashlib.sha256(raw).hexdigest()
-    return UploadedFile(
-        field="file", name=name, media_type=media_type, size=len(raw), sha256=sha256
-    )
-
-
 def _unreadable(what: str) -> ImproperlyConfigured:
     """The error of a body that cannot be compared with a retry's."""
     return ImproperlyConfigured(

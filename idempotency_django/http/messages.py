@@ -6,10 +6,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import lru_cache, partial
-from http.client import responses as reasons
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from django.conf import settings
@@ -18,7 +15,6 @@ from django.forms import BaseForm, BaseFormSet
 from django.http import HttpRequest, HttpResponse
 from django.http.request import HttpHeaders, split_domain_port
 from django.http.response import HttpResponseBase
-from django.utils.translation import get_language
 
 from ..conf import conf
 from ..engine import Result
@@ -28,7 +24,7 @@ from ..errors import IdempotencyError, KeyMissing, KeyRefused, ResponseNotStored
 from ..policy import NEVER_STORED, UNSET, Policy, identity
 from ..policy.digests import digest
 from ..policy.invocation import Body, Invocation
-from ..stores.records import REASON, Payload, Record
+from ..stores.records import Payload, Record
 from .bodies import body_of
 from .dialects import dialect
 from .marking import mark
@@ -223,15 +219,6 @@ def render(response: HttpResponseBase) -> HttpResponseBase:
     return response.render() if hasattr(response, "render") else response
 
 
-def replay_of(
-    payload: Payload, response_class: Callable[..., HttpResponse] = HttpResponse
-) -> HttpResponse:
-    """The stored response: the same status, headers and bytes, marked as a replay."""
-    response = response_of(payload, response_class)
-    response[REPLAYED_HEADER] = "true"
-    return response
-
-
 def response_of(
     payload: Payload, response_class: Callable[..., HttpResponse] = HttpResponse
 ) -> HttpResponse:
@@ -242,8 +229,7 @@ def response_of(
         response_class: makes it.
     """
     headers = dict(payload.headers)
-    reason = headers.pop(REASON, None)
-    response = response_class(payload.body, status=payload.status, reason=reason, headers=headers)
+    response = response_class(payload.body, status=payload.status, headers=headers)
     if "content-type" not in map(str.lower, headers):
         del response["Content-Type"]  # HttpResponse's own
     if 300 <= payload.status < 400 and response.has_header("Location"):
@@ -302,9 +288,6 @@ def problem_response(error: IdempotencyError) -> HttpResponse:
     return response
 
 
-_OURS: Final = "idempotency_django."
-
-
 class Adapter(ABC):
     """One request and its response, as an adapter's framework handles them.
 
@@ -314,8 +297,8 @@ class Adapter(ABC):
         method: the request's method.
         run: runs the view.
         policy: the view's policy, resolved; it is known from :func:`~.serving.serve` on.
-        response_class: makes the responses of this package, of the bytes, the status, the reason
-            phrase and the headers.
+        response_class: makes the responses of this package, of the bytes, the status and the
+            headers.
     """
 
     response_class: Callable[..., HttpResponse] = HttpResponse
@@ -371,6 +354,10 @@ class Adapter(ABC):
         """Whether a response whose body was not kept can be built again."""
         return self.policy.rebuild is not None
 
+    def problem(self, error: IdempotencyError) -> HttpResponseBase:
+        """The response of a refusal."""
+        return problem_response(error)
+
     def authorize(self, record: Record) -> None:
         """Raise to refuse a replay to a caller who would be refused with a new key."""
         check = self.policy.check_replay
@@ -391,30 +378,6 @@ def refuse_result(result: object, name: str) -> None:
         )
 
 
-def without_own_frames(error: Exception) -> Exception:
-    """The error, its traceback without our frames above the view's and between them.
-
-    Where the last frames are ours, as of an error of ours, these stay.
-    """
-    entries, trace = [], error.__traceback__
-    while trace is not None:
-        entries.append(trace)
-        trace = trace.tb_next
-    below_a_view = True
-    shown = None
-    for each in reversed(entries):
-        is_ours = each.tb_frame.f_globals.get("__name__", "").startswith(_OURS)
-        below_a_view = below_a_view and is_ours
-        if below_a_view or not is_ours:
-            shown = TracebackType(shown, each.tb_frame, each.tb_lasti, each.tb_lineno)
-    return error.with_traceback(shown)
-
-
-LANGUAGE: Final = "Content-Language"
-
-UNKNOWN_REASON: Final = "Unknown Status Code"
-"""Django's reason phrase of a status that Python does not know."""
-
 NEVER_STORED_HEADERS: Final = frozenset(
     # Of one message or connection (RFC 9110, section 7.6.1) …
     "connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
@@ -433,7 +396,7 @@ def result_of(adapter: Adapter, response: HttpResponseBase) -> Result:
     unwanted = reason_not_to_store(adapter, response)
     if unwanted:
         return Result(response, None, error=unwanted, failed=response.status_code >= 500)
-    return Result(response, _labelled(adapter.http_request, response, adapter.policy))
+    return Result(response, payload_of(response, adapter.policy))
 
 
 def reason_not_to_store(adapter: Adapter, response: HttpResponseBase) -> str:
@@ -447,18 +410,9 @@ def reason_not_to_store(adapter: Adapter, response: HttpResponseBase) -> str:
             return "" if wanted else "The policy's should_store= rejected this response."
     if status in NEVER_STORED:
         return f"The response had the status {status}."
-    if getattr(response, "context_data", None) and shows_refused_form(response):
+    if _shows_refused_form(response):
         return "The response contains a form with errors."
     return ""
-
-
-def _labelled(request: HttpRequest, response: HttpResponseBase, policy: Policy) -> Payload:
-    """The payload with its language: LocaleMiddleware would label a replay with the retry's."""
-    payload = payload_of(response, policy)
-    is_labelled = not hasattr(request, "LANGUAGE_CODE") or response.has_header(LANGUAGE)
-    if is_labelled or not (language := get_language()):
-        return payload
-    return replace(payload, headers=(*payload.headers, (LANGUAGE, language)))
 
 
 def payload_of(response: HttpResponseBase, policy: Policy) -> Payload:
@@ -467,8 +421,6 @@ def payload_of(response: HttpResponseBase, policy: Policy) -> Payload:
     if conf.exclude_headers:
         unwanted = unwanted.union(name.lower() for name in conf.exclude_headers)
     headers = [pair for pair in response.items() if pair[0].lower() not in unwanted]
-    if response.reason_phrase != reasons.get(response.status_code, UNKNOWN_REASON):
-        headers.append((REASON, response.reason_phrase))
     body = None
     if isinstance(response, HttpResponse) and not _is_page(response):
         body = response.content if len(response.content) <= policy.max_response_bytes else None
@@ -485,20 +437,14 @@ def _is_page(response: HttpResponse) -> bool:
     return response.get("Content-Type", "").lower().startswith("text/html")
 
 
-def shows_refused_form(response: HttpResponseBase) -> bool:
-    """Whether it is a page whose context contains a form, or a formset, with errors."""
+def _shows_refused_form(response: HttpResponseBase) -> bool:
+    """Whether it is a page whose context has a form, or a formset, with errors."""
     context = getattr(response, "context_data", None)
-    return isinstance(context, Mapping) and any(map(_is_refused_form, context.values()))
-
-
-def _is_refused_form(value: Any) -> bool:
-    # The admin wraps its forms, and has a list of its formsets.
-    if isinstance(value, list):
-        return any(map(_is_refused_form, value))
-    for form in (value, getattr(value, "form", None), getattr(value, "formset", None)):
-        if isinstance(form, BaseForm | BaseFormSet) and form.is_bound and not form.is_valid():
-            return True
-    return False
+    forms = context.values() if isinstance(context, Mapping) else ()
+    return any(
+        isinstance(form, BaseForm | BaseFormSet) and form.is_bound and not form.is_valid()
+        for form in forms
+    )
 
 
 def _wanted(adapter: Adapter, response: HttpResponseBase) -> bool | None:
@@ -517,7 +463,7 @@ def result_of_error(adapter: Adapter, response: HttpResponseBase, error: Excepti
     """The result for the engine of a view's error; its payload is made after the rollback."""
 
     def payload() -> Payload:
-        return _labelled(adapter.http_request, render(response), adapter.policy)
+        return payload_of(render(response), adapter.policy)
 
     status = response.status_code
     kept = payload if 400 <= status < 500 and _wanted(adapter, response) else None

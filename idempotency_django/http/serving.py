@@ -46,7 +46,6 @@ from .messages import (
     PLANNED,
     REPLAYED_HEADER,
     Adapter,
-    replay_of,
     response_of,
     result_of,
     result_of_error,
@@ -227,9 +226,7 @@ def _replay(adapter: Adapter, record: Record) -> HttpResponseBase:
     response: HttpResponseBase
     payload, on_replay = record.payload, adapter.policy.on_replay
     if payload is not None and payload.body is not None:
-        response = replay_of(payload, adapter.response_class)
-        if on_replay is None:
-            return response
+        response = response_of(payload, adapter.response_class)
     else:
         response = adapter.rebuild(record)
     if on_replay is not None:

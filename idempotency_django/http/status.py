@@ -2,25 +2,23 @@
 
 The address names the operation in a signed token: a client cannot change it or ask for another
 operation. The caller must be the user who started the operation, or have the same
-``Authorization`` header. Without a token, callers ask for their own operations by key.
+``Authorization`` header.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
 from typing import Any, Final
 
-from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signing import BadSignature, Signer
-from django.http import HttpRequest
+from django.http import Http404, HttpRequest
 from django.urls import NoReverseMatch, reverse
 
 from ..conf import conf
 from ..engine import Plan
-from ..policy import identity, keys
+from ..policy import identity
 from ..stores import Store, stores
 from ..stores.records import Operation, Payload, Record, Status
 from .messages import authorization_of, principal_of, retry_after
@@ -93,50 +91,26 @@ def status_url(token: str) -> str:
         ) from error
 
 
-def status_for(callers: set[str], token: str, key: str) -> dict[str, Any] | None:
-    """What a status view shows; ``None``: nothing, because it is unknown or another caller's.
+def record_of(token: str, callers: set[str]) -> Record:
+    """The record that a token names.
 
     Args:
+        token: from the address that :func:`location` made.
         callers: who is asking; see :func:`idempotency_django.http.messages.callers_of`.
-        token: from the address that :func:`location` made; empty: what counts is the key.
-        key: a key of the caller's own, as the header has it: quoted or bare.
 
     Raises:
-        KeyMalformed: there is neither a token nor a valid key.
+        Http404: there is no record, or it is another caller's.
     """
-    if token:
-        record = record_of(token, callers)
-        return None if record is None else describe_operation(record)
-    return {"operations": [*_operations_with(keys.parse_header(key), callers)]}
-
-
-def _operations_with(key: str, callers: set[str]) -> Iterator[dict[str, Any]]:
-    """The operations of the callers' own requests with a key, in all databases of stores."""
-    model = apps.get_model("idempotency_django", "IdempotencyKey")
-    for using, store in {stores[alias].using: stores[alias] for alias in conf.stores}.items():
-        if using is None:
-            continue
-        # Of requests only: a call or a message has no path, and its key is not a client's.
-        rows = model.objects.using(using).filter(key=key, principal__in=callers).exclude(path="")
-        for scope, name, principal in rows.values_list("scope", "operation", "principal"):
-            # Some databases compare without regard to case.
-            record = store.get(key, scope) if principal in callers else None
-            if record is not None and not record.expired:
-                yield {"operation": name, **describe_operation(record)}
-
-
-def record_of(token: str, callers: set[str]) -> Record | None:
-    """The record that a token names; ``None``: there is no record, or it is another caller's."""
     try:
         alias, key, scope, fingerprints, owners = Signer(salt=SALT).unsign_object(token)
     except BadSignature:
-        return None
+        raise Http404 from None
     # An anonymous caller's address is for everybody who has it, as an anonymous caller can be.
     if {*owners}.isdisjoint(callers | {""}) or alias not in conf.stores:
-        return None
+        raise Http404
     record = stores[alias].get(key, scope)
     if record is None or record.expired or record.fingerprint not in ("", *fingerprints):
-        return None
+        raise Http404
     return record
 
 
@@ -159,7 +133,7 @@ def _describe_response(payload: Payload) -> dict[str, Any]:
     """The response: its body as text if it is text, else in base64; ``None``: it was not kept."""
     shown: dict[str, Any] = {
         "status": payload.status,
-        "headers": [list(pair) for pair in payload.sent_headers],
+        "headers": [list(pair) for pair in payload.headers],
         "body": None,
     }
     if payload.body is not None:

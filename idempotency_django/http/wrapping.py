@@ -35,7 +35,6 @@ from .messages import (
     mark_refusal,
     problem_response,
     render,
-    without_own_frames,
 )
 from .replays import check_object
 from .rule import judge_handler
@@ -88,69 +87,59 @@ class ViewAdapter(Adapter):
             return response_for_exception(self.http_request, error)
         raise error
 
-    def problem(self, error: IdempotencyError) -> HttpResponseBase:
-        """The response of a refusal."""
-        return problem_response(error)
-
 
 ADAPTER: Final = "_idempotency_adapter"
 """The attribute of a request with the :class:`ViewAdapter` of a framework of functions."""
 
-ServeWithin = Callable[[Policy, Any, Callable[[], Any]], HttpResponseBase]
+MakeAdapter = Callable[[Any, Callable[[], Any], Any], Adapter]
 
 logger = logging.getLogger("idempotency_django")
 
-_frameworks: Final[list[tuple[type, ServeWithin]]] = []
-"""The arguments of each call of :func:`register_framework`."""
+_adapters: Final[list[tuple[type, MakeAdapter]]] = []
+"""The arguments of each call of :func:`register_adapter`."""
 
 
-def register_framework(request: type, serve_within: ServeWithin) -> None:
-    """Serve the requests of another framework, such as a handler gets them; called by its adapter.
+def register_adapter(request: type, make: MakeAdapter) -> None:
+    """Serve the requests of another framework, such as a handler gets them.
 
     Args:
         request: the class of the requests.
-        serve_within: serves such a request, whose view already runs: it responds, or calls what
-            runs the handler.
+        make: makes the adapter of a request; the arguments are those of :class:`ViewAdapter`.
     """
-    _frameworks.append((request, serve_within))
+    _adapters.append((request, make))
 
 
-def serve_view(
-    policy: Policy, request: Any, run: Callable[[], Any], instance: Any = None
-) -> HttpResponseBase:
+def _adapter_for(request: Any, run: Callable[[], Any], instance: Any) -> Adapter:
+    for request_class, make in _adapters:
+        if isinstance(request, request_class):
+            return make(request, run, instance)
+    made: Adapter = getattr(request, ADAPTER, ViewAdapter)(request, run, instance)
+    return made
+
+
+def serve_view(policy: Policy, adapter: Adapter) -> HttpResponseBase:
     """Serve the request; a refusal is a problem.
 
     Args:
         policy: the view's.
-        request: the request.
-        run: runs the view.
-        instance: the class-based view whose handler it is; ``None``: it is a function.
+        adapter: the request's.
     """
-    for request_class, serve_within in _frameworks:
-        if isinstance(request, request_class):
-            return serve_within(policy, request, run)
-    adapter = getattr(request, ADAPTER, ViewAdapter)(request, run, instance)
     try:
         return serve(adapter, resolve(policy))
-    except Exception as error:  # noqa: BLE001  # the view's own is raised again
+    except IdempotencyError as error:
         return _refusal(adapter, error)
 
 
-async def aserve_view(
-    policy: Policy, request: Any, run: Callable[[], Any], instance: Any = None
-) -> HttpResponseBase:
+async def aserve_view(policy: Policy, adapter: Adapter) -> HttpResponseBase:
     """:func:`serve_view` for an async view."""
-    adapter = getattr(request, ADAPTER, ViewAdapter)(request, run, instance)
     try:
         return await aserve(adapter, resolve(policy))
-    except Exception as error:  # noqa: BLE001  # the view's own is raised again
+    except IdempotencyError as error:
         return _refusal(adapter, error)
 
 
-def _refusal(adapter: ViewAdapter, error: Exception) -> HttpResponseBase:
+def _refusal(adapter: Adapter, error: IdempotencyError) -> HttpResponseBase:
     """The response of a refusal. What the view itself has raised is raised again."""
-    if not isinstance(error, IdempotencyError):
-        raise without_own_frames(error)  # its context is its own
     if error.foreign:
         raise error
     response = adapter.problem(error)
@@ -158,20 +147,29 @@ def _refusal(adapter: ViewAdapter, error: Exception) -> HttpResponseBase:
     return response
 
 
-def once(view: ViewFunction, policy: Policy) -> ViewFunction:
-    """The function that runs a view, a method or a handler once per operation."""
+def once(view: ViewFunction, policy: Policy, instance: View | None = None) -> ViewFunction:
+    """The function that runs a view, a method or a handler once per operation.
+
+    Args:
+        view: the function.
+        policy: the view's.
+        instance: the class-based view that ``view`` is a bound handler of.
+    """
+
+    def adapter_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Adapter:
+        run = functools.partial(view, *args, **kwargs)
+        is_method = args and isinstance(args[0], View)
+        return _adapter_for(_request_among(args, kwargs), run, args[0] if is_method else instance)
 
     @functools.wraps(view)
     def protected(*args: Any, **kwargs: Any) -> Any:
-        run = functools.partial(view, *args, **kwargs)
-        return serve_view(policy, _request_among(args, kwargs), run, _instance_of(args))
+        return serve_view(policy, adapter_of(args, kwargs))
 
     @functools.wraps(view)
     async def aprotected(*args: Any, **kwargs: Any) -> Any:
-        run = functools.partial(view, *args, **kwargs)
-        return await aserve_view(policy, _request_among(args, kwargs), run, _instance_of(args))
+        return await aserve_view(policy, adapter_of(args, kwargs))
 
-    made: Any = aprotected if iscoroutinefunction(view) else protected
+    made: Any = aprotected if is_async_function(view) else protected
     setattr(made, PROTECTED, BY_DECORATOR)
     setattr(made, POLICY, policy)
     return made  # type: ignore[no-any-return]
@@ -188,19 +186,14 @@ def _request_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     )
 
 
-def _instance_of(args: tuple[Any, ...]) -> View | None:
-    """The class-based view whose method is called; ``None``: it is a function."""
-    return args[0] if args and isinstance(args[0], View) else None
-
-
 # The handler of a class-based view.
 
 
-def _is_async(handler: Any) -> bool:
-    """Whether a handler is a coroutine function; looked at once for each method."""
-    if type(handler) is MethodType:
-        return _is_coroutine_function(handler.__func__)
-    return iscoroutinefunction(handler)
+def is_async_function(function: Any) -> bool:
+    """Whether a function or a method is a coroutine function; looked at once for each method."""
+    if type(function) is MethodType:
+        return _is_coroutine_function(function.__func__)
+    return iscoroutinefunction(function)
 
 
 _is_coroutine_function = functools.lru_cache(maxsize=1024)(iscoroutinefunction)
@@ -224,26 +217,14 @@ def replace_handler(view: Any, request: Any, policy: Policy) -> None:
     problem = judge_handler(view, handler, action)
     if problem is None:
         return
-    if problem:
-        if _takes_part(view, request, policy):
-            refuse = functools.partial(refuse_key, type(view), problem)
-            setattr(view, name, sync_to_async(refuse) if _is_async(handler) else refuse)
-        return
-
-    def run_once(request: Any, *args: Any, **kwargs: Any) -> Any:
-        run = functools.partial(handler, request, *args, **kwargs)
-        return serve_view(policy, request, run, view)
-
-    async def arun_once(request: Any, *args: Any, **kwargs: Any) -> Any:
-        run = functools.partial(handler, request, *args, **kwargs)
-        return await aserve_view(policy, request, run, view)
-
-    stand_in: Any = arun_once if _is_async(handler) else run_once
-    setattr(stand_in, PROTECTED, BY_DECORATOR)
-    setattr(view, name, stand_in)
+    if not problem:
+        setattr(view, name, once(handler, policy, view))
+    elif takes_part(view, request, policy):
+        refuse = functools.partial(refuse_key, type(view), problem)
+        setattr(view, name, sync_to_async(refuse) if is_async_function(handler) else refuse)
 
 
-def _takes_part(view: Any, request: Any, policy: Policy) -> bool:
+def takes_part(view: Any, request: Any, policy: Policy) -> bool:
     """Whether a request has a key, may have one that nothing here can see, or needs one."""
     policy = resolve(policy)
     hook = getattr(view, "get_idempotency_key", functools.partial(key_header, request))

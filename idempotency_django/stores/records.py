@@ -7,7 +7,6 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -180,18 +179,13 @@ def derived_key(*, scope: str, key: str, fingerprint: str, name: str) -> str:
     return str(uuid.uuid5(NAMESPACE, "".join(f"{len(part)}:{part}" for part in parts)))
 
 
-REASON: Final = ":reason"
-"""The name of the reason phrase among the headers of a payload; no real header can have it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Payload:
     """The response of a completed operation, in the adapter's terms.
 
     Attributes:
         status: the response's status code.
-        headers: its headers as ``(name, value)`` pairs, in order. A name that begins with a colon,
-            such as :data:`REASON`, is a note of the adapter and is never sent as a header.
+        headers: its headers as ``(name, value)`` pairs, in order.
         body: its exact bytes; ``None``: a tombstone, that is, executed, but the response was not
             kept.
     """
@@ -199,19 +193,6 @@ class Payload:
     status: int
     headers: tuple[tuple[str, str], ...]
     body: bytes | None
-
-    @property
-    def sent_headers(self) -> Iterator[tuple[str, str]]:
-        """The headers that are sent with the response."""
-        return (pair for pair in self.headers if not pair[0].startswith(":"))
-
-    def note(self, name: str) -> str | None:
-        """A note of the adapter; ``None``: there is none.
-
-        Args:
-            name: for example :data:`REASON`.
-        """
-        return next((value for each, value in self.headers if each == name), None)
 
     @property
     def result(self) -> Any:

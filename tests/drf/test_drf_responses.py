@@ -204,6 +204,6 @@ def test_no_docstring_to_inherit(view: Any) -> None:
 
 def test_data_of_bytes_without_a_type() -> None:
     """Bytes that do not say what they are have no data."""
-    response = StoredResponse(b"{}", status=200, reason=None, headers={})
+    response = StoredResponse(b"{}", status=200, headers={})
     del response["Content-Type"]
     assert response.data is None

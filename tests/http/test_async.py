@@ -585,7 +585,6 @@ class SyncOnly:
 SURROUNDINGS = {
     "async": [MIDDLEWARE],
     "sync middleware before": [f"{__name__}.SyncOnly", MIDDLEWARE],
-    "sync middleware behind": [MIDDLEWARE, f"{__name__}.SyncOnly"],
 }
 
 

@@ -39,7 +39,7 @@ from idempotency_django.http.messages import (
     payload_of,
     principal_of,
     problem_response,
-    replay_of,
+    response_of,
     status_of,
 )
 from idempotency_django.http.serving import serve
@@ -63,7 +63,7 @@ def policy(**fields: Any) -> Policy:
 
 def replay(response: HttpResponseBase, **fields: Any) -> HttpResponse:
     """The response as a retry gets it."""
-    return replay_of(payload_of(response, policy(**fields)))
+    return response_of(payload_of(response, policy(**fields)))
 
 
 def a_post(data: Any = b"{}", content_type: str = "application/json", **extra: Any) -> HttpRequest:
@@ -311,14 +311,12 @@ def test_anything_else_byte_for_byte(kind: str) -> None:
 def test_response_survives(
     status: int, body: bytes, headers: list[tuple[str, str]], content_type: str
 ) -> None:
-    """A replay has the status, the bytes and the headers of the first response, and its mark."""
+    """A replay has the status, the bytes and the headers of the first response."""
     first = HttpResponse(body, status=status, content_type=content_type or None)
     for name, value in headers:
         first[name] = value
     again = replay(first)
     assert (again.status_code, again.content) == (status, body)
-    assert again["Idempotent-Replayed"] == "true"
-    del again["Idempotent-Replayed"]
     assert list(again.items()) == list(first.items())
 
 
@@ -344,7 +342,7 @@ def test_cookies_are_never_kept() -> None:
     first["Set-Cookie"] = "sessionid=secret"
     payload = payload_of(first, DEFAULTS)
     assert "secret" not in repr(payload)
-    assert not replay_of(payload).cookies
+    assert not response_of(payload).cookies
 
 
 def test_headers_that_the_project_excludes(settings: Any) -> None:
@@ -354,14 +352,6 @@ def test_headers_that_the_project_excludes(settings: Any) -> None:
     again = replay(first)
     assert "X-Cost" not in again
     assert again["X-Kept"] == "2"
-
-
-def test_view_cannot_fake_the_mark() -> None:
-    """The mark of a replay is ours."""
-    assert (
-        replay(HttpResponse(headers={"Idempotent-Replayed": "false"}))["Idempotent-Replayed"]
-        == "true"
-    )
 
 
 @pytest.mark.parametrize(

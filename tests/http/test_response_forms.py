@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
@@ -19,8 +18,6 @@ from django.middleware.csrf import get_token
 from django.template import Context, Template
 from django.test import Client
 from django.urls import path
-from django.utils import translation
-from django.utils.translation import gettext
 from pytest_django.asserts import assertRedirects
 from rest_framework import renderers, viewsets
 from rest_framework.authentication import SessionAuthentication
@@ -31,8 +28,6 @@ from rest_framework.views import APIView
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.http.status import describe_operation
-from idempotency_django.stores.records import Payload, Record, Status
 from tests.models import Effect
 from tests.support.shared import (
     EffectSerializer,
@@ -100,35 +95,6 @@ def thanks(request: HttpRequest) -> HttpResponse:
     return HttpResponse("<p>Thank you</p>")
 
 
-@idempotent
-def greeting(request: HttpRequest) -> HttpResponse:
-    """Responds in the language of the request."""
-    Effect.objects.create(reference="a")
-    return HttpResponse(gettext("Yes"), content_type="text/plain")
-
-
-class Greeting(IdempotentViewMixin, APIView):
-    """The same."""
-
-    authentication_classes: ClassVar[list[Any]] = []
-
-    def post(self, request: Request) -> Response:
-        Effect.objects.create(reference="a")
-        return Response(gettext("Yes"))
-
-
-@idempotent
-def in_french(request: HttpRequest) -> HttpResponse:
-    """Says itself which language it has."""
-    return HttpResponse("Oui", "text/plain", headers={"Content-Language": "fr"})
-
-
-@idempotent
-def unusual(request: HttpRequest) -> HttpResponse:
-    """Responds with a status that Python does not know, and gives it a reason."""
-    return HttpResponse("", status=298, reason="Nearly There")
-
-
 class Redirecting(IdempotentViewMixin, APIView):
     """Responds with a redirect."""
 
@@ -193,10 +159,6 @@ class TokenPage(PagesOnly):
 
 
 urlpatterns = [
-    path("greeting/", greeting),
-    path("greeting-drf/", Greeting.as_view()),
-    path("in-french/", in_french),
-    path("unusual/", unusual),
     path("redirect/", redirecting),
     path("redirect-drf/", Redirecting.as_view()),
     path("page/", page),
@@ -252,47 +214,6 @@ def test_login(url: str, client: Client) -> None:
     assert first.status_code in (201, 302)
     assert_replays(first, again)
     assert User.objects.count() == 1
-
-
-@pytest.fixture
-def own_language() -> Iterator[None]:
-    """The language that a request has chosen is not that of the next test."""
-    with translation.override(translation.get_language()):
-        yield
-
-
-@pytest.mark.usefixtures("own_language")
-@pytest.mark.parametrize("url", ["/greeting/", "/greeting-drf/"])
-def test_language(url: str, settings: Any, client: Client) -> None:
-    """A response keeps the label of its own language, whichever one the retry asks for."""
-    locale = "django.middleware.locale.LocaleMiddleware"
-    settings.USE_I18N = True
-    settings.MIDDLEWARE = [*settings.MIDDLEWARE, locale]
-    key = new_key()
-    german, english = ({"Accept-Language": each} for each in ("de", "en"))
-    first = post(client, url, key, headers=german)
-    assert (first["Content-Language"], b"Ja" in first.content) == ("de", True)
-    assert_replays(first, post(client, url, key, headers=english))
-    key = new_key()
-    first = post(client, "/in-french/", key, headers=german)
-    assert first["Content-Language"] == "fr"
-    assert_replays(first, post(client, "/in-french/", key, headers=english))
-
-
-def test_language_of_nobody(client: Client) -> None:
-    """Where no middleware says which language it is, a replay does not say so either."""
-    key = new_key()
-    first = post(client, "/greeting/", key)
-    assert not first.has_header("Content-Language")
-    assert_replays(first, post(client, "/greeting/", key))
-
-
-def test_reason(client: Client) -> None:
-    """A reason phrase of the view's own is replayed, also of a status that Python does not know."""
-    key = new_key()
-    first, second = (post(client, "/unusual/", key) for _ in "ab")
-    assert first.reason_phrase == second.reason_phrase == "Nearly There"
-    assert_replays(first, second)
 
 
 @pytest.mark.parametrize("url", ["/redirect/", "/redirect-drf/"])
@@ -352,10 +273,3 @@ def test_nothing(client: Client) -> None:
     key = new_key()
     first = post(client, "/nothing/", key)
     assert_replays(first, post(client, "/nothing/", key, headers={"Accept": "application/json"}))
-
-
-def test_status_view_shows_no_notes() -> None:
-    """What is noted with a stored response is not shown with its headers."""
-    payload = Payload(200, (("Content-Type", "text/csv"), (":reason", "Fine")), b"a")
-    shown = describe_operation(Record(key="k", scope="s", status=Status.COMPLETED, payload=payload))
-    assert shown["response"]["headers"] == [["Content-Type", "text/csv"]]

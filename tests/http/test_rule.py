@@ -893,14 +893,23 @@ class Renamed(IdempotencyMiddleware):
     pass
 
 
-@pytest.mark.parametrize("ours", ["idempotency_django.middleware.IdempotencyMiddleware", "Renamed"])
-@pytest.mark.parametrize("later", ["looks_at_views", "LooksAtViews"])
-def test_later_middleware(ours: str, later: str, settings: Any) -> None:
+def made_by_a_function(get_response: Any) -> Any:
+    return IdempotencyMiddleware(get_response)
+
+
+OURS = "idempotency_django.middleware.IdempotencyMiddleware"
+
+
+@pytest.mark.parametrize("ours", [OURS, "Renamed", "made_by_a_function"])
+@pytest.mark.parametrize("later", ["looks_at_views", "LooksAtViews", "LocaleMiddleware"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_later_middleware(ours: str, later: str, settings: Any, *, is_async: bool) -> None:
     """What gets its ``process_view`` when it is made would be skipped, too."""
     ours = f"{__name__}.{ours}" if "." not in ours else ours
-    settings.MIDDLEWARE = [ours, f"{__name__}.{later}"]
-    with pytest.raises(ImproperlyConfigured, match=later):
-        BaseHandler().load_middleware()
+    at = "django.middleware.locale" if later == "LocaleMiddleware" else __name__
+    settings.MIDDLEWARE = [ours, f"{at}.{later}", OURS]
+    with pytest.raises(ImproperlyConfigured, match="not the last in MIDDLEWARE"):
+        BaseHandler().load_middleware(is_async=is_async)
 
 
 def test_mixin_on_a_view_of_django() -> None:

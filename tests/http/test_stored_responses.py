@@ -8,7 +8,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django import forms
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
 from django.test import AsyncClient, Client
@@ -22,9 +22,7 @@ from rest_framework.views import APIView
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.http.messages import payload_of, replay_of
-from idempotency_django.policy import DEFAULTS, Policy
-from idempotency_django.stores.records import REASON
+from idempotency_django.policy import Policy
 from tests.models import Effect
 from tests.support.shared import assert_problem, assert_replays, effects, is_replay, new_key, record
 from tests.support.ways import decorated
@@ -121,10 +119,6 @@ class Api(IdempotentViewMixin, APIView):
         return Response({"done": 1} if amount.isdigit() else {"errors": ["amount"]})
 
 
-def reason(request: HttpRequest) -> HttpResponse:
-    return JsonResponse({}, status=201, reason="Order Accepted")
-
-
 def protected(view: Any, **fields: Any) -> Any:
     return csrf_exempt(idempotent(**fields)(view) if fields else idempotent(view))
 
@@ -141,7 +135,6 @@ urlpatterns = [
     path("arendered/", protected(arendered, should_store=by_header)),
     path("wrong/", protected(rendered, should_store=lambda request, response: response)),
     path("api/", Api.as_view()),
-    path("reason/", protected(reason)),
 ]
 
 
@@ -199,28 +192,6 @@ def test_wrong_return() -> None:
     with pytest.raises(ImproperlyConfigured, match="returned a HttpResponse; it must return True"):
         send("/wrong/", new_key(), "5")
     assert effects() == 0
-
-
-class TestReason:
-    """A reason phrase of the view's own."""
-
-    def test_replayed(self) -> None:
-        """A replay has it too."""
-        key = new_key()
-        first, second = send("/reason/", key, "5"), send("/reason/", key, "5")
-        assert_replays(first, second)
-        assert first.reason_phrase == second.reason_phrase == "Order Accepted"
-        assert ":reason" not in second.headers
-
-    def test_belongs_to_its_status(self) -> None:
-        """Only an own phrase is stored; another one is that of the status."""
-        payload = payload_of(reason(HttpRequest()), DEFAULTS)
-        assert dict(payload.headers)[REASON] == "Order Accepted"
-        usual = payload_of(HttpResponse(status=201), DEFAULTS)
-        assert REASON not in dict(usual.headers)
-        replay = replay_of(usual)
-        replay.status_code = 200
-        assert replay.reason_phrase == "OK"
 
 
 def test_key_that_is_two_header_lines() -> None:

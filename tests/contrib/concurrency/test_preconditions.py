@@ -583,7 +583,7 @@ class TestRepresentations:
     @pytest.mark.parametrize("at", ["shown", "plain_optional"])
     def test_languages(self, ticket: Ticket, at: str, settings: Any) -> None:
         """So has each language, where the project has several."""
-        settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django.middleware.locale.LocaleMiddleware"]
+        settings.MIDDLEWARE = ["django.middleware.locale.LocaleMiddleware", *settings.MIDDLEWARE]
         tags = {
             language: send(at, ticket, "get", Accept_Language=language)["ETag"]
             for language in ("en", "de")
