@@ -21,7 +21,7 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo serve quick quick-stores quick-adapters test nightly parts $(PARTS) $(NIGHTLY) lint types imports docs screenshots bench ci clean
+.PHONY: help install demo serve quick quick-stores quick-adapters test nightly mutants parts $(PARTS) $(NIGHTLY) lint types imports docs screenshots bench ci clean
 
 help:  ## Show this list.
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -70,7 +70,11 @@ test: $(VENV)/.installed-test  ## Run the tests: those above the database on Pos
 nightly: $(VENV)/.installed-test  ## Run `make test`, then the rest on all databases and drivers: storms, matrices; measure coverage.
 	@$(MAKE) --no-print-directory test COVERAGE=1
 	@$(call run,$(NIGHTLY)); $(PY) -m coverage combine --quiet || failed=1; \
-	    $(PY) -m coverage report --fail-under=$(GATE) || failed=1; exit $$failed
+	    $(PY) -m coverage report --fail-under=$(GATE) || failed=1; \
+	    $(MAKE) --no-print-directory mutants || failed=1; exit $$failed
+
+mutants: $(VENV)/.installed-test  ## Break the code in 60 places, and see whether the tests notice; COUNT, SEED.
+	$(PY) -m tests.support.mutants --count=$(or $(COUNT),60) --seed=$(or $(SEED),1)
 
 parts: $(PARTS) $(NIGHTLY)
 
