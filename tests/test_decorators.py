@@ -161,12 +161,6 @@ class TestKinds:
         """A class-based view refuses a method that it does not have as ever."""
         assert post(alice, "/class/", new_key(), method="put").status_code == 405
 
-    def test_required(self, client: Client) -> None:
-        """A required key that is missing is refused; a safe method needs none."""
-        assert_problem(post(client, "/payment/"), 400, "key-missing")
-        assert_problem(post(client, "/handler-directly/"), 400, "key-missing")
-        assert effects() == 0
-
     def test_safe_method(self, client: Client) -> None:
         """A safe method is just run, and learns that there is no claim."""
         key = new_key()
@@ -196,25 +190,6 @@ class TestPermissions:
 
 class TestFailure:
     """What is rolled back."""
-
-    @pytest.mark.parametrize(("url", "reference"), [("/plain/", "error"), ("/payment/", "error")])
-    def test_raised_error(self, client: Client, url: str, reference: str) -> None:
-        """A raised error rolls back and goes on as itself."""
-        key = new_key()
-        for _ in range(2):
-            with pytest.raises(LookupError, match="boom"):
-                post(client, url, key, reference)
-        assert effects(reference) == 0
-
-    @pytest.mark.parametrize("status", [404])
-    def test_raised_4xx(self, client: Client, status: int) -> None:
-        """A raised 404 rolls back and is handled by Django; a retry executes."""
-        key = new_key()
-        for _ in range(2):
-            response = post(client, "/plain/", key, str(status))
-            assert response.status_code == status
-            assert not is_replay(response)
-        assert effects(str(status)) == 0
 
     def test_stored_4xx(self, client: Client) -> None:
         """With ``store_errors`` a raised 404 is final after the rollback, a 403 never."""

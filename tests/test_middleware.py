@@ -159,17 +159,6 @@ def wrong_policy(request: HttpRequest) -> HttpResponse:
 wrong_policy.idempotency_policy = {"required": True}
 
 
-async def asynchronous(request: HttpRequest) -> HttpResponse:
-    await Effect.objects.acreate(reference="async")
-    return HttpResponse()
-
-
-class AsyncView(View):
-    async def post(self, request: HttpRequest) -> HttpResponse:
-        await Effect.objects.acreate(reference="async")
-        return HttpResponse()
-
-
 router = routers.SimpleRouter()
 router.register("effects", Effects)
 urlpatterns = [
@@ -188,8 +177,6 @@ urlpatterns = [
     path("with-policy/", with_policy),
     path("class-with-policy/", WithPolicy.as_view()),
     path("wrong-policy/", wrong_policy),
-    path("async/", asynchronous),
-    path("async-class/", AsyncView.as_view()),
     path("", include(router.urls)),
 ]
 
@@ -412,37 +399,6 @@ class TestAsync:
             return response
 
         return asyncio.run(go())
-
-    @pytest.mark.parametrize("url", ["/plain/", "/function/", "/decorated/"])
-    def test_sync_view(self, async_client: AsyncClient, url: str) -> None:
-        """A sync view under ASGI: one effect, then replays."""
-        key = new_key()
-        first = self.send(async_client, url, key)
-        assert first.status_code == 201
-        again = self.send(async_client, url, key)
-        assert is_replay(again)
-        assert again.content == first.content
-        assert effects() == 1
-
-    def test_without_a_key(self, async_client: AsyncClient) -> None:
-        """Without a key it is run as ever."""
-        assert self.send(async_client, "/plain/", None).status_code == 201
-
-    @pytest.mark.parametrize("url", ["/async/", "/async-class/"])
-    def test_async_view(self, async_client: AsyncClient, url: str) -> None:
-        """An async view under ASGI: one effect, then replays."""
-        key = new_key()
-        assert not is_replay(self.send(async_client, url, key))
-        assert is_replay(self.send(async_client, url, key))
-        assert effects("async") == 1
-
-    @pytest.mark.parametrize("url", ["/async/", "/async-class/"])
-    def test_async_view_under_wsgi(self, client: Client, url: str) -> None:
-        """An async view under WSGI likewise."""
-        key = new_key()
-        assert not is_replay(post(client, url, key))
-        assert is_replay(post(client, url, key))
-        assert effects("async") == 1
 
     def test_is_a_coroutine_under_asgi(self) -> None:
         """Django sees which kind it is."""

@@ -14,12 +14,10 @@ from typing import Any, ClassVar
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
-from celery import Celery
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db import connection, connections, transaction
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.test import Client, override_settings
-from django.test.utils import CaptureQueriesContext
 from django.urls import path
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -27,16 +25,10 @@ from rest_framework.views import APIView
 
 from idempotency_django import engine
 from idempotency_django.checks.configuration import check_settings
-from idempotency_django.contrib.celery import IdempotentTask
-from idempotency_django.contrib.jobs import idempotent_job
 from idempotency_django.contrib.messaging import (
     Consumer,
     Event,
-    InProcessBloom,
-    WebhookReceiver,
-    process_due,
 )
-from idempotency_django.contrib.messaging.models import InboxMessage
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine import Result
@@ -49,12 +41,11 @@ from idempotency_django.errors import (
     StoreUnavailable,
 )
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy, store_errors
+from idempotency_django.policy import Policy
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim, Operation, Payload, Record
 from idempotency_django.testing import an_operation
-from tests.contrib.messaging.webhooks import receivers
 from tests.models import Effect
 from tests.support.shared import LONG_AGO, effects, new_key, post
 from tests.support.ways import MIDDLEWARE
@@ -201,18 +192,6 @@ class TestRequests:
         skip_what_is_refused(url)
         assert post(client, url, new_key(), "forbidden").status_code == 403
         assert seen == [("released", None)]
-
-    def test_stored_error(self, client: Client) -> None:
-        """An error whose response is stored after the rollback is an execution."""
-        with override_settings(
-            IDEMPOTENCY={"AROUND_EXECUTION": [recorder], "POLICY": {"should_store": store_errors}}
-        ):
-            key = new_key()
-            assert [post(client, "/drf/", key, "missing").status_code for _ in "12"] == [
-                404,
-                404,
-            ]
-        assert seen == [("executed", None), ("replayed", None)]
 
     @pytest.mark.parametrize("url", ["/view/", "/leased/", "/drf/", "/middleware/"])
     def test_left_after_the_commit(self, client: Client, url: str) -> None:
@@ -383,38 +362,6 @@ def _raise(error: Exception) -> Result:
     raise error
 
 
-class TestJobs:
-    """Tasks and jobs."""
-
-    def test_celery(self) -> None:
-        """A task, its redelivery, and one that fails."""
-        with Celery("tests", broker="memory://", set_as_current=False) as app:
-            app.conf.task_always_eager = True
-            pay = app.task(base=IdempotentTask, shared=False, name="pay")(effect)
-            broken = app.task(base=IdempotentTask, shared=False, name="broken")(fails)
-            for task_id in ("one", "one"):
-                pay.apply_async(("a",), task_id=task_id)
-            broken.apply_async(("a",), task_id="two")
-        assert seen == [("executed", None), ("replayed", None), ("failed", LookupError)]
-        assert spans == ["one"]
-
-    def test_job(self) -> None:
-        """A job, and its repetition; so with a coroutine function."""
-
-        @idempotent_job(key="order-{reference}")
-        def job(reference: str) -> int:
-            return effect(reference)
-
-        @idempotent_job(key="async-{reference}", policy=Policy(mode="leased"))
-        async def ajob(reference: str) -> str:
-            return SPAN.get()
-
-        assert job("a") == job("a")
-        assert [async_to_sync(ajob)("b") for _ in range(2)] == ["async-b"] * 2
-        assert seen == [("executed", None), ("replayed", None)] * 2
-        assert spans == ["order-a"]
-
-
 def event(number: int | str, **data: Any) -> Event:
     return Event(id=f"e-{number}", source="/shop", type="order.paid", data=data)
 
@@ -437,15 +384,6 @@ def consumer(policy: Policy | None = None, **options: Any) -> Consumer:
 @each_mode
 class TestConsumers:
     """Consumers."""
-
-    def test_single(self, policy: Policy) -> None:
-        """An event, its duplicate, and a failure; claimed visibly or not."""
-        billing = consumer(policy)
-        for redelivered in (False, True):
-            billing.handle(event(1), redelivered=redelivered)
-            with pytest.raises(LookupError):
-                billing.handle(event(f"bad-{redelivered}", fails=True), redelivered=redelivered)
-        assert [outcome for outcome, _ in seen] == ["executed", "failed", "replayed", "failed"]
 
     def test_batch(self, policy: Policy) -> None:
         """Each event of a batch is one execution, within those of the events before it."""
@@ -478,32 +416,6 @@ class TestConsumers:
         with override_settings(IDEMPOTENCY={"AROUND_EXECUTION": [asks]}):
             consumer(policy).handle_many([event(n) for n in range(3)])
         assert found == [(False, 3)] * 3
-
-
-def test_seen_events() -> None:
-    """A duplicate that a filter of seen events found is a replay, too."""
-    billing = consumer(seen=InProcessBloom(100))
-    for _ in range(2):
-        billing.handle(event(1))
-    assert seen == [("executed", None), ("replayed", None)]
-
-
-@pytest.mark.parametrize("receiver", [receivers.Hook, receivers.Stepping])
-def test_webhook(receiver: type[WebhookReceiver]) -> None:
-    """A webhook is seen when it is processed, and one that fails at each attempt."""
-    receivers.behaviour["shop"] = receivers.behaviour["steps"] = lambda *_: fails()
-    try:
-        with override_settings(ROOT_URLCONF="tests.contrib.messaging.webhooks.receivers"):
-            receivers.deliver(receiver)
-            assert seen == []
-            assert process_due() == {"pending": 1}
-            receivers.behaviour.clear()
-            InboxMessage.objects.update(process_after=LONG_AGO)
-            assert process_due() == {"done": 1}
-    finally:
-        receivers.behaviour.clear()
-    assert seen == [("failed", LookupError), ("executed", None)]
-    assert {each.method for each in operations} == {"WEBHOOK"}
 
 
 def test_late_owner() -> None:
@@ -550,10 +462,6 @@ def test_failing(fails_first: bool) -> None:
     assert effects() == 1
 
 
-def executed_well(execution: Any) -> int:
-    return effect()
-
-
 def test_order() -> None:
     """The first hook of the setting is the outermost one."""
     calls = []
@@ -570,21 +478,6 @@ def test_order() -> None:
     with override_settings(IDEMPOTENCY={"AROUND_EXECUTION": [named("a"), named("b")]}):
         call()
     assert calls == ["a in", "b in", "b out", "a out"]
-
-
-def test_no_statement_more() -> None:
-    """A hook costs no statement."""
-
-    def statements(key: str) -> int:
-        with CaptureQueriesContext(connection) as queries:
-            for _ in range(2):
-                idempotent_call(executed_well, key=key, scope="books", name="book")
-        return len(queries)
-
-    first = statements("warm") and statements("with")
-    with override_settings(IDEMPOTENCY={}):
-        assert statements("without") == first
-    assert len(seen) == 4
 
 
 @pytest.mark.parametrize(

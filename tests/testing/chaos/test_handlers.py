@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.nightly import first_database, nightly
+from tests.support.nightly import first_database
 from tests.testing.chaos import handlers
 from tests.testing.chaos.handlers import calls, effects, message
 from tests.testing.chaos.harness import Report, chaos
 
-pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+pytestmark = [pytest.mark.nightly, pytest.mark.django_db(transaction=True, databases="__all__")]
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def whats(report: Report) -> set[str]:
 
 @pytest.mark.parametrize(
     ("handler", "count"),
-    [(handlers.unique_name, effects), nightly(handlers.derived_key, calls)],
+    [(handlers.unique_name, effects), (handlers.derived_key, calls)],
 )
 def test_right(database: str, handler: Callable[[str], None], count: Callable[[str], int]) -> None:
     """A handler that is right has one effect per message, whatever happens to its processes."""
@@ -43,10 +43,10 @@ def test_right(database: str, handler: Callable[[str], None], count: Callable[[s
         (handlers.looks_first, effects, "pause", {2}),
         (handlers.marks_first, effects, "kill", {0}),
         (handlers.no_key, calls, "lose", {2}),
-        nightly(handlers.marks_last, effects, "kill", {2}),
-        nightly(handlers.remembers, effects, "kill", {2}),
-        nightly(handlers.no_key, calls, "kill", {2}),
-        nightly(handlers.no_key, calls, "pause", {2}),
+        (handlers.marks_last, effects, "kill", {2}),
+        (handlers.remembers, effects, "kill", {2}),
+        (handlers.no_key, calls, "kill", {2}),
+        (handlers.no_key, calls, "pause", {2}),
     ],
 )
 def test_wrong(
