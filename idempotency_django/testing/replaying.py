@@ -28,6 +28,7 @@ from ..conf import conf
 from ..http import REPLAYED_HEADER, meta_name, readable_route
 from ..policy import NEVER_STORED, UNSAFE_METHODS, Policy
 from ..policy import resolve as resolved
+from ..stores import Operation
 from .clients import BODY, copied_body
 from .plugin import IGNORE, OFF, OPTION
 from .writes import rehearsal
@@ -127,8 +128,14 @@ class Replays:
             test.counts["sent"] += 1
             retrying = copy.copy(client)
             retrying.cookies = cookies
-            with rehearsal(test.ignore) as effects, suppress(Exception):  # the retry's own
+            with (
+                rehearsal(test.ignore) as effects,
+                _noting_claims() as claims_again,
+                suppress(Exception),  # the retry's own
+            ):
                 send(retrying, **{**environ, BODY: FakePayload(body)})
+            if claims_again and _scopes(claims_again).isdisjoint(_scopes(claims)):
+                return response  # it has ended its session, so the retry is another caller's
             found: list[Any] = [*effects.writes, *effects.others]
             if not is_protected and environ["REQUEST_METHOD"] in _OVERWRITING:
                 found = [each for each in effects.writes if _ADDS.match(each.sql)]
@@ -212,18 +219,22 @@ class Replays:
 
 
 @contextmanager
-def _noting_claims() -> Iterator[list[object]]:
-    """The claims that the block makes: what it does is protected."""
-    claims: list[object] = []
+def _noting_claims() -> Iterator[list[Operation]]:
+    """The operations that the block claims: what it does is protected."""
+    claims: list[Operation] = []
 
-    def note(**claim: Any) -> None:
-        claims.append(claim)
+    def note(operation: Operation, **_: Any) -> None:
+        claims.append(operation)
 
     signals.claimed.connect(note)
     try:
         yield claims
     finally:
         signals.claimed.disconnect(note)
+
+
+def _scopes(claims: Iterable[Operation]) -> set[str]:
+    return {operation.scope for operation in claims}
 
 
 def _is_worth_a_retry(first: Any, *, is_protected: bool) -> bool:

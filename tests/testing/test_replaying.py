@@ -85,6 +85,14 @@ def protected(request: HttpRequest) -> HttpResponse:
     return done()
 
 
+@csrf_exempt
+@idempotent
+def enter(request: HttpRequest) -> HttpResponse:
+    """Replaces the session, as a login does."""
+    request.session.cycle_key()
+    return done()
+
+
 class Calls:
     """What the views below have done in a test, outside of the database."""
 
@@ -246,6 +254,7 @@ def leave(request: HttpRequest) -> HttpResponse:
 in_ninja = ways.operation(lambda request: done(), auth=None)
 
 urlpatterns = [
+    path("enter/", enter),
     path("leave/", leave),
     path("unprotected/", unprotected),
     path("protected/", protected),
@@ -492,6 +501,15 @@ def test_logout(driver: Driver, client: Client) -> None:
     assert client.post("/leave/").status_code == 200
     assert (driver.test.counts["sent"], driver.findings) == (1, "")
     assert client.post("/leave/").status_code == 401
+
+
+def test_another_session(driver: Driver, client: Client) -> None:
+    """So it is after the session was replaced: the retry is anonymous, and executed."""
+    client.force_login(User.objects.create_user("carol"))
+    for _ in range(2):
+        assert client.post("/enter/").status_code == 201
+    assert Effect.objects.count() == 2
+    assert (driver.test.counts["sent"], driver.findings) == (2, "")
 
 
 @pytest.mark.parametrize("url", ["/token/", "/protected/token/"])
