@@ -16,14 +16,12 @@ if TYPE_CHECKING:
     from .engine.functions import aidempotent_call, idempotent_call
     from .errors import IdempotencyError
     from .http import IdempotentRequest
-    from .policy import API, PAYMENT, WEBHOOK, Policy
+    from .policy import PAYMENT, Policy
 
 __version__ = "1.0.0.dev0"
 
 __all__ = [
-    "API",
     "PAYMENT",
-    "WEBHOOK",
     "ExecutionContext",
     "IdempotencyError",
     "IdempotentRequest",
@@ -42,13 +40,11 @@ __getattr__ = lazily(
     __name__,
     globals(),
     {
-        "API": "policy",
         "ExecutionContext": "engine.context",
         "IdempotencyError": "errors",
         "IdempotentRequest": "http",
         "PAYMENT": "policy",
         "Policy": "policy",
-        "WEBHOOK": "policy",
         "aidempotent_call": "engine.functions",
         "current_execution": "engine.context",
         "idempotency_exempt": "decorators",

@@ -9,7 +9,6 @@ from .digests import canonical, digest
 from .identity import named_fingerprints
 from .invocation import Invocation
 from .policies import (
-    API,
     DEFAULTS,
     FIELDS,
     NEVER_STORED,
@@ -17,17 +16,14 @@ from .policies import (
     PROJECT_POLICY,
     UNSAFE_METHODS,
     UNSET,
-    WEBHOOK,
     Policy,
     PolicyFields,
-    SlidingTTL,
     resolve,
     store_errors,
     store_only,
 )
 
 __all__ = [
-    "API",
     "DEFAULTS",
     "FIELDS",
     "NEVER_STORED",
@@ -35,11 +31,9 @@ __all__ = [
     "PROJECT_POLICY",
     "UNSAFE_METHODS",
     "UNSET",
-    "WEBHOOK",
     "Invocation",
     "Policy",
     "PolicyFields",
-    "SlidingTTL",
     "canonical",
     "digest",
     "fingerprints",

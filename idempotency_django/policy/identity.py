@@ -14,7 +14,7 @@ from ..stores.records import Operation
 from . import keys, scopes
 from .digests import keyed_digests
 from .invocation import Invocation
-from .policies import Policy, SlidingTTL
+from .policies import Policy
 
 # The key.
 
@@ -198,7 +198,7 @@ def _operation_template(policy: Policy) -> partial[Operation]:
         hold=policy.on_interrupted == "hold",
         wait=_longest_wait(policy),
         count_replays=conf.record_replays,
-        extend_on_replay=isinstance(policy.ttl, SlidingTTL),
+        extend_on_replay=policy.extend_on_replay,
     )
 
 

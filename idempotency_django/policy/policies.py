@@ -31,16 +31,6 @@ ReplayFunction = Callable[[Any, Any], Any]
 StoreFunction = Callable[[Any, Any], bool | None]
 
 
-class SlidingTTL(timedelta):
-    """A ``ttl`` that counts from the last replay: ``Policy(ttl=SlidingTTL(days=7))``."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SlidingTTL) and super().__eq__(other)
-
-    def __hash__(self) -> int:
-        return hash((SlidingTTL, self.total_seconds()))
-
-
 def store_errors(request: Any, response: Any) -> bool | None:  # noqa: ARG001  # as it is called
     """Store the responses to raised 4xx errors, too: ``Policy(should_store=store_errors)``.
 
@@ -119,6 +109,7 @@ _LONGEST: Final = timedelta(days=365 * 1000)
 _ON_CONFLICT: Final = ("reject", "wait", "accepted")
 _METHODS: Final = f"True, False or a set of methods: {', '.join(sorted(UNSAFE_METHODS))}"
 
+_boolean = _valid("True or False", lambda value: isinstance(value, bool))
 _function = _valid("a callable", callable)
 _text = _valid("a non-empty string", lambda value: isinstance(value, str) and value != "")
 _ttl = _valid(
@@ -232,6 +223,7 @@ class PolicyFields(TypedDict, total=False):
     key: KeyFunction | None
     fingerprint: FingerprintFunction
     ttl: timedelta | None
+    extend_on_replay: bool
     on_expired: Literal["execute", "refuse"]
     mode: Literal["auto", "transactional", "leased"]
     on_conflict: Literal["reject", "wait", "accepted"] | timedelta
@@ -273,8 +265,10 @@ class Policy:
     :mod:`idempotency_django.policy.fingerprints`."""
 
     ttl: timedelta | None = _field(timedelta(hours=24), _ttl)
-    """How long a response is replayed, from when it is stored; ``None``: forever. A
-    :class:`~idempotency_django.policy.SlidingTTL` counts from the last replay."""
+    """How long a response is replayed, from when it is stored; ``None``: forever."""
+
+    extend_on_replay: bool = _field(False, _boolean)
+    """Whether ``ttl`` and ``retention`` begin again with each replay."""
 
     on_expired: Literal["execute", "refuse"] = _field("execute", _one_of("execute", "refuse"))
     """The behaviour after a response has expired. ``"execute"``: the key is new, and the view runs.
@@ -426,12 +420,6 @@ DEFAULTS: Final = Policy(**{name: field.metadata["default"] for name, field in F
 
 PROJECT_POLICY: Final = Policy()
 """The project's policy, for views and calls without their own policy."""
-
-API: Final = Policy(ttl=timedelta(hours=24))
-"""For an API, whose clients retry within a day."""
-
-WEBHOOK: Final = Policy(ttl=timedelta(days=7))
-"""For receiving webhooks, whose senders deliver again for some days."""
 
 PAYMENT: Final = Policy(mode="leased", required=True, ttl=timedelta(days=30))
 """For payments at a provider, in steps. The key is required, and lives as long as a settlement."""

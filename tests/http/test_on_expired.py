@@ -23,7 +23,7 @@ from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.engine.observing import ObservedExecution
 from idempotency_django.errors import KeyExpired
 from idempotency_django.models import DatabaseNow, IdempotencyKey
-from idempotency_django.policy import DEFAULTS, Policy, SlidingTTL
+from idempotency_django.policy import DEFAULTS, Policy
 from idempotency_django.stores import stores
 from tests.models import Effect
 from tests.support.shared import assert_problem, assert_replays, effects, new_key, post, record
@@ -71,7 +71,9 @@ urlpatterns = [
     path("leased/", idempotent(policy=LONG, mode="leased")(charge)),
     path("async/", idempotent(policy=LONG)(acharge)),
     path("mixin/", Mixed.as_view()),
-    path("sliding/", idempotent(policy=LONG, ttl=SlidingTTL(hours=1))(charge)),
+    path(
+        "sliding/", idempotent(policy=LONG, ttl=timedelta(hours=1), extend_on_replay=True)(charge)
+    ),
 ]
 
 
@@ -134,7 +136,7 @@ def test_access_that_was_lost(client: Client, where: str) -> None:
 
 
 def test_sliding(client: Client) -> None:
-    """With ``SlidingTTL``, ``ttl`` and ``retention`` count from the last replay."""
+    """With ``extend_on_replay``, ``ttl`` and ``retention`` count from the last replay."""
     key = new_key()
     post(client, "/sliding/", key)
     age(HOUR / 2)

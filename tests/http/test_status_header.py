@@ -30,7 +30,7 @@ from idempotency_django.engine import Executed
 from idempotency_django.errors import StoreUnavailable, all_errors
 from idempotency_django.http.marking import executed, replayed
 from idempotency_django.models import DatabaseNow, IdempotencyKey
-from idempotency_django.policy import Policy, SlidingTTL, keys
+from idempotency_django.policy import Policy, keys
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.records import Payload, Record, Status
 from idempotency_django.testing import an_operation
@@ -106,7 +106,7 @@ urlpatterns = [
     path("stream/", idempotent(stream)),
     path("raised/", Raising.as_view()),
     path("forever/", idempotent(ttl=None)(respond)),
-    path("sliding/", idempotent(ttl=SlidingTTL(days=1))(respond)),
+    path("sliding/", idempotent(ttl=timedelta(days=1), extend_on_replay=True)(respond)),
     path("outlived/", idempotent(ttl=DAY, on_expired="refuse", retention=DAY * 8)(respond)),
     path("required/", idempotent(required=True)(respond)),
     path("form/", idempotent(required=True, key=keys.form_field())(respond)),

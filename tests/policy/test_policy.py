@@ -18,16 +18,13 @@ from hypothesis import strategies as st
 from idempotency_django.engine.planning import lease_of
 from idempotency_django.errors import KeyMalformed, KeyMissing
 from idempotency_django.policy import (
-    API,
     DEFAULTS,
     FIELDS,
     PAYMENT,
     UNSAFE_METHODS,
     UNSET,
-    WEBHOOK,
     Policy,
     PolicyFields,
-    SlidingTTL,
     identity,
     keys,
     scopes,
@@ -82,7 +79,8 @@ ACCEPTED: dict[str, list[Any]] = {
     "principal": [None, False, keys.generated],
     "operation": [None, "charge"],
     "fingerprint": [whole_request, fields(include=["a"])],
-    "ttl": [None, DAY, timedelta(microseconds=1), SlidingTTL(days=7)],
+    "ttl": [None, DAY, timedelta(microseconds=1), 7 * DAY],
+    "extend_on_replay": [True, False],
     "on_expired": ["execute", "refuse"],
     "retention": [timedelta(0), DAY],
     "mode": ["auto", "transactional", "leased"],
@@ -108,6 +106,7 @@ REFUSED: dict[str, list[Any]] = {
     "operation": ["", 1, b"charge"],
     "fingerprint": [*NO_CALLABLES, None],
     "ttl": [60, "1 day", timedelta(0), -DAY, timedelta.max],
+    "extend_on_replay": [None, 1, "yes"],
     "on_expired": [None, "", "hold", True],
     "retention": [*NO_DURATIONS, timedelta.max],
     "mode": [None, "", "lease", True],
@@ -322,17 +321,10 @@ def test_project_policy_with_unknown_fields(setting: Any, named: str, offered: s
     assert offered in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("preset", "expected"),
-    [
-        (API, {"ttl": timedelta(hours=24)}),
-        (WEBHOOK, {"ttl": timedelta(days=7)}),
-        (PAYMENT, {"ttl": timedelta(days=30), "required": True, "mode": "leased"}),
-    ],
-)
-def test_presets(preset: Policy, expected: dict[str, Any]) -> None:
-    """A preset sets a lifetime and, for payments, what they need; the rest is the project's."""
-    assert given_fields(preset) == expected
+def test_payment() -> None:
+    """It sets what payments need; the rest is the project's."""
+    payment = {"ttl": timedelta(days=30), "required": True, "mode": "leased"}
+    assert given_fields(PAYMENT) == payment
 
 
 # Which key.
@@ -449,9 +441,9 @@ def test_claim_names_its_operation() -> None:
     assert (claim.key, claim.scope) == ("k", "user:42|POST /orders/")
 
 
-def test_sliding_ttl() -> None:
+def test_extended_by_a_replay() -> None:
     """The time to live counts from the first execution or from the last replay."""
-    policy = Policy(ttl=SlidingTTL(days=1)).resolved()
+    policy = Policy(extend_on_replay=True).resolved()
     assert identity.operation(policy, a_call(), key="k").extend_on_replay is True
 
 
@@ -515,7 +507,7 @@ def test_equal_by_value() -> None:
     assert one == other
     assert hash(one) == hash(other)
     assert one != one.replace(ttl=timedelta(days=2))
-    assert one != one.replace(ttl=SlidingTTL(days=1))
+    assert one != one.replace(extend_on_replay=True)
     assert one != "a policy"
 
 

@@ -25,7 +25,7 @@ from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine import Mismatched, Result, decide, run
 from idempotency_django.errors import OperationInProgress, StoreUnavailable
 from idempotency_django.models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet
-from idempotency_django.policy import Policy, SlidingTTL
+from idempotency_django.policy import Policy
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.database.dialects import DIALECTS
 from idempotency_django.stores.records import Claim, Status, Step
@@ -62,7 +62,7 @@ class Protected(IdempotentViewMixin, Bare):
 
 
 class Extended(IdempotentViewMixin, Bare):
-    idempotency_policy = Policy(ttl=SlidingTTL(hours=24))
+    idempotency_policy = Policy(ttl=timedelta(hours=24), extend_on_replay=True)
 
 
 urlpatterns = [

@@ -32,7 +32,7 @@ from idempotency_django.contrib.messaging import (
 from idempotency_django.contrib.messaging.errors import DeadLettered
 from idempotency_django.errors import FingerprintMismatch, StoreUnavailable
 from idempotency_django.models import DatabaseNow, IdempotencyKey
-from idempotency_django.policy import Policy, SlidingTTL
+from idempotency_django.policy import Policy
 from idempotency_django.stores import Store, stores
 from idempotency_django.testing.contract import in_threads
 from tests.models import Effect
@@ -233,7 +233,7 @@ def test_expired(using: str) -> None:
 
 def test_extended(using: str) -> None:
     """Where a duplicate lets the time to live begin again, it is not only read."""
-    policy = Policy(ttl=SlidingTTL(days=1))
+    policy = Policy(ttl=timedelta(days=1), extend_on_replay=True)
     consumer = clicks(using, Saying(answer=True), policy=policy)
     consumer.handle(event(1))
     before = IdempotencyKey.objects.using(using).get().expires_at
