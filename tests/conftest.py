@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -45,6 +46,12 @@ AUDITED = (
 def pytest_sessionstart() -> None:
     """No login writes to its user's row."""
     user_logged_in.disconnect(dispatch_uid="update_last_login")
+
+
+def pytest_collection_finish() -> None:
+    """What all tests have imported stays: no collection of garbage looks at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

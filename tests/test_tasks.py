@@ -61,6 +61,7 @@ def celery(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.e2e
+@pytest.mark.nightly
 def test_sent_by_beat(celery: Path) -> None:
     """Beat sends the documented entry and a worker purges, again and again."""
     for _ in range(2):

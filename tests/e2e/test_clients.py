@@ -136,7 +136,8 @@ def test_faults(server: Server, send: Send, size: int) -> None:
     _send_through_faults(server, send, size)
 
 
-@pytest.mark.parametrize("size", sizes(60, 2000, "CLIENT_REQUESTS"))
+@pytest.mark.nightly
+@pytest.mark.parametrize("size", [60, 2000])
 @pytest.mark.usefixtures("quick_stripe")
 def test_faults_and_stripe(stripe_server: Server, size: int) -> None:
     """Nor by Stripe's own client."""

@@ -46,6 +46,7 @@ for effect in effects:
 """
 
 
+@pytest.mark.nightly
 def test_no_false_alarm(tmp_path: Path) -> None:
     """Each protected endpoint is sent a request twice, and nothing is reported."""
     run = subprocess.run(

@@ -48,6 +48,7 @@ def jobs_server(serve: Serve, valkey_url: str) -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.nightly
 def test_with_a_worker(jobs_server: Server) -> None:
     """A worker, which the server has started, does the work once."""
     order = Order()

@@ -91,6 +91,7 @@ def test_commands_work_however_manage_is_called(
     assert "[ ] 0001_initial" in run.stdout
 
 
+@pytest.mark.nightly
 def test_the_server_starts_again_on_what_it_has_left(tmp_path: Path) -> None:
     """Migrating and seeding once more changes nothing: a retry after a restart is replayed."""
     order, database = Order(), f"sqlite:///{tmp_path / 'db.sqlite3'}"
@@ -108,6 +109,7 @@ def test_the_server_starts_again_on_what_it_has_left(tmp_path: Path) -> None:
     assert retry.content == first.content
 
 
+@pytest.mark.nightly
 def test_faults_are_simulated_only_where_that_is_switched_on(tmp_path: Path) -> None:
     """Without SIMULATE=1, nobody can kill the server with a header."""
     database, order = f"sqlite:///{tmp_path / 'db.sqlite3'}", Order(fault="kill=before-effect")
@@ -118,6 +120,7 @@ def test_faults_are_simulated_only_where_that_is_switched_on(tmp_path: Path) -> 
         assert api.send("/api/charges/", order).status_code == 201
 
 
+@pytest.mark.nightly
 def test_the_server_brings_a_ledger_that_ends_with_it(tmp_path: Path) -> None:
     """Where no ledger is named, transfers are booked in one that lives as long as the server."""
     database, log, order = f"sqlite:///{tmp_path / 'db.sqlite3'}", tmp_path / "log", Order()

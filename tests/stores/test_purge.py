@@ -24,6 +24,7 @@ from idempotency_django.stores.records import Claim, Operation, Status
 from idempotency_django.testing import PATIENCE, RESPONSE, an_operation, in_threads
 from tests.models import Effect
 from tests.support.factories import ago, copies, record, records
+from tests.support.nightly import few
 from tests.support.plans import nodes
 
 ALIASES = list(settings.ALIASES.values())
@@ -273,7 +274,7 @@ def test_purge_under_traffic(alias: str) -> None:
 
 
 @pytest.mark.skipif("postgres" not in settings.ALIASES, reason="the plan is PostgreSQL's")
-@pytest.mark.parametrize("analyzed", [True, False])
+@pytest.mark.parametrize("analyzed", few([False, True]))
 def test_plan(analyzed: bool) -> None:
     """PostgreSQL finds a batch by the index, chooses it once and reads no other rows.
 

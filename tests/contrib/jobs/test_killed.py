@@ -73,6 +73,7 @@ def test_at_every_boundary(
         print(f"\nkilled at {len(strikes)} points")
 
 
+@pytest.mark.nightly
 def test_whole_worker(jobs: Jobs, tmp_path: Path) -> None:
     """A worker that is killed with all of its processes leaves its tasks to the next one."""
     with jobs.worker():

@@ -34,6 +34,7 @@ def jobs(database: Database, redis_server: Server, log: Path) -> Jobs:
     return jobs
 
 
+@pytest.mark.nightly
 def test_on_redis(jobs: Jobs, capsys: pytest.CaptureFixture[str]) -> None:
     """A task that takes longer than Redis waits for its acknowledgement is delivered again and
     again. Celery executes each delivery, even where it looks for results; a protected task has one

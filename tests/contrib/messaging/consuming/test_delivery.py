@@ -19,7 +19,7 @@ from kombu import Connection, Producer, Queue
 
 from idempotency_django.contrib.messaging import Event
 from idempotency_django.models import IdempotencyKey
-from tests.support.nightly import first_database, sizes
+from tests.support.nightly import first_database, nightly, sizes
 from tests.support.outside import ROOT, environment
 from tests.support.servers import Server
 from tests.support.shared import effect_counts
@@ -111,7 +111,7 @@ def paid(number: str, source: str = "/shop", **data: Any) -> Event:
 
 
 @pytest.mark.parametrize(
-    ("name", "batches"), [*((name, 0) for name in settings.ALIASES), ("postgres", 1)]
+    ("name", "batches"), [*((name, 0) for name in settings.ALIASES), nightly("postgres", 1)]
 )
 def test_killed(broker: Callable[..., Broker], name: str, batches: int) -> None:
     """Killed at any moment, up to the one between commit and acknowledgement: one effect."""

@@ -40,7 +40,7 @@ def states() -> dict[str, str]:
     return {name: state for payload, state in known.items() for name in names if name in payload}
 
 
-@pytest.mark.parametrize("group", [None, "g"], ids=["alone", "in a group"])
+@pytest.mark.parametrize("group", few(["g", None]), ids=["in a group", "alone"])
 @pytest.mark.parametrize("topic", few(["local", "after_commit"]))
 def test_killer(topic: str, group: str | None) -> None:
     """A message whose handler ends the process is dead after max_attempts such ends, and the others
@@ -67,6 +67,7 @@ def test_killer(topic: str, group: str | None) -> None:
             assert states() == {"kills": "dead", "works": "done"}
 
 
+@pytest.mark.nightly
 def test_failures_are_counted_as_before() -> None:
     """Failures are counted by the relay, and a retry has all its attempts before it."""
     with override_settings(IDEMPOTENCY={"OUTBOX": OUTBOX}):

@@ -109,6 +109,7 @@ def alias(name: str) -> str:
     return str(settings.ALIASES[name])
 
 
+@pytest.mark.nightly
 def test_paused_through_a_rebalance(place: Any, start: Start, tmp_path: Path) -> None:
     """Kafka gives the partition of a paused process to another; late, the first commits nothing."""
     name, broker = alias("postgres"), place("kafka")

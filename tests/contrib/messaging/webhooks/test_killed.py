@@ -44,6 +44,7 @@ def test_at_every_moment(name: str, tmp_path: Path) -> None:
     assert sorted(struck) == sorted(f"{moment}: {moment}" for moment in MOMENTS)
 
 
+@pytest.mark.nightly
 def test_chunked(tmp_path: Path) -> None:
     """A real server is sent chunks: the response says so, and does not speak of signatures."""
     name = next(iter(settings.ALIASES))
