@@ -191,7 +191,7 @@ class ReplaysForEver(_Broken):
         return self._record(entry) if entry and completed else super().acquire(operation)
 
 
-class AnswersAgeBeforeTheyAreStored(_Broken):
+class ResponsesAgeBeforeTheyAreStored(_Broken):
     """The time to live counts from the claim, so that a slow attempt's response has none."""
 
     def complete(self, claim: Claim, payload: Payload, *, last: bool = False) -> bool:
@@ -255,7 +255,7 @@ BROKEN: Final[dict[type[MemoryStore], str]] = {
     KeepsSteps: "The steps are",
     ChangesAnswers: "is there, not",
     ReplaysForEver: "wedged",
-    AnswersAgeBeforeTheyAreStored: "is there, not",
+    ResponsesAgeBeforeTheyAreStored: "is there, not",
     PurgesRunning: "A purge took",
     PurgesHeld: "A purge took",
     PurgesAlive: "A purge took",

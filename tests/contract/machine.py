@@ -362,7 +362,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert life is not None
         operation = replace(life.claim.operation, count_replays=True, extend_on_replay=extend)
         found = self.store.get(self.key, SCOPES[0])
-        assert found is not None, "A stored answer is gone."
+        assert found is not None, "A stored response is gone."
         self.store.record_replay(found, operation)
         if extend:
             life.started = self.now
@@ -417,7 +417,7 @@ class StoreMachine(RuleBasedStateMachine):
             problem = "What is recalled is not what is there."
             assert _facts(recalled) == slot.expected(self.now), problem
             assert recalled.status is Status.COMPLETED, "What is in progress was recalled."
-            assert not recalled.expired, "An expired answer was recalled."
+            assert not recalled.expired, "An expired response was recalled."
 
     def _claimant(self, age: int) -> tuple[Slot, Claim]:
         return self.slots[0], self.slots[0].claim(age)

@@ -151,7 +151,7 @@ class Page:
             return f"{response.status_code} {response.headers}\n{response.content!r}"
         if "json" in response.headers.get("Content-Type", ""):
             documented, actual = json.loads(body), response.json()
-            return None if documented == actual else f"The answer was {actual}."
+            return None if documented == actual else f"The result was {actual}."
         return difference(body, response.getvalue().decode())
 
     def console(self, example: Example) -> str | None:

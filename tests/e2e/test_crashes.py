@@ -111,7 +111,7 @@ def send_until_answered(api: Api, order: Order) -> None:
             return
         assert response.status_code == 409
         time.sleep(0.05)  # less patient than Retry-After asks for
-    raise AssertionError(f"{order} was not answered in {ATTEMPTS} attempts.")
+    raise AssertionError(f"{order} got no response in {ATTEMPTS} attempts.")
 
 
 def test_crashes_amid_traffic_lose_and_double_nothing(api: Api) -> None:

@@ -92,7 +92,7 @@ class Watched(Store):
     def __init__(self, alias: str, **options: Any) -> None:
         super().__init__(alias, **options)
         self.asked: list[tuple[str, str]] = []
-        self.answered: list[tuple[str, str]] = []
+        self.replied: list[tuple[str, str]] = []
         self.faults: dict[str, list[str]] = {}
         self.error: type[Exception] = StoreUnavailable
         self.heartbeats: set[Any] = set()
@@ -109,7 +109,7 @@ class Watched(Store):
         if fault == "before":
             raise self.error
         response = function()
-        self.answered.append((method, key))
+        self.replied.append((method, key))
         if fault == "after":
             raise self.error
         return response
@@ -334,7 +334,7 @@ class TestHeartbeat:
         records: list[logging.LogRecord] = []
 
         def handler(execution: ExecutionContext | None) -> None:
-            eventually(lambda: store.answered.count(("extend", operation.key)) >= 2)
+            eventually(lambda: store.replied.count(("extend", operation.key)) >= 2)
             records.extend(caplog.records)  # a later renewal may meet the completion's lock
 
         with caplog.at_level(logging.WARNING, "idempotency_django"):
@@ -906,7 +906,7 @@ class TestUnreachableStore:
         """The client gets its response all the same, and the log tells what a retry will do."""
         operation = leased()
         store.faults["complete"] = ["before"] * 6
-        assert attempt(store, operation, lambda e: "the answer") == Executed("the answer")
+        assert attempt(store, operation, lambda e: "the response") == Executed("the response")
         assert "A retry of" in caplog.text
         assert operation.key in caplog.text
         assert sent == ["claimed"]
@@ -925,9 +925,9 @@ class TestUnreachableStore:
             assert execution is not None
             assert execution._lease is not None
             execution._lease._valid_until = 0
-            return "the answer"
+            return "the response"
 
-        assert attempt(store, operation, handler) == Executed("the answer")
+        assert attempt(store, operation, handler) == Executed("the response")
         assert store.times("complete", operation) == 1
 
     def test_taken_over_meanwhile(self, store: Watched) -> None:

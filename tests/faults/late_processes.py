@@ -139,12 +139,12 @@ class Worker:
         """Retry, as an honest client does, until the response is that; others say 409."""
         responses: list[dict[str, Any]] = []
 
-        def answered() -> bool:
+        def responded() -> bool:
             responses[:] = [self.do("post", path, key)]
             assert responses[0]["status"] in (status, 409), responses
             return bool(responses[0]["status"] == status)
 
-        eventually(answered)
+        eventually(responded)
         return responses[0]
 
     @contextmanager

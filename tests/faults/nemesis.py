@@ -211,11 +211,11 @@ class Campaign:
                 if chance.random() < TWICE:
                     with ThreadPoolExecutor(1) as second:
                         other = second.submit(twin.send, sent)
-                        answered = self.note(order, caller.send(sent))
-                        answered = self.note(order, other.result(PATIENCE)) or answered
+                        responded = self.note(order, caller.send(sent))
+                        responded = self.note(order, other.result(PATIENCE)) or responded
                 else:
-                    answered = self.note(order, caller.send(sent))
-                if answered or chance.random() < GIVING_UP:
+                    responded = self.note(order, caller.send(sent))
+                if responded or chance.random() < GIVING_UP:
                     break
                 time.sleep(chance.uniform(0.01, 0.1))  # a fairly polite client
             twin.close()

@@ -655,7 +655,7 @@ CANCELLED_VIEWS = {
     "responses": idempotent(create),
     "steps": idempotent(stepping),
     "raises": idempotent(failing_once),
-    "answers 503": idempotent(unavailable_once),
+    "returns 503": idempotent(unavailable_once),
 }
 
 

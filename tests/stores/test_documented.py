@@ -29,7 +29,7 @@ def test_upper_case_counts(database: str, part: str) -> None:
             assert store.complete(claim, RESPONSE)
 
 
-def answered() -> Operation:
+def stored() -> Operation:
     """An operation that another connection has executed and completed."""
     operation = an_operation(count_replays=False)
 
@@ -60,7 +60,7 @@ def test_record_that_a_snapshot_does_not_show(level: str, last: bool) -> None:
         with connection.cursor() as cursor:
             cursor.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
         assert Effect.objects.count() == 0  # from here on it sees what was committed before
-        operation = answered()
+        operation = stored()
         claim = store.acquire(operation)
         assert isinstance(claim, Claim)
         Effect.objects.create(reference="a")
@@ -86,7 +86,7 @@ def test_state_of_what_a_snapshot_does_not_show() -> None:
         with connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         assert Effect.objects.count() == 0
-        operation = answered()
+        operation = stored()
         with pytest.raises(OperationInProgress) as refused:
             run(DatabaseStore("default"), operation, effect, reraise)
     assert refused.value.state == "in-progress"

@@ -83,18 +83,18 @@ def conflict(code: str) -> Callable[[], None]:
     return refuse
 
 
-def refuse_answer(code: str) -> Callable[[], None]:
+def refuse_response(code: str) -> Callable[[], None]:
     """Has the server refuse the response, before any COMMIT."""
 
     def refuse() -> None:
         with connection.cursor() as cursor:
             cursor.execute(
-                "CREATE FUNCTION pg_temp.refuse_answer() RETURNS trigger LANGUAGE plpgsql AS "
+                "CREATE FUNCTION pg_temp.refuse_response() RETURNS trigger LANGUAGE plpgsql AS "
                 f"$$ BEGIN RAISE EXCEPTION 'refused' USING ERRCODE = '{code}'; END $$"
             )
             cursor.execute(
-                f"CREATE TRIGGER refuse_answer BEFORE INSERT ON {IdempotencyKey._meta.db_table} "
-                "FOR EACH ROW EXECUTE FUNCTION pg_temp.refuse_answer()"
+                f"CREATE TRIGGER refuse_response BEFORE INSERT ON {IdempotencyKey._meta.db_table} "
+                "FOR EACH ROW EXECUTE FUNCTION pg_temp.refuse_response()"
             )
 
     return refuse
@@ -157,11 +157,11 @@ ACTS: dict[str, Callable[[], object]] = {
     "lock": lock_rows,
     "lost": conflict("08006"),
     "mark": lambda: transaction.set_rollback(True),
-    "read-only": refuse_answer("25006"),
+    "read-only": refuse_response("25006"),
     "savepoints": savepoints,
     "serialize": conflict("40001"),
-    "serialize the answer": refuse_answer("40001"),
-    "timeout": refuse_answer("57014"),
+    "serialize the response": refuse_response("40001"),
+    "timeout": refuse_response("57014"),
     "wrap": lambda: connection.execute_wrappers.append(note),
 }
 
@@ -236,15 +236,15 @@ class TestBudget:
     def test_batch(self) -> None:
         """A batch sends as many as a request: its claims, with BEGIN, its responses, and COMMIT."""
         store = stores["default"]
-        for answered in (False, True):
+        for completed in (False, True):
             operations = [an_operation() for _ in range(50)]
             with messages() as sent, store.transaction():
                 found = store.acquire_many(operations)
                 assert all(isinstance(claim, Claim) for claim in found)
-                if answered:
+                if completed:
                     responses = [(claim, RESPONSE) for claim in found if isinstance(claim, Claim)]
                     assert all(store.complete_many(responses))
-            assert len(sent) == 2 + answered
+            assert len(sent) == 2 + completed
 
     def test_atomic(self, client: Client) -> None:
         """With ``atomic()`` a leased request sends four more than its handler: its last look at
@@ -478,7 +478,7 @@ class TestEitherWay:
         [
             ("timeout", 503, "store-unavailable"),
             ("read-only", 503, "store-unavailable"),
-            ("serialize the answer", 409, "in-progress"),
+            ("serialize the response", 409, "in-progress"),
         ],
     )
     def test_refused_response(self, client: Client, act: str, status: int, slug: str) -> None:

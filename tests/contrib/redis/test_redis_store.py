@@ -96,7 +96,7 @@ class Probe(Connection):
         if Probe.breaks:
             Probe.breaks -= 1
             self.disconnect()
-            raise RedisConnectionError("The connection broke before the answer came.")
+            raise RedisConnectionError("The connection broke before the reply came.")
         return response
 
 

@@ -1,4 +1,4 @@
-"""Each attempt at an operation is kept: what happened the first time has an answer."""
+"""Each attempt at an operation is kept: what happened the first time is known."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ class Service:
         )
         number = self._execute("SELECT number FROM done WHERE key = ?", key)
         if lost:
-            raise TimeoutError(f"{self.name} did not answer.")
+            raise TimeoutError(f"{self.name} did not respond.")
         return f"{self.name}-{number}"
 
     def effects(self, reference: object) -> int:
@@ -495,7 +495,7 @@ only slow: then the trial has not ended its lease."""
 
 _MESSAGES, _PROCESSES = 6, 3  # of a storm
 
-_WORDS: Final = {KILL: "killed before", PAUSE: "paused before", LOSE: "no answer to"}
+_WORDS: Final = {KILL: "killed before", PAUSE: "paused before", LOSE: "no response to"}
 
 
 class _NothingWaits(Exception):
