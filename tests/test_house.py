@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
+from itertools import chain
 from pathlib import Path
 
 import idempotency_django
@@ -90,3 +91,24 @@ def test_makefile_names_tests_that_exist() -> None:
     named = set(re.findall(r"tests/[\w/.]+(?![\w/.*])", said))
     assert {"tests/faults", "tests/docs", "tests/checks/test_checks.py"} <= named
     assert not {path for path in named if not (PACKAGE.parent / path).exists()}
+
+
+def test_contributing_names_what_exists() -> None:
+    """A reader of CONTRIBUTING.md finds each file, folder, function and class that it names."""
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text()
+    architecture = text.partition("## Architecture")[2].partition("## A store of your own")[0]
+    root = PACKAGE.parent
+    found = chain(*((root / each).rglob("*") for each in ("docs", "tests", PACKAGE.name)))
+    paths = [f"/{each.relative_to(root)}{'/' if each.is_dir() else ''}" for each in found]
+    defined = {
+        node.name
+        for tree in modules().values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    named = re.findall(r"`([\w./]+(?:/|\.py))`", architecture)
+    called = re.findall(r"`(?:\w+\.)*(\w+)(?:\(\)`|`(?= \(`))", architecture)
+    assert len(named) > 40
+    assert len(called) > 15
+    assert [each for each in named if not any(path.endswith(f"/{each}") for path in paths)] == []
+    assert [each for each in called if each not in defined] == []

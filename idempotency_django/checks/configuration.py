@@ -13,7 +13,7 @@ from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Dja
 from django.core.exceptions import ImproperlyConfigured
 
 from ..conf import MIDDLEWARE, NAMES, conf, default_store, did_you_mean
-from ..engine.planning import lease_of
+from ..engine.planning import choose_mode
 from ..http.messages import REPLAYED_HEADER
 from ..http.status import status_url
 from ..policy import UNSET, Policy
@@ -49,7 +49,7 @@ def promise(policy: Policy, where: str) -> Iterator[CheckMessage]:
     store, _ = tried(lambda: stores[resolved.store]) if resolved else (None, "")
     if resolved is None or store is None:
         return  # another check reports it
-    needs: dict[str, Callable[[], object]] = {"E019": partial(lease_of, resolved, store)}
+    needs: dict[str, Callable[[], object]] = {"E019": partial(choose_mode, resolved, store)}
     if resolved.on_conflict == "accepted":
         needs["E020"] = partial(status_url, "token")
     for number, need in needs.items():

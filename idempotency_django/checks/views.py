@@ -16,7 +16,7 @@ from django.core.checks import (
 )
 
 from ..conf import conf, did_you_mean
-from ..engine import lease_of
+from ..engine import choose_mode
 from ..http.declared import (
     EXEMPT,
     HOOKS,
@@ -235,8 +235,8 @@ def _leased_in_transaction(endpoint: Endpoint) -> Iterator[CheckMessage]:
     if policy is None or not around:
         return
     store = stores[policy.store]
-    lease, _ = tried(lambda: lease_of(policy, store))
-    if lease is not None and (store.using is None or store.using in around):
+    mode, _ = tried(lambda: choose_mode(policy, store))
+    if mode == "leased" and (store.using is None or store.using in around):
         yield Error(
             f"{endpoint.view_name} is in the leased mode, but ATOMIC_REQUESTS opens "
             "a transaction around it, so requests with a key fail.",

@@ -22,7 +22,7 @@ from .outcomes import (
     refusal,
     reraise,
 )
-from .planning import Plan, lease_of, make_plan, plan_call
+from .planning import Plan, choose_mode, make_plan, plan_call
 from .running import arun, replay, run
 from .steps import current_step
 
@@ -41,13 +41,13 @@ __all__ = [
     "Result",
     "aidempotent_call",
     "arun",
+    "choose_mode",
     "current_execution",
     "current_step",
     "decide",
     "describe_error",
     "idempotent_call",
     "json_result",
-    "lease_of",
     "make_plan",
     "plan_call",
     "refusal",

@@ -137,6 +137,9 @@ class ExecutionContext:
         each request that asks for something else. Without the secret, no guess at the request
         can be tested against it. Send it to a payment provider as *its* idempotency key.
 
+        From then on the operation's key is pinned to its request: if the attempt fails, another
+        request with the key is refused.
+
         Args:
             name: what the key is for, such as ``"charge"``.
         """

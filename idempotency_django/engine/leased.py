@@ -146,8 +146,8 @@ class LeasedRun:
         ended: Result | Exception
         try:
             return await self._executed()
-        except RolledBack as signal:
-            ended = signal.result
+        except RolledBack as rollback:
+            ended = rollback.result
         except Exception as error:  # noqa: BLE001  # whatever it is, it goes on
             ended = error
         except asyncio.CancelledError as error:
@@ -156,7 +156,7 @@ class LeasedRun:
             raise
         # Outside the except clauses, so that an error raised on shows no trace of this detour.
         is_lost = isinstance(ended, ClaimLost) and not ended.foreign
-        if is_lost and not await self.driver.call(self._is_mine):
+        if is_lost and not await self.driver.call(self._try_to_renew):
             return await self._superseded()
         return await self.driver.call(self._ended, ended)
 
@@ -305,8 +305,8 @@ class LeasedRun:
 
     # Superseded.
 
-    def _is_mine(self) -> bool:
-        """Whether the claim still belongs to its owner; true if the store is unreachable."""
+    def _try_to_renew(self) -> bool:
+        """Renew the lease once more; ``False`` if another attempt has taken over."""
         try:
             return self.store.extend(self.claim, self.seconds)
         except (StoreUnavailable, OperationInProgress):

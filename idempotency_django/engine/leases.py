@@ -18,14 +18,14 @@ from ..stores.records import Claim
 
 logger = logging.getLogger("idempotency_django")
 
-RENEWALS: Final = 3
-RETRIES: Final = 12
-"""A lease is renewed after a third of its time; after a failure, again after a twelfth."""
+# Parts of a lease's time.
+RENEWED_AFTER: Final = 1 / 3
+RETRIED_AFTER: Final = 1 / 12
+"""When a renewal that has failed is tried again."""
+DUE_SOON: Final = 1 / 6
+"""Leases that are due within this part are renewed together with those that are due now."""
 
-EARLY: Final = 2 * RENEWALS
-"""A lease that is due within a sixth of its time is renewed together with those due now."""
-
-LISTED: Final = 3  # operations that a line of the log names
+NAMED: Final = 3  # operations that a line of the log names
 
 
 class Lease:
@@ -102,7 +102,8 @@ def kept_alive(lease: Lease) -> Iterator[None]:
 class Heartbeat:
     """Renews the leases of one store from one thread, in each tick with one statement.
 
-    The thread sleeps until a lease is due, and ends when it finds none. A lease that is due later
+    It never stops a handler: one that is late goes on, and finds out when it stores something. The
+    thread sleeps until a lease is due, and ends when it finds none. A lease that is due later
     than the thread wakes anyway does not wake it: an execution that is over by then costs nothing.
 
     Args:
@@ -124,7 +125,7 @@ class Heartbeat:
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
                 thread.start()  # if there are too many threads, the next lease tries again
                 self._thread = thread
-            due = self._due[lease] = time.monotonic() + lease.seconds / RENEWALS
+            due = self._due[lease] = time.monotonic() + lease.seconds * RENEWED_AFTER
             if due < self._wakes_at:
                 self._condition.notify()
 
@@ -143,17 +144,20 @@ class Heartbeat:
                 logger.warning(
                     "The heartbeat could not open or close its connections.", exc_info=True
                 )
-                self._put_off(due, due[0].seconds / RETRIES)
+                self._put_off(due, due[0].seconds * RETRIED_AFTER)
             del due  # so that no lease, and with it the store, is kept while this thread waits
 
     def _next(self) -> list[Lease]:
-        """Wait until a lease is due; those like it that are due soon; none are left: none."""
+        """Wait until a lease is due; return it with those like it that are due soon.
+
+        The list is empty when no lease is left.
+        """
         with self._condition:
             while self._due:
                 now, first = time.monotonic(), min(self._due.values())
                 if first <= now:
                     lease = min(self._due, key=self._due.__getitem__)
-                    soon = now + lease.seconds / EARLY
+                    soon = now + lease.seconds * DUE_SOON
                     return [
                         each for each, at in self._due.items() if at <= soon and each.is_like(lease)
                     ]
@@ -187,9 +191,9 @@ class Heartbeat:
                     lease.claim.operation.name,
                 )
         failed = [lease for lease, reply in zip(kept, replies, strict=True) if reply is None]
-        self._put_off(kept, seconds / RENEWALS)
+        self._put_off(kept, seconds * RENEWED_AFTER)
         if failed:
-            self._put_off(failed, seconds / RETRIES)
+            self._put_off(failed, seconds * RETRIED_AFTER)
             logger.warning(
                 "%s could not be renewed; trying again.", _listed(failed), exc_info=problem
             )
@@ -215,8 +219,8 @@ def _log_overdue(claim: Claim) -> None:
 
 
 def _listed(leases: Sequence[Lease]) -> str:
-    names = [f"attempt {x.claim.attempt} of {x.claim.operation.name}" for x in leases[:LISTED]]
-    more = f" and {len(leases) - LISTED} more" if len(leases) > LISTED else ""
+    names = [f"attempt {x.claim.attempt} of {x.claim.operation.name}" for x in leases[:NAMED]]
+    more = f" and {len(leases) - NAMED} more" if len(leases) > NAMED else ""
     return f"The lease{'s' if len(leases) > 1 else ''} of {', '.join(names)}{more}"
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import cached_property, lru_cache
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -40,25 +39,28 @@ class PlanRequest(Protocol):
         """The invocation for the policy; called only if there may be a key."""
 
 
+Mode = Literal["transactional", "leased"]
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An operation with its store and mode, ready to run.
+    """An operation with its store, ready to run.
 
     Attributes:
         policy: the policy, resolved.
         store: where the operation's record lives.
-        operation: the operation to execute once.
-        derived: whether the key is derived because the client sent none.
+        operation: the operation to execute once. It has a lease in the leased mode only.
+        names_key: whether the response names the key, because it was not in the request's header.
     """
 
     policy: Policy
     store: Store
     operation: Operation
-    derived: bool = False
+    names_key: bool = False
 
 
 def make_plan(policy: Policy, request: PlanRequest, *, asynchronous: bool = False) -> Plan | None:
-    """The plan for what an adapter was asked for; ``None``: there is no key, and none is needed.
+    """The plan for what an adapter was asked for, or ``None`` if it has no key and needs none.
 
     Args:
         policy: a resolved policy.
@@ -78,18 +80,22 @@ def make_plan(policy: Policy, request: PlanRequest, *, asynchronous: bool = Fals
         identity.refuse_missing(policy, request.method)
         return None
     store = stores[policy.store]
-    lease = lease_of(policy, store, asynchronous=asynchronous)
+    mode = choose_mode(policy, store, asynchronous=asynchronous)
     operation = identity.operation(
-        policy, asked.invocation, key=key, scope=request.scope(), lease=lease
+        policy,
+        asked.invocation,
+        key=key,
+        scope=request.scope(),
+        lease=policy.lease if mode == "leased" else None,
     )
-    parent = CURRENT.get()
-    if parent is not None:
-        operation = replace(operation, caused_by=parent.reference)
-    return Plan(policy, store, operation, derived=source in _DERIVED)
+    outer = CURRENT.get()
+    if outer is not None:
+        operation = replace(operation, caused_by=outer.reference)
+    return Plan(policy, store, operation, names_key=source in _NOT_IN_HEADER)
 
 
 class _Asked:
-    """What a request asks for, as the sources of its key look at it.
+    """A request, as the sources of its key look at it.
 
     Args:
         policy: a resolved policy.
@@ -99,8 +105,7 @@ class _Asked:
     def __init__(self, policy: Policy, request: PlanRequest) -> None:
         self.policy = policy
         self.request = request
-        reads_header = policy.key is None or keys.reads_header(policy.key)
-        self.header = request.header() if reads_header else None
+        self.header = request.header() if keys.reads_header(policy.key) else None
         self.is_made_up = self.header is not None and keys.MADE_UP.fullmatch(self.header)
 
     @cached_property
@@ -109,21 +114,21 @@ class _Asked:
         return identity.identified(self.policy, invocation) if self.policy.principal else invocation
 
 
-# The sources of a key, in their order. The first that knows one wins.
+# The sources of a key, in their order. The first that has one wins.
 
 
-def _client(asked: _Asked) -> str | None:
-    """The key in the header, which the client has chosen."""
+def _from_client(asked: _Asked) -> str | None:
+    """The key in the header, if the client has chosen it."""
     return None if asked.header is None or asked.is_made_up else _in_header(asked, asked.header)
 
 
-def _form_field(asked: _Asked) -> str | None:
-    """The key that the server has written into a form: it is the same for a double click."""
-    return _derived(asked) if hasattr(asked.policy.key, keys.FIELD_OF_FORM) else None
+def _from_form(asked: _Asked) -> str | None:
+    """The key that the server has written into the form, the same for both clicks of a double."""
+    return _from_policy(asked) if keys.form_field_of(asked.policy.key) else None
 
 
-def _browser(asked: _Asked) -> str | None:
-    """The key in the header, which a browser has made up. If it is unusable, it is ignored."""
+def _from_browser(asked: _Asked) -> str | None:
+    """The key in the header, if a browser has made it up. It is ignored if it cannot be used."""
     if asked.header is None or not asked.is_made_up:
         return None
     try:
@@ -141,18 +146,18 @@ def _in_header(asked: _Asked, header: str) -> str:
     return key
 
 
-def _derived(asked: _Asked) -> str | None:
-    """The key that is made of what is asked for."""
-    return identity.derived_key(asked.policy, asked.invocation) if asked.policy.key else None
+def _from_policy(asked: _Asked) -> str | None:
+    """The key that the policy's ``key`` makes of the request."""
+    return identity.key_of_request(asked.policy, asked.invocation)
 
 
 SOURCES: Final[tuple[Callable[[_Asked], str | None], ...]] = (
-    _client,
-    _form_field,
-    _browser,
-    _derived,
+    _from_client,
+    _from_form,
+    _from_browser,
+    _from_policy,
 )
-_DERIVED: Final = (_form_field, _derived)
+_NOT_IN_HEADER: Final = (_from_form, _from_policy)
 
 
 def plan_call(
@@ -187,29 +192,29 @@ def plan_call(
         ImproperlyConfigured: the policy needs what its store or mode cannot promise.
     """
     store = stores[policy.store]
-    lease = lease_of(policy, store, asynchronous=asynchronous)
+    mode = choose_mode(policy, store, asynchronous=asynchronous)
     operation = identity.named_operation(
         policy,
         key=keys.checked(key),
         scope=scope,
         name=name,
-        content_digest=content_digest,
+        content=content_digest,
         method=method,
-        lease=lease,
+        lease=policy.lease if mode == "leased" else None,
     )
-    parent = CURRENT.get()
-    if parent is not None and not caused_by:
-        caused_by = parent.reference
+    outer = CURRENT.get()
+    if outer is not None and not caused_by:
+        caused_by = outer.reference
     if caused_by or max_attempts is not None:
         operation = replace(operation, caused_by=caused_by, max_attempts=max_attempts)
     return Plan(policy, store, operation)
 
 
 @lru_cache(maxsize=1024)
-def lease_of(policy: Policy, store: Store, *, asynchronous: bool = False) -> timedelta | None:
-    """The lease of a claim under this policy; ``None``: its transaction holds it.
+def choose_mode(policy: Policy, store: Store, *, asynchronous: bool = False) -> Mode:
+    """The mode of an operation, if the store can do what its policy promises in that mode.
 
-    It is worked out once for each policy and store, and so is whether the store can do it.
+    It is chosen once for each policy and store.
 
     Args:
         policy: a resolved policy.
@@ -217,7 +222,7 @@ def lease_of(policy: Policy, store: Store, *, asynchronous: bool = False) -> tim
         asynchronous: whether the handler is async, so that no transaction can span it.
 
     Raises:
-        ImproperlyConfigured: the policy needs what cannot be promised here.
+        ImproperlyConfigured: the policy needs what its store or mode cannot promise.
     """
     store.validate(policy)
     if policy.on_expired == "refuse" and not policy.retention:
@@ -231,7 +236,7 @@ def lease_of(policy: Policy, store: Store, *, asynchronous: bool = False) -> tim
                 "An idempotency policy has on_conflict='accepted' in the transactional mode, "
                 "where other requests cannot see an operation in progress. Give it mode='leased'."
             )
-        return None
+        return "transactional"
     if policy.mode == "transactional":
         raise no_transactional_mode("an async view, for which Django has no transactions")
     if policy.ttl is not None and policy.ttl <= policy.lease:
@@ -240,4 +245,4 @@ def lease_of(policy: Policy, store: Store, *, asynchronous: bool = False) -> tim
             f"of {policy.lease}: its responses could expire before they are sent. Make the ttl "
             "longer than the lease."
         )
-    return policy.lease
+    return "leased"

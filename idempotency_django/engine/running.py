@@ -19,6 +19,7 @@ from .leased import LeasedRun
 from .observing import observed
 from .outcomes import (
     Admit,
+    Executed,
     Outcome,
     Recover,
     Replayed,
@@ -97,7 +98,8 @@ def run_unobserved(
             driver, store, operation, executed, lease, recover, admit, together=together
         )
         outcome = finish(leased.outcome())
-    announce_outcome(outcome, operation)
+    if not isinstance(outcome, Executed):  # its signals were sent on the way
+        announce_outcome(outcome, operation)
     return outcome
 
 

@@ -216,7 +216,7 @@ def _response(adapter: Adapter, plan: Plan, outcome: Outcome, asked_at: float) -
             raise refusal(outcome)
         case _:
             assert_never(outcome)
-    if plan.derived:
+    if plan.names_key:
         response[conf.header] = keys.quoted(plan.operation.key)
     return response
 

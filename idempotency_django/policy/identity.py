@@ -29,16 +29,14 @@ def client_key(policy: Policy, header: str) -> str:
     return key if policy.key_format == "any" else _in_format(policy, key)
 
 
-def derived_key(policy: Policy, invocation: Invocation) -> str | None:
-    """The key that is derived from the invocation, if there is one.
+def key_of_request(policy: Policy, invocation: Invocation) -> str | None:
+    """The key that the policy's ``key`` makes of the invocation, if it makes one.
 
     Raises:
         KeyMalformed: it is not a key, or not in the policy's format.
     """
-    derived = policy.key(invocation) if policy.key else None
-    if derived is None:
-        return None
-    return _in_format(policy, keys.checked(_text("key", derived)))
+    key = policy.key(invocation) if policy.key else None
+    return None if key is None else _in_format(policy, keys.checked(_text("key", key)))
 
 
 def refuse_missing(policy: Policy, method: str) -> None:
@@ -57,7 +55,7 @@ def _in_format(policy: Policy, key: str) -> str:
 
 
 def _how_to_send_a_key(policy: Policy) -> str:
-    field = getattr(policy.key, keys.FIELD_OF_FORM, None)
+    field = keys.form_field_of(policy.key)
     places = [f"the header {conf.header}"] if keys.reads_header(policy.key) else []
     places += [f"the field {field!r} of its form"] if field else []
     if not places:
@@ -123,19 +121,17 @@ def operation(
     if not isinstance(asked_for, bytes):
         asked_for = _text("fingerprint", asked_for)
     caller = () if policy.principal is False else (invocation.principal, invocation.authorization)
-    fingerprint, *former = keyed_digests(
-        "fingerprint", asked_for, scope, key, invocation.host, *caller
-    )
-    return _operation_template(policy)(
+    return named_operation(
+        policy,
         key=key,
-        scope=scope if scopes.FITS.fullmatch(scope) else scopes.fit(scope),
+        scope=scope,
         name=invocation.name,
-        fingerprint=fingerprint,
-        former_fingerprints=tuple(former),
-        lease=lease,
+        content=asked_for,
+        asked_by=(invocation.host, *caller),
         principal=invocation.principal or next(iter(owners_of(invocation.authorization)), ""),
         method=invocation.method,
         path=invocation.path,
+        lease=lease,
     )
 
 
@@ -148,7 +144,7 @@ def _refuse_scope(scope: object, name: str) -> NoReturn:
 
 
 def named_fingerprints(key: str, scope: str, content_digest: str) -> tuple[str, ...]:
-    """The fingerprint of a :func:`named_operation`, and after it its former ones."""
+    """The fingerprint of a call, and after it its former ones."""
     return keyed_digests("fingerprint", content_digest, scope, key)
 
 
@@ -158,30 +154,38 @@ def named_operation(
     key: str,
     scope: str,
     name: str,
-    content_digest: str,
+    content: bytes | str,
     method: str,
+    asked_by: tuple[str, ...] = (),
+    principal: str = "",
+    path: str = "",
     lease: timedelta | None = None,
 ) -> Operation:
-    """The operation that a call names itself, for every caller who knows the key.
+    """The operation with this name.
 
     Args:
         policy: a resolved policy.
         key: its key.
         scope: the namespace that the key is unique in.
-        name: its name.
-        content_digest: the digest of what is asked for.
-        method: what stands for the HTTP method in the audit.
+        name: its name, for people.
+        content: what is asked for, or its digest.
+        asked_by: what tells callers apart; empty if every caller who knows the key may have it.
+        principal: who is calling, for the audit.
+        method: the HTTP method, or what stands for it; for the audit.
+        path: the path, or what stands for it; for the audit.
         lease: how long a claim on it lives; ``None``: as long as its transaction.
     """
-    fingerprint, *former = named_fingerprints(key, scope, content_digest)
+    fingerprint, *former = keyed_digests("fingerprint", content, scope, key, *asked_by)
     return _operation_template(policy)(
         key=key,
         scope=scope if scopes.FITS.fullmatch(scope) else scopes.fit(scope),
         name=name,
         fingerprint=fingerprint,
         former_fingerprints=tuple(former),
-        lease=lease,
+        principal=principal,
         method=method,
+        path=path,
+        lease=lease,
     )
 
 

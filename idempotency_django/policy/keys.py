@@ -25,10 +25,10 @@ from .invocation import Form, Invocation
 MAX_LENGTH: Final = 255
 FORM_FIELD: Final = "idempotency_key"
 """The field of an HTML form that carries its key."""
-FIELD_OF_FORM: Final = "form_field"
-"""The attribute of a key callable with the name of the form field of its key."""
 
-_INSTEAD_OF_HEADER: Final = "instead_of_header"
+# Attributes of key callables.
+_FORM_FIELD_NAME: Final = "form_field"
+_IGNORES_HEADER: Final = "ignores_header"
 
 KeyFunction = Callable[[Invocation], str | None]
 
@@ -177,8 +177,13 @@ def form_field(name: str = FORM_FIELD) -> KeyFunction:
             raise KeyGuessable
         return key
 
-    setattr(form_field_key, FIELD_OF_FORM, name)
+    setattr(form_field_key, _FORM_FIELD_NAME, name)
     return form_field_key
+
+
+def form_field_of(derive: KeyFunction | None) -> str:
+    """The form field that a key callable reads, or an empty text if it reads none."""
+    return getattr(derive, _FORM_FIELD_NAME, "")
 
 
 def instead_of_header(derive: KeyFunction) -> KeyFunction:
@@ -201,16 +206,16 @@ def instead_of_header(derive: KeyFunction) -> KeyFunction:
         )
 
     @wraps(derive)
-    def derived_key(invocation: Invocation) -> str | None:
+    def key_instead(invocation: Invocation) -> str | None:
         return derive(invocation)
 
-    setattr(derived_key, _INSTEAD_OF_HEADER, True)
-    return derived_key
+    setattr(key_instead, _IGNORES_HEADER, True)
+    return key_instead
 
 
 def reads_header(derive: KeyFunction | None) -> bool:
     """Whether the key header counts, alone or beside a key callable."""
-    return not getattr(derive, _INSTEAD_OF_HEADER, False)
+    return not getattr(derive, _IGNORES_HEADER, False)
 
 
 def deterministic(*paths: str) -> KeyFunction:

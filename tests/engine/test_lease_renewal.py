@@ -128,7 +128,7 @@ def test_shorter_lease_wakes_the_thread() -> None:
 def test_connections_are_let_go_between_renewals(monkeypatch: pytest.MonkeyPatch) -> None:
     """The heartbeat keeps no connection until the next lease is due."""
     store = Noted(str(uuid4()))
-    monkeypatch.setattr(leases, "RENEWALS", math.inf)  # a lease is due at once …
+    monkeypatch.setattr(leases, "RENEWED_AFTER", 0.0)  # a lease is due at once …
     store.responses = [monkeypatch.undo]  # … and once renewed, it is not due for hours
     with kept_alive(a_lease(store)):
         assert store.let_go.wait(PATIENCE)
@@ -225,7 +225,7 @@ def test_leases_of_other_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """A statement renews leases of one length; those of another length that are due come next."""
     store = Noted(str(uuid4()))
     lengths = {DAY, 2 * DAY, 3 * DAY}
-    monkeypatch.setattr(leases, "RENEWALS", math.inf)
+    monkeypatch.setattr(leases, "RENEWED_AFTER", 0.0)
     with ExitStack() as kept:
         for seconds in lengths:
             for _ in range(10):

@@ -15,7 +15,7 @@ from django.test import override_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idempotency_django.engine.planning import lease_of
+from idempotency_django.engine.planning import choose_mode
 from idempotency_django.errors import KeyMalformed, KeyMissing
 from idempotency_django.policy import (
     DEFAULTS,
@@ -366,7 +366,7 @@ def test_client_key() -> None:
     policy = Policy().resolved()
     assert identity.client_key(policy, '"abc"') == identity.client_key(policy, "abc") == "abc"
     derived = Policy(key=keys.instead_of_header(keys.natural("order"))).resolved()
-    assert identity.derived_key(derived, a_call(Parsed({"order": "A-1"}))) == "A-1"
+    assert identity.key_of_request(derived, a_call(Parsed({"order": "A-1"}))) == "A-1"
     with pytest.raises(KeyMalformed):
         identity.client_key(policy, "")
 
@@ -380,7 +380,7 @@ def test_key_format(key_format: str, key: str, expected: bool) -> None:
     policy = Policy(key_format=key_format, key=lambda call: key).resolved()
     for read in (
         lambda: identity.client_key(policy, key),
-        lambda: identity.derived_key(policy, a_call()),
+        lambda: identity.key_of_request(policy, a_call()),
     ):
         if expected:
             assert read() == key
@@ -391,12 +391,12 @@ def test_key_format(key_format: str, key: str, expected: bool) -> None:
 
 def test_derived_key() -> None:
     """A key callable gives the key, or None; what it gives must be one."""
-    assert identity.derived_key(Policy().resolved(), a_call()) is None
+    assert identity.key_of_request(Policy().resolved(), a_call()) is None
     policy = Policy(key=keys.natural("order")).resolved()
-    assert identity.derived_key(policy, a_call(Parsed({"order": "A-1"}))) == "A-1"
-    assert identity.derived_key(policy, a_call(Parsed({}))) is None
+    assert identity.key_of_request(policy, a_call(Parsed({"order": "A-1"}))) == "A-1"
+    assert identity.key_of_request(policy, a_call(Parsed({}))) is None
     with pytest.raises(KeyMalformed):
-        identity.derived_key(policy, a_call(Parsed({"order": "A 1"})))
+        identity.key_of_request(policy, a_call(Parsed({"order": "A 1"})))
 
 
 @pytest.mark.parametrize("name", ["key", "scope", "fingerprint"])
@@ -406,7 +406,7 @@ def test_callable_that_returns_something_else(name: str, value: object) -> None:
     policy = Policy(**{name: lambda call: value}).resolved()
 
     def ask() -> None:
-        identity.derived_key(policy, a_call())
+        identity.key_of_request(policy, a_call())
         identity.operation(policy, a_call(), key=UUID)
 
     with pytest.raises(ImproperlyConfigured, match=f"{name}.*{type(value).__name__}"):
@@ -538,7 +538,7 @@ def test_policy_of_each_request(settings: Any) -> None:
     assert isinstance(store, Validated)
     resolved = {id(policy.resolved()) for policy in per_request(ttl=DAY)}
     for policy in per_request(ttl=DAY):
-        lease_of(policy.resolved(), store)
+        choose_mode(policy.resolved(), store)
     assert (len(resolved), store.validated) == (1, 1)
 
 
@@ -549,7 +549,7 @@ def test_lifetime_per_tenant(settings: Any) -> None:
     assert isinstance(store, Validated)
     for _ in range(10):
         for tenant in range(500):
-            lease_of(Policy(ttl=timedelta(days=tenant + 1)).resolved(), store)
+            choose_mode(Policy(ttl=timedelta(days=tenant + 1)).resolved(), store)
     assert store.validated == 500
 
 

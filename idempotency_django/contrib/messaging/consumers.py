@@ -21,8 +21,8 @@ from ...engine import (
     ExecutionContext,
     Item,
     Plan,
+    choose_mode,
     json_result,
-    lease_of,
     plan_call,
     run_many,
 )
@@ -622,10 +622,10 @@ class Consumer:
         """
         policy = self._policy.resolved()
         store = stores[policy.store]
-        lease_of(policy, store)
+        choose_mode(policy, store)
         for kind, handler in self._handlers.items():
             self._validate_sync(kind, handler)
-            lease_of(handler.policy(policy), store)
+            choose_mode(handler.policy(policy), store)
             if handler.steps and not store.supports_steps:
                 raise ImproperlyConfigured(
                     f"The handler of {kind!r} in the consumer {self.name!r} has steps, which the "

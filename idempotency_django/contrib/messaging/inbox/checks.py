@@ -15,7 +15,7 @@ from django.core.checks import (
 from django.core.exceptions import ImproperlyConfigured
 
 from ....conf import did_you_mean
-from ....engine import lease_of
+from ....engine import choose_mode
 from ....policy import PROJECT_POLICY, resolve
 from ....stores import stores
 from .receivers import WebhookReceiver, policy_of, receivers
@@ -46,7 +46,7 @@ def _is_sound() -> bool:
     try:
         stores.all()
         policy = resolve(PROJECT_POLICY)
-        lease_of(policy, stores[policy.store])
+        choose_mode(policy, stores[policy.store])
     except ImproperlyConfigured:
         return False
     return True
@@ -94,7 +94,7 @@ def _verifier(receiver: type[WebhookReceiver]) -> Iterator[CheckMessage]:
 def _policy(receiver: type[WebhookReceiver]) -> Iterator[CheckMessage]:
     try:
         policy = policy_of(receiver)
-        lease_of(policy, stores[policy.store])
+        choose_mode(policy, stores[policy.store])
     except ImproperlyConfigured as error:
         yield Error(
             f"The policy of {receiver.__qualname__} cannot be used: {error}",
