@@ -8,13 +8,11 @@ import logging
 import re
 from collections.abc import Callable
 from datetime import timedelta
-from functools import lru_cache
 from typing import Any, ClassVar, Final, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
 from django.db import connections, transaction
-from django.db.models import AutoField
 from django.db.models.constants import OnConflict
 from django.db.models.sql import InsertQuery
 from django.http import HttpRequest, HttpResponse, UnreadablePostError
@@ -35,6 +33,14 @@ from ..events import Event
 from ..models import InboxMessage, MessageState
 from .verifiers import Contents, Verifier
 
+logger = logging.getLogger("idempotency_django")
+
+RETRY_AFTER: Final = 30
+"""Seconds after which a sender may try again when the database cannot be reached."""
+
+_SECRET_HEADERS: Final = frozenset({"cookie", "authorization", "x-api-key", "x-auth-token"})
+_COLUMNS: Final = [each for each in InboxMessage._meta.concrete_fields if not each.primary_key]
+
 
 def read_body(request: HttpRequest, at_most: int) -> bytes:
     """The body.
@@ -43,99 +49,24 @@ def read_body(request: HttpRequest, at_most: int) -> bytes:
         DeliveryTooLarge: it has more bytes than that.
         DeliveryMalformed: it did not arrive.
     """
-    length = request.META.get("CONTENT_LENGTH") or ""
-    if length.isdecimal() and int(length[:20]) > at_most:
-        raise DeliveryTooLarge
     try:
-        # Not request.body, which has a limit of its own, unless a middleware has read it.
-        body = request.body if hasattr(request, "_body") else request.read(at_most + 1)
+        body = bytes(request.read(at_most + 1))  # request.body has a limit of its own
     except (UnreadablePostError, RawPostDataException) as error:
         raise DeliveryMalformed(
             "The body of the delivery could not be read, so nothing was stored. Deliver it again."
         ) from error
     if len(body) > at_most:
         raise DeliveryTooLarge
-    if not body and _came_in_chunks(request):
-        raise DeliveryMalformed(
-            "The delivery has no Content-Length (Transfer-Encoding: chunked), and Django cannot "
-            "read such a body from a WSGI server. Put a buffering proxy in front of the server, "
-            "or use ASGI. Nothing was stored."
-        )
-    return bytes(body)
-
-
-def _came_in_chunks(request: HttpRequest) -> bool:
-    """Whether the request has a body that Django takes for an empty one, for want of a length."""
-    encoding = request.META.get("HTTP_TRANSFER_ENCODING", "")
-    no_length = not request.META.get("CONTENT_LENGTH")
-    return no_length and "chunked" in encoding.lower() and "wsgi.input" in request.META
-
-
-_SECRET_HEADERS: Final = frozenset({"cookie", "authorization", "x-api-key", "x-auth-token"})
-
-
-def kept_headers(request: HttpRequest) -> list[tuple[str, str]]:
-    """The headers, without credentials."""
-    sent = request.headers.items()
-    return [(name, value) for name, value in sent if name.lower() not in _SECRET_HEADERS]
-
-
-T = TypeVar("T")
-
-logger = logging.getLogger("idempotency_django")
-
-RETRY_AFTER = 30
-"""Seconds after which a sender may try again when the database cannot be reached."""
-
-_COLUMNS = [
-    field for field in InboxMessage._meta.concrete_fields if not isinstance(field, AutoField)
-]
+    return body
 
 
 def insert(message: InboxMessage) -> bool:
     """Commit the message; ``False``: a message with its source and id, or its unique digest,
     exists.
-
-    Raises:
-        StoreUnavailable: it is not known to be committed.
-        ImproperlyConfigured: a transaction is open, with which it would be committed later.
     """
-    message.fingerprint = _fingerprint(message)
-    return _done(_inserted, message)
-
-
-def known_digest(message: InboxMessage) -> str | None:
-    """The digest of the existing message with this source and id; ``None``: no such message exists.
-
-    Raises:
-        StoreUnavailable: the database cannot be reached.
-        ImproperlyConfigured: a transaction is open.
-    """
-    return _done(_known, message)
-
-
-def _done(statement: Callable[[InboxMessage, str], T], message: InboxMessage) -> T:
-    """The result of the statement, retried on a second connection if the first one is lost."""
-    using = database()
-    try:
-        _refuse_transaction(using)
-        try:
-            return statement(message, using)
-        except DatabaseFault:
-            if not _is_lost(using):
-                raise
-            connections[using].close()  # the next one may work, and a second INSERT does no harm
-            return statement(message, using)
-    except DatabaseFault as error:
-        logger.exception("A message of %s could not be stored.", message.source)
-        raise StoreUnavailable(
-            "The database cannot be reached, so the delivery was not stored. Deliver it again "
-            "later.",
-            retry_after=RETRY_AFTER,
-        ) from error
-
-
-def _inserted(message: InboxMessage, using: str) -> bool:
+    content_digest, using = digest(message.digest), database()
+    named = named_fingerprints(message.message_id, scope_of(message.source), content_digest)
+    message.fingerprint = named[0]  # under the SECRET_KEY of now
     query = InsertQuery(InboxMessage, on_conflict=OnConflict.IGNORE)
     query.insert_values(_COLUMNS, [message])
     [(statement, parameters)] = query.get_compiler(using=using).as_sql()
@@ -144,18 +75,11 @@ def _inserted(message: InboxMessage, using: str) -> bool:
         return bool(cursor.rowcount)
 
 
-def _known(message: InboxMessage, using: str) -> str | None:
-    rows = InboxMessage.objects.using(using)
+def known_digest(message: InboxMessage) -> str | None:
+    """The digest of the message that has this source and id; ``None``: there is none."""
+    rows = InboxMessage.objects.using(database())
     same = rows.filter(source=message.source, message_id=message.message_id)
     return same.values_list("digest", flat=True).first()
-
-
-def _is_lost(using: str) -> bool:
-    """Whether there was a connection that is no longer usable."""
-    connection = connections[using]
-    if connection.connection is None or connection.in_atomic_block:
-        return False
-    return not connection.is_usable()
 
 
 def _refuse_transaction(using: str) -> None:
@@ -173,7 +97,8 @@ ANY: Final = "*"
 
 _SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_RECEIVERS: Final[dict[str, list[type[WebhookReceiver]]]] = {}
+_RECEIVERS: Final[dict[str, dict[str, type[WebhookReceiver]]]] = {}
+"""The receivers by source and path: one that is loaded again replaces itself."""
 
 
 class WebhookReceiver(View):
@@ -225,8 +150,7 @@ class WebhookReceiver(View):
                 f"{cls.source!r} is not a valid source of {cls.__qualname__}. Use 1 to 100 "
                 "letters, digits, '_', '.' and '-', such as 'stripe'."
             )
-        others = [other for other in _RECEIVERS.get(cls.source, ()) if not _is_same(other, cls)]
-        _RECEIVERS[cls.source] = [*others, cls]
+        _RECEIVERS.setdefault(cls.source, {})[f"{cls.__module__}.{cls.__qualname__}"] = cls
 
     @classmethod
     def on(cls, *types: str, steps: bool = False) -> Callable[[_Function], _Function]:
@@ -286,11 +210,19 @@ class WebhookReceiver(View):
         """Verify and store a delivery."""
         try:
             stored = self._receive(request)
+        except DatabaseFault:
+            logger.exception("A message of %s could not be stored.", self.source)
+            return problem_response(
+                StoreUnavailable(
+                    "The database cannot be reached, so the delivery was not stored. Deliver it "
+                    "again later.",
+                    retry_after=RETRY_AFTER,
+                )
+            )
         except IdempotencyError as error:
-            if isinstance(error, DeliveryMalformed):  # signed, so its sender is no stranger
-                logger.warning("A delivery of %s is malformed: %s", self.source, error)
-            else:
-                logger.info("A delivery of %s was refused: %s", self.source, error)
+            is_signed = isinstance(error, DeliveryMalformed)  # so its sender is no stranger
+            level = logging.WARNING if is_signed else logging.INFO
+            logger.log(level, "A delivery of %s was refused: %s", self.source, error)
             response = problem_response(error)
             if response.status_code == 401:
                 response["WWW-Authenticate"] = "Signature"  # RFC 9110 wants a scheme
@@ -306,6 +238,7 @@ class WebhookReceiver(View):
 
     def _receive(self, request: HttpRequest) -> bool:
         """Whether the message is new, and committed."""
+        _refuse_transaction(database())
         body = read_body(request, self.max_body_bytes)
         self.verifier.verify(request.headers, body)
         contents = self.verifier.read(request.headers, body)
@@ -365,19 +298,18 @@ class WebhookReceiver(View):
             return ""
 
     def _message(self, contents: Contents, request: HttpRequest, body: bytes) -> InboxMessage:
-        message_id = keys.fit(contents.message_id)
         same = body if contents.same is None else contents.same
-        digest = hashlib.sha256(same).hexdigest()
         group = self.group_of(contents)
+        kept = [(k, v) for k, v in request.headers.items() if k.lower() not in _SECRET_HEADERS]
         return InboxMessage(
             source=self.source,
-            message_id=message_id,
+            message_id=keys.fit(contents.message_id),
             type=contents.type,
             group=group,
             stream=stream_of(self.source, group),
-            headers=json.dumps(kept_headers(request)),
+            headers=json.dumps(kept),
             body=body,
-            digest=digest,
+            digest=hashlib.sha256(same).hexdigest(),
             process_after=DatabaseNow(),
             received_at=DatabaseNow(),
         )
@@ -399,36 +331,21 @@ def receivers() -> dict[str, list[type[WebhookReceiver]]]:
     The URLs are imported first, as they import the views and these their handlers.
     """
     get_resolver().url_patterns  # noqa: B018  # it imports
-    return _RECEIVERS
+    return {source: [*known.values()] for source, known in _RECEIVERS.items()}
 
 
 def receiver_of(source: str) -> type[WebhookReceiver] | None:
     """The receiver of that source; ``None``: no URL leads to any."""
-    known = _RECEIVERS.get(source) or receivers().get(source)
-    return known[-1] if known else None
-
-
-def _is_same(one: type, other: type) -> bool:
-    """Whether a class is another one made again, as by a reload."""
-    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
+    if source not in _RECEIVERS:
+        receivers()
+    return next(reversed(_RECEIVERS.get(source, {}).values()), None)
 
 
 def policy_of(receiver: type[WebhookReceiver]) -> Policy:
     """The policy of a receiver's handlers, resolved."""
-    return _declared(receiver.policy, receiver.ttl).resolved()
-
-
-@lru_cache(maxsize=256)
-def _declared(policy: Policy | None, ttl: timedelta | None) -> Policy:
-    return (policy or Policy()).replace(ttl=ttl)
+    return (receiver.policy or Policy()).replace(ttl=receiver.ttl).resolved()
 
 
 def scope_of(source: str) -> str:
     """The scope of the records of a source's messages."""
     return f"webhook:{source}"
-
-
-def _fingerprint(message: InboxMessage) -> str:
-    """The fingerprint of the message's operation, under the ``SECRET_KEY`` of now."""
-    content_digest = digest(message.digest)
-    return named_fingerprints(message.message_id, scope_of(message.source), content_digest)[0]

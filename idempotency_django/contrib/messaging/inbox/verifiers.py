@@ -12,9 +12,9 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import partial
 from typing import Any, ClassVar, Final, Literal
 from urllib.parse import parse_qs
 
@@ -93,7 +93,7 @@ class Verifier(ABC):
     """
 
     signs_id: bool = True
-    scheme: ClassVar[str] = "the sender's scheme"
+    scheme: str = "the sender's scheme"
 
     def __init__(self, secrets: Secrets) -> None:
         if isinstance(secrets, str | bytes):
@@ -134,14 +134,13 @@ class Verifier(ABC):
     def problems(self) -> Iterator[str]:
         """The problems of the configuration, for the system checks."""
         given = self._given()
-        if isinstance(given, str | bytes):
-            yield "has a single string as its secrets. Pass a list, such as [new, old]"
-        elif not given:
-            yield "has no secrets"
-        elif not all(isinstance(secret, str) for secret in given):
-            yield "has a secret that is not a string; it is not used"
-        elif len(self._usable()) < len(given):
-            yield "has an empty secret, which is insecure; it is not used"
+        if not given:
+            yield "has no list of secrets"
+        for secret in given:
+            try:
+                self.key_of(secret)
+            except ValueError as error:
+                yield f"has a secret that is not used: {error}"
 
     def key_of(self, secret: str) -> bytes:
         """The key of the HMAC that a secret stands for.
@@ -149,24 +148,19 @@ class Verifier(ABC):
         Raises:
             ValueError: it stands for none.
         """
+        if not isinstance(secret, str) or not secret.strip():
+            raise ValueError("it is empty, or is not a string")
         return secret.encode()
 
     def _given(self) -> Sequence[Any]:
-        """The secrets that the project passes."""
+        """The secrets that the project passes. A single string would be one secret a letter."""
         given: Any = self._secrets() if callable(self._secrets) else self._secrets
-        return () if given is None else given
-
-    def _usable(self) -> list[str]:
-        """The usable secrets."""
-        given = self._given()
-        if isinstance(given, str | bytes):  # in place of a list it would be one secret a letter
-            return []
-        return [secret for secret in given if isinstance(secret, str) and secret.strip()]
+        return () if given is None or isinstance(given, str | bytes) else given
 
     def _keys(self) -> list[bytes]:
         """The keys that may have been used, the first one being the one to sign with."""
         keys = []
-        for secret in self._usable():
+        for secret in self._given():
             try:
                 keys.append(self.key_of(secret))
             except ValueError:
@@ -218,11 +212,6 @@ def refuse_stale(timestamp: str, tolerance: timedelta | None) -> None:
         )
 
 
-def seconds(timestamp: float | None) -> str:
-    """A timestamp as senders write it; by default now."""
-    return str(int(time.time() if timestamp is None else timestamp))
-
-
 def data_of(body: bytes) -> Any:
     """The decoded JSON of a body; the bytes if it is not JSON."""
     try:
@@ -272,6 +261,9 @@ class Hmac(Verifier):
         ImproperlyConfigured: the arguments contradict one another.
     """
 
+    _separator: ClassVar[str] = ""
+    """What is between several signatures in the header; empty: it has one."""
+
     def __init__(
         self,
         secrets: Secrets,
@@ -289,7 +281,7 @@ class Hmac(Verifier):
         type_path: str = "",
     ) -> None:
         super().__init__(secrets)
-        self.scheme = f"the header {header}"  # type: ignore[misc]  # of this sender
+        self.scheme = f"the header {header}"
         self._header, self._prefix = header, prefix
         self._encoding, self._digest = encoding, digest
         self._signed = _PART.split(signed)
@@ -301,15 +293,17 @@ class Hmac(Verifier):
 
     def verify(self, headers: Headers, body: bytes) -> None:
         sent = headers.get(self._header, "")
+        parts = sent.split(self._separator) if self._separator else [sent]
+        timestamp = self._timestamp(headers)
         if self._timestamp_header:
-            refuse_stale(headers.get(self._timestamp_header, ""), self._tolerance)
-        signature = sent.removeprefix(self._prefix) if sent.startswith(self._prefix) else ""
+            refuse_stale(timestamp, self._tolerance)
+        signed = self._content(headers.get(self._id_header, ""), timestamp, body)
+        signatures = [
+            part.removeprefix(self._prefix) for part in parts if part.startswith(self._prefix)
+        ]
         if self._encoding == "hex":
-            signature = signature.lower()
-        signed = self._content(
-            headers.get(self._id_header, ""), headers.get(self._timestamp_header, ""), body
-        )
-        self._compare([signature], lambda key: self._signature(key, signed))
+            signatures = [signature.lower() for signature in signatures]
+        self._compare(signatures, lambda key: self._signature(key, signed))
 
     def read(self, headers: Headers, body: bytes) -> Contents:
         data = data_of(body)
@@ -323,15 +317,20 @@ class Hmac(Verifier):
     def sign(
         self, body: bytes, *, message_id: str = "", timestamp: float | None = None
     ) -> dict[str, str]:
-        at = seconds(timestamp)
-        signature = self._signature(self._keys()[0], self._content(message_id, at, body))
+        at = str(int(time.time() if timestamp is None else timestamp))
+        signed = self._content(message_id, at, body)
+        keys = self._keys() if self._separator else self._keys()[:1]
+        signatures = [f"{self._prefix}{self._signature(key, signed)}" for key in keys]
         headers = {
-            self._header: f"{self._prefix}{signature}",
             self._timestamp_header: at,
             self._id_header: message_id,
+            self._header: self._separator.join(signatures),
         }
         headers.pop("", None)
         return headers
+
+    def _timestamp(self, headers: Headers) -> str:
+        return headers.get(self._timestamp_header, "")
 
     def _content(self, message_id: str, timestamp: str, body: bytes) -> bytes:
         values = {
@@ -374,10 +373,7 @@ class Hmac(Verifier):
                 raise ImproperlyConfigured(f"The verifier for {self.scheme} has {problem}.")
 
 
-_PREFIX = "whsec_"
-
-
-class StandardWebhooks(Verifier):
+class StandardWebhooks(Hmac):
     """The symmetric signatures (``v1``) of Standard Webhooks.
 
     Args:
@@ -387,7 +383,7 @@ class StandardWebhooks(Verifier):
         prefix: what the names of the three headers begin with; ``"svix-"`` for Svix.
     """
 
-    scheme = "Standard Webhooks"
+    _separator = " "
 
     def __init__(
         self,
@@ -396,63 +392,35 @@ class StandardWebhooks(Verifier):
         tolerance: timedelta | None = TOLERANCE,
         prefix: str = "webhook-",
     ) -> None:
-        super().__init__(secrets)
-        self._tolerance = tolerance
-        self._prefix = prefix
-
-    def verify(self, headers: Headers, body: bytes) -> None:
-        sent = headers.get(f"{self._prefix}signature", "").split(" ")
-        versions = [each.partition(",") for each in sent]
-        timestamp = headers.get(f"{self._prefix}timestamp", "")
-        refuse_stale(timestamp, self._tolerance)
-        signed = self._signed(headers.get(f"{self._prefix}id", ""), timestamp, body)
-        self._compare(
-            [signature for version, _, signature in versions if version == "v1"],
-            partial(_standard_signature, signed),
+        super().__init__(
+            secrets,
+            header=f"{prefix}signature",
+            prefix="v1,",
+            encoding="base64",
+            signed="{id}.{timestamp}.{body}",
+            timestamp_header=f"{prefix}timestamp",
+            tolerance=tolerance,
+            id_header=f"{prefix}id",
+            type_path="type",
         )
-
-    def read(self, headers: Headers, body: bytes) -> Contents:
-        data = data_of(body)
-        return Contents(
-            headers.get(f"{self._prefix}id", ""), text_at(data, "type") or UNTYPED, data
-        )
+        self.scheme = "Standard Webhooks"
 
     def sign(
         self, body: bytes, *, message_id: str = "", timestamp: float | None = None
     ) -> dict[str, str]:
-        at, message_id = seconds(timestamp), message_id or f"msg_{uuid.uuid4().hex}"
-        signature = _standard_signature(self._signed(message_id, at, body), self._keys()[0])
-        values = {"id": message_id, "timestamp": at, "signature": f"v1,{signature}"}
-        return {f"{self._prefix}{name}": value for name, value in values.items()}
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        for secret in self._usable():
-            try:
-                self.key_of(secret)
-            except ValueError:
-                yield "has a secret that is not base64; it is not used"
+        """The headers, with a signature by each secret and, by default, a new id."""
+        message_id = message_id or f"msg_{uuid.uuid4().hex}"
+        return super().sign(body, message_id=message_id, timestamp=timestamp)
 
     def key_of(self, secret: str) -> bytes:
-        key = base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
+        encoded = super().key_of(secret).removeprefix(b"whsec_")
+        key = base64.b64decode(encoded, validate=True)
         if not key:
-            raise ValueError("The secret is empty.")
+            raise ValueError("it is empty")
         return key
 
-    @staticmethod
-    def _signed(message_id: str, timestamp: str, body: bytes) -> bytes:
-        return b"%s.%s.%s" % (message_id.encode("utf-8", "surrogatepass"), timestamp.encode(), body)
 
-
-def _standard_signature(signed: bytes, key: bytes) -> str:
-    return base64.b64encode(hmac.digest(key, signed, "sha256")).decode()
-
-
-_STRIPE_HEADER = "Stripe-Signature"
-_API_KEYS = ("sk_", "rk_", "pk_")
-
-
-class Stripe(Verifier):
+class Stripe(Hmac):
     """The signatures (``v1``) of Stripe, on snapshot events and on thin ones.
 
     Args:
@@ -461,52 +429,39 @@ class Stripe(Verifier):
             ``None``: any time.
     """
 
-    scheme = "Stripe"
+    _separator = ","
 
     def __init__(self, secrets: Secrets, *, tolerance: timedelta | None = TOLERANCE) -> None:
-        super().__init__(secrets)
-        self._tolerance = tolerance
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        for secret in self._usable():
-            if secret.startswith(_API_KEYS):
-                yield (
-                    f"has an API key ({secret[:3]}…) instead of a signing secret, so it refuses "
-                    "each delivery; the secret of an endpoint begins with whsec_"
-                )
-
-    def verify(self, headers: Headers, body: bytes) -> None:
-        pairs = [each.partition("=") for each in headers.get(_STRIPE_HEADER, "").split(",")]
-        timestamp = next((value for name, _, value in pairs if name == "t"), "")
-        refuse_stale(timestamp, self._tolerance)
-        self._compare(
-            [value for name, _, value in pairs if name == "v1"],
-            lambda key: _stripe_signature(key, timestamp, body),
+        super().__init__(
+            secrets,
+            header="Stripe-Signature",
+            prefix="v1=",
+            signed="{timestamp}.{body}",
+            timestamp_header="Stripe-Signature",  # it has both
+            tolerance=tolerance,
+            id_path="id",
+            type_path="type",
         )
+        self.scheme = "Stripe"
 
     def read(self, headers: Headers, body: bytes) -> Contents:
-        data = data_of(body)
+        contents = super().read(headers, body)
         # The number of other pending deliveries differs in each of them.
-        event = {**data, "pending_webhooks": 0} if isinstance(data, dict) else data
-        return Contents(text_at(data, "id"), text_at(data, "type"), data, canonical(event))
+        return replace(contents, same=canonical({**contents.data, "pending_webhooks": 0}))
 
     def sign(
         self, body: bytes, *, message_id: str = "", timestamp: float | None = None
     ) -> dict[str, str]:
-        at = seconds(timestamp)
-        return {_STRIPE_HEADER: f"t={at},v1={_stripe_signature(self._keys()[0], at, body)}"}
+        at = time.time() if timestamp is None else timestamp
+        [(header, signatures)] = super().sign(body, timestamp=at).items()
+        return {header: f"t={int(at)},{signatures}"}
+
+    def _timestamp(self, headers: Headers) -> str:
+        parts = [each.partition("=") for each in headers.get(self._header, "").split(",")]
+        return next((value for name, _, value in parts if name == "t"), "")
 
 
-def _stripe_signature(key: bytes, timestamp: str, body: bytes) -> str:
-    return hmac.digest(key, b"%s.%s" % (timestamp.encode(), body), "sha256").hex()
-
-
-_GITHUB_HEADER = "X-Hub-Signature-256"
-_FORM = "application/x-www-form-urlencoded"
-
-
-class GitHub(Verifier):
+class GitHub(Hmac):
     """The signature of GitHub, which covers the body and nothing else.
 
     It covers neither the id (``X-GitHub-Delivery``) nor the event (``X-GitHub-Event``), and has no
@@ -518,36 +473,19 @@ class GitHub(Verifier):
         secrets: of the webhook.
     """
 
-    signs_id = False
-    scheme = "GitHub"
-
-    def verify(self, headers: Headers, body: bytes) -> None:
-        self._compare([headers.get(_GITHUB_HEADER, "")], lambda key: _github_signature(key, body))
+    def __init__(self, secrets: Secrets) -> None:
+        super().__init__(
+            secrets,
+            header="X-Hub-Signature-256",
+            prefix="sha256=",
+            id_header="X-GitHub-Delivery",
+            type_header="X-GitHub-Event",
+        )
+        self.scheme = "GitHub"
 
     def read(self, headers: Headers, body: bytes) -> Contents:
-        form = fingerprints.media_type_of(headers.get("Content-Type", "")) == _FORM
-        return Contents(
-            headers.get("X-GitHub-Delivery", ""),
-            headers.get("X-GitHub-Event", ""),
-            data_of(_payload(body) if form else body),
-        )
-
-    def sign(
-        self, body: bytes, *, message_id: str = "", timestamp: float | None = None
-    ) -> dict[str, str]:
-        return {
-            _GITHUB_HEADER: _github_signature(self._keys()[0], body),
-            "X-GitHub-Delivery": message_id,
-        }
-
-
-def _payload(body: bytes) -> bytes:
-    """The JSON in a form; the whole body if it is not a form."""
-    try:
-        return parse_qs(body, max_num_fields=10)[b"payload"][0]
-    except (ValueError, KeyError):
-        return body
-
-
-def _github_signature(key: bytes, body: bytes) -> str:
-    return f"sha256={hmac.digest(key, body, 'sha256').hex()}"
+        form = "application/x-www-form-urlencoded"
+        if fingerprints.media_type_of(headers.get("Content-Type", "")) == form:
+            with suppress(ValueError, KeyError):
+                body = parse_qs(body, max_num_fields=10)[b"payload"][0]
+        return super().read(headers, body)

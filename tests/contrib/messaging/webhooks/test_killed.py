@@ -44,19 +44,6 @@ def test_at_every_moment(name: str, tmp_path: Path) -> None:
     assert sorted(struck) == sorted(f"{moment}: {moment}" for moment in MOMENTS)
 
 
-@pytest.mark.nightly
-def test_chunked(tmp_path: Path) -> None:
-    """A real server is sent chunks: the response says so, and does not speak of signatures."""
-    name = next(iter(settings.ALIASES))
-    with site(name, tmp_path / "struck") as at:
-        status, problem = at.deliver_in_chunks("m-1", body_of())
-    assert status == 400
-    assert problem["detail"].startswith(
-        "The delivery has no Content-Length (Transfer-Encoding: chunked)"
-    )
-    assert not InboxMessage.objects.using(settings.ALIASES[name]).exists()
-
-
 @first_database("name", indirect=False)
 def test_poison(name: str, tmp_path: Path) -> None:
     """What kills each process that handles it is counted and dead, and leaves no effect."""

@@ -11,7 +11,6 @@ from asgiref.sync import async_to_sync
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.db import OperationalError, connections, transaction
-from django.http import HttpRequest
 from django.test import AsyncClient, Client, RequestFactory, override_settings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -185,29 +184,6 @@ def test_large_without_length(inbox: Inbox) -> None:
         assert deliver(Hook).status_code == 200
 
 
-def test_chunked(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
-    """A body that Django does not read, for want of a length, is refused as that, and logged."""
-    body = body_of()
-    signed = {
-        f"HTTP_{name.upper().replace('-', '_')}": value
-        for name, value in Hook.verifier.sign(body, message_id="m-1").items()
-    }
-    request = RequestFactory().generic(
-        "POST", "/webhooks/shop/", HTTP_TRANSFER_ENCODING="Chunked", CONTENT_LENGTH="", **signed
-    )
-    response = Hook.as_view()(request)
-    assert response.status_code == 400
-    problem = json.loads(response.content)
-    assert problem["type"].endswith("delivery-refused")
-    assert "Transfer-Encoding: chunked" in problem["detail"]
-    [record] = [each for each in caplog.records if each.name == "idempotency_django"]
-    assert record.levelname == "WARNING"
-    assert (
-        "A delivery of shop is malformed: The delivery has no Content-Length" in record.getMessage()
-    )
-    assert inbox.rows().count() == 0
-
-
 def test_empty_body(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
     """Without a body, and without chunks of one, a delivery is not signed."""
     for length in ("0", ""):
@@ -338,43 +314,6 @@ def test_table_missing(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(inserting, "_inserted", refuse)
     assert deliver(Hook).status_code == 503
-
-
-def test_connection_lost(inbox: Inbox) -> None:
-    """A connection that the server has closed meanwhile is replaced, and the sender sees none."""
-    connection = connections[inbox.alias]
-    if connection.vendor == "sqlite":
-        pytest.skip("SQLite has no server.")
-    connection.ensure_connection()
-    request = request_of("m-1")
-    kill(inbox.alias, connection)
-    assert Hook.as_view()(request).status_code == 200
-    assert inbox.states() == ["pending"]
-
-
-def request_of(message_id: str) -> HttpRequest:
-    """A delivery without the signals of a client, which close bad connections."""
-    body = body_of()
-    return RequestFactory().post(
-        "/webhooks/shop/",
-        body,
-        content_type="application/json",
-        headers=Hook.verifier.sign(body, message_id=message_id),
-    )
-
-
-def kill(alias: str, connection: Any) -> None:
-    """End the server's side of a connection, over another."""
-    postgres = connection.vendor == "postgresql"
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()" if postgres else "SELECT CONNECTION_ID()")
-        [number] = cursor.fetchone()
-    other = connection.copy()
-    with other.cursor() as cursor:
-        cursor.execute(
-            f"SELECT pg_terminate_backend({number}, 5000)" if postgres else f"KILL {number}"
-        )
-    other.close()
 
 
 def test_nudge(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -564,11 +503,6 @@ class TestDeclaring:
                 ({"source": "other", "verifier": Hook.verifier, "tll": None}, ["W037"], "'tll'"),
                 ({"source": "other", "verifier": Hook.verifier, "title": "x"}, [], ""),
                 (
-                    {"source": "other", "verifier": Stripe(["sk_live_51H"])},
-                    ["E041"],
-                    "The verifier of Other ",
-                ),
-                (
                     {"source": "other", "verifier": StandardWebhooks(["", SECRETS[0]])},
                     ["E041"],
                     "The verifier of Other ",
@@ -583,7 +517,7 @@ class TestDeclaring:
                     "The policy of Other cannot be used: ",
                 ),
             ]:
-                before = {source: [*known] for source, known in _RECEIVERS.items()}
+                before = {source: {**known} for source, known in _RECEIVERS.items()}
                 type("Other", (WebhookReceiver,), attributes)
                 assert ids() == expected
                 assert all(said in message.msg for message in check_receivers())
@@ -605,14 +539,14 @@ class TestDeclaring:
         found["other"] = [type("Other", (WebhookReceiver,), {"source": "other", **wrong})]
         said = {message.msg: message.hint for message in check_receivers()}
         one, another, typo = sorted(said, reverse=True)
-        assert "has a single string as its secrets. Pass a list, such as [new, old]." in one
+        assert "has no list of secrets." in one
         assert said[typo] == "Did you mean 'dead_letters_block_group'?"
         assert said[another] == "Did you mean 'max_attempts'?"
         assert "'max_attemps', which has no effect." in another
 
     def test_made_again(self) -> None:
         """A module that is loaded again replaces its receiver."""
-        before = {source: [*known] for source, known in _RECEIVERS.items()}
+        before = {source: {**known} for source, known in _RECEIVERS.items()}
         for _ in range(2):
             type("Other", (WebhookReceiver,), {"source": "again"})
         assert len(_RECEIVERS["again"]) == 1

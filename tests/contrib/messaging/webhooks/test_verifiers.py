@@ -373,19 +373,12 @@ def test_empty_secret(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             make(secrets).verify(forged, body)
 
 
-@pytest.mark.parametrize("key", ["sk_live_51H", "rk_test_51H", "pk_live_51H"])
-def test_api_key_of_stripe(key: str) -> None:
-    """An API key in the place of the signing secret is told of, without the key itself."""
-    [problem] = Stripe([key, "whsec_good"]).problems()
-    assert f"has an API key ({key[:3]}…)" in problem
-    assert key not in problem
-    assert [*Stripe(["whsec_good"]).problems()] == []
-
-
 def test_secrets_of_standard_webhooks() -> None:
     """A secret that is not base64 is told of, and the others are used."""
     verifier = StandardWebhooks(["whsec_!", "whsec_", NEW])
-    assert [*verifier.problems()] == ["has a secret that is not base64; it is not used"] * 2
+    problems = [*verifier.problems()]
+    assert len(problems) == 2
+    assert all("has a secret that is not used: " in problem for problem in problems)
     verifier.verify(cased(verifier.sign(b"", message_id="m")), b"")
     bare = StandardWebhooks([base64.b64encode(b"\0" * 24).decode()])
     assert bare.key_of("AAAA") == b"\0\0\0"
