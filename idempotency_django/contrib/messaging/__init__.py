@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from .outbox.relay import Relay, run_relay
     from .outbox.topics import topic
     from .running import run_messaging
-    from .seen import InProcessBloom, SeenFilter
-    from .seen.redis import RedisBloom, RedisSet
+    from .seen import RedisBloom, RedisSet, SeenFilter
     from .streams import (
         Accepted,
         Fenced,
@@ -52,7 +51,6 @@ __all__ = [
     "Handled",
     "Hmac",
     "HttpPublisher",
-    "InProcessBloom",
     "KafkaPublisher",
     "KombuPublisher",
     "LocalPublisher",
@@ -104,7 +102,6 @@ __getattr__ = lazily(
         "Handled": "consumers",
         "Hmac": "inbox.verifiers",
         "HttpPublisher": "brokers.http",
-        "InProcessBloom": "seen",
         "KafkaPublisher": "brokers.kafka",
         "KombuPublisher": "brokers.kombu",
         "LocalPublisher": "brokers.local",
@@ -112,8 +109,8 @@ __getattr__ = lazily(
         "OutOfOrder": "streams",
         "Outgoing": "brokers.base",
         "Publisher": "brokers.base",
-        "RedisBloom": "seen.redis",
-        "RedisSet": "seen.redis",
+        "RedisBloom": "seen",
+        "RedisSet": "seen",
         "Refused": "brokers.base",
         "Relay": "outbox.relay",
         "SeenFilter": "seen",

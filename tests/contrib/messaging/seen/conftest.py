@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from idempotency_django.contrib.messaging import InProcessBloom, RedisBloom, RedisSet, SeenFilter
+from idempotency_django.contrib.messaging import RedisBloom, RedisSet, SeenFilter
 from tests.support.redis_servers import client, valkey_at
 from tests.support.servers import free_port
 
 DAY = timedelta(days=1)
-KINDS = ("process", "set", "bloom")
+KINDS = ("set", "bloom")
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +41,7 @@ Made = Callable[..., SeenFilter]
 
 @pytest.fixture(params=KINDS)
 def made(request: pytest.FixtureRequest, server: Redis) -> Made:
-    """Makes filters of each kind; those of the server share what they know."""
+    """Makes filters of each kind, which share what they know."""
     return make(request.param, server)
 
 
@@ -49,13 +49,24 @@ def make(kind: str, server: Redis) -> Made:
     """What makes filters of a kind."""
 
     def filter_of(capacity: int = 1000, **options: Any) -> SeenFilter:
-        if kind == "process":
-            return InProcessBloom(capacity, **options)
         if kind == "set":
             return RedisSet(DAY, connection_factory=lambda: server)
         return RedisBloom(capacity, connection_factory=lambda: server, **options)
 
     return filter_of
+
+
+class Remembering(SeenFilter):
+    """Remembers exactly, in this process."""
+
+    def __init__(self) -> None:
+        self.ids: set[str] = set()
+
+    def contains(self, ids: Sequence[str]) -> Sequence[bool]:
+        return [each in self.ids for each in ids]
+
+    def add(self, ids: Sequence[str]) -> None:
+        self.ids.update(ids)
 
 
 class Saying(SeenFilter):

@@ -26,7 +26,6 @@ from idempotency_django.contrib.messaging import (
     Event,
     Failed,
     Handled,
-    InProcessBloom,
     SeenFilter,
 )
 from idempotency_django.contrib.messaging.errors import DeadLettered
@@ -39,7 +38,7 @@ from tests.models import Effect
 from tests.support.nightly import sizes
 from tests.support.shared import effect_counts
 
-from .conftest import Failing, Made, Saying
+from .conftest import Failing, Made, Remembering, Saying
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -107,7 +106,7 @@ def test_liars(using: str, liar: SeenFilter) -> None:
 
 
 def test_kinds(using: str, made: Made) -> None:
-    """So it is with each kind of filter, through rotations and with others that share it."""
+    """So it is with each kind of filter, however full it is, and with others that share it."""
     consumer = clicks(using, made(5))
     for number in range(12):
         assert consumer.handle(event(number)) == Handled(f"{number}")
@@ -223,7 +222,7 @@ def test_another_event(using: str) -> None:
 
 def test_expired(using: str) -> None:
     """What the store no longer remembers is handled again, though the filter knows it."""
-    consumer = clicks(using, InProcessBloom(10), ttl=timedelta(milliseconds=1))
+    consumer = clicks(using, Remembering(), ttl=timedelta(milliseconds=1))
     assert consumer.handle(event(1)) == Handled("1")
     rows = IdempotencyKey.objects.using(using)
     while not rows.filter(expires_at__lt=DatabaseNow()).exists():
@@ -255,7 +254,7 @@ def test_announced(using: str, sent: list[str]) -> None:
 
 def test_async(using: str) -> None:
     """An async handler has a filter, too."""
-    seen = InProcessBloom(10)
+    seen = Remembering()
     consumer, calls = Consumer("async", seen=seen), []
 
     @consumer.on("click")
@@ -318,8 +317,7 @@ def test_any_verdicts(using: str) -> None:
 def test_of_many_events_none_is_lost(using: str, made: Made, number: int) -> None:
     """Of very many events, a fifth of them delivered twice, none is lost and none done twice.
 
-    The filter holds a tenth of them, so that it rotates many times; half of the batches have a
-    filter that was restarted.
+    The filter is made for a tenth of them.
     """
     if using != "default" and number > 10_000:
         pytest.skip("The long run is for one database")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,8 +13,9 @@ from django.test import override_settings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis import Redis
+from time_machine import travel
 
-from idempotency_django.contrib.messaging import InProcessBloom, RedisBloom, RedisSet, SeenFilter
+from idempotency_django.contrib.messaging import RedisBloom, RedisSet
 from idempotency_django.contrib.messaging import seen as module
 from idempotency_django.testing.contract import in_threads
 from tests.support.redis_servers import client, url, valkey_at
@@ -38,10 +39,10 @@ def test_remembers(made: Made) -> None:
 
 
 def test_shared(made: Made) -> None:
-    """Filters on one server know the same; those in processes do not."""
+    """Filters on one server know the same."""
     one, other = made(), made()
     one.remember(ids(1))
-    assert [*other.may_contain(ids(1))] == [not isinstance(one, InProcessBloom)]
+    assert [*other.may_contain(ids(1))] == [True]
 
 
 def test_any_id(made: Made) -> None:
@@ -58,31 +59,18 @@ def test_any_id(made: Made) -> None:
     check()
 
 
-@pytest.mark.parametrize("generations", [1, 2, 3])
-def test_rotation(made: Made, generations: int) -> None:
-    """Bloom filters forget the oldest generation, and never the newest ids."""
-    filter_ = made(100, generations=generations, error=0.0001)
-    if isinstance(filter_, RedisSet):
-        pytest.skip("A set forgets by time")
-    for number in range(1000):
-        filter_.remember(ids(number))
-        assert [*filter_.may_contain(ids(number))] == [True]
-    kept = [*filter_.may_contain(ids(*range(1000)))]
-    assert 100 * (generations - 1) <= sum(kept) <= 100 * generations + 2
-    assert all(kept[1000 - 100 * (generations - 1) :])
-
-
-def test_large_batch(made: Made) -> None:
-    """A batch that is larger than what is left of a generation goes on in the next one."""
-    filter_ = made(100, error=0.0001)
+def test_more_than_expected(made: Made) -> None:
+    """A filter that gets more events than it was made for remembers each of them."""
+    filter_ = made(100)
     filter_.remember(ids(*range(60)))
-    filter_.remember(ids(*range(60, 180)))
-    assert all(filter_.may_contain(ids(*range(100, 180))))
+    filter_.remember(ids(*range(60, 500)))
+    assert all(filter_.may_contain(ids(*range(500))))
+    assert sum(filter_.may_contain(ids(*range(1000, 2000)))) < 20
 
 
 def test_threads(made: Made) -> None:
-    """Threads share a filter, also while it rotates."""
-    filter_ = made(50, generations=40)
+    """Threads share a filter, also while it grows."""
+    filter_ = made(50)
     usual = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
 
@@ -104,35 +92,25 @@ class TestBloomOnAServer:
         given = {"capacity": 10, "error": 0.0001, "connection_factory": lambda: server}
         return RedisBloom(**(given | options))  # type: ignore[arg-type]
 
-    def test_behind(self, server: Redis) -> None:
-        """A process that does not know of newer generations says no, and then learns of them."""
-        late, other = self.bloom(server), self.bloom(server)
-        late.remember(ids(1))
-        for number in range(100):
-            other.remember(ids(number))
-        assert [*late.may_contain(ids(99))] == [False]
-        late.remember(ids(1000))
-        assert [*late.may_contain(ids(99, 1000))] == [True, True]
-        assert len(server.keys("seen:*")) == 3  # two generations, and which is the newest
-
-    def test_reserved(self, server: Redis) -> None:
-        """Where another process is just making the next generation, it is used."""
+    def test_forgets(self, server: Redis) -> None:
+        """An event is known for its time, and forgotten after twice that, as its key is."""
         bloom = self.bloom(server)
-        bloom.remember(ids(*range(10)))
-        server.execute_command("BF.RESERVE", "seen:1", "0.0001", "10", "NONSCALING")
-        bloom.add(ids(*range(10, 15)))
-        assert all(bloom.may_contain(ids(*range(15))))
+        with travel(datetime(2031, 5, 7, tzinfo=UTC), tick=False) as clock:
+            bloom.remember(ids(1))
+            [key] = server.keys("seen:*")
+            assert DAY.total_seconds() < server.ttl(key) <= 2 * DAY.total_seconds()
+            for known in (True, True, False):
+                assert [*self.bloom(server).may_contain(ids(1))] == [known]
+                clock.shift(DAY)
 
-    @pytest.mark.parametrize("evicted", ["seen:0", "seen:newest", "*"])
-    def test_evicted(self, server: Redis, evicted: str) -> None:
+    def test_evicted(self, server: Redis) -> None:
         """What the server loses is forgotten, and remembered when it is added again."""
-        bloom, fresh = self.bloom(server), self.bloom(server)
+        bloom = self.bloom(server)
         bloom.remember(ids(1))
-        server.delete(*server.keys(evicted))
-        assert [*bloom.may_contain(ids(1))] == [evicted == "seen:newest"]
-        for each in (bloom, fresh):
-            each.remember(ids(2))
-            assert [*each.may_contain(ids(2))] == [True]
+        server.flushall()
+        assert [*bloom.may_contain(ids(1))] == [False]
+        bloom.remember(ids(2))
+        assert [*bloom.may_contain(ids(2))] == [True]
 
     def test_restarted(self) -> None:
         """After a restart of the server, it begins anew."""
@@ -154,7 +132,7 @@ class TestBloomOnAServer:
             bloom.may_contain(batch)
             bloom.remember(batch)
             sent.append(server.info("stats")["total_commands_processed"] - before)
-        assert sent == [3, 3]  # the INFO is one of them; of two generations there is one so far
+        assert sent == [5, 5]  # the INFO is one of them
 
     def test_without_the_module(self, caplog: pytest.LogCaptureFixture) -> None:
         """On a server without BF.*, the store is asked for each event, and the log says why."""
@@ -167,10 +145,10 @@ class TestBloomOnAServer:
         assert "failed" in record.getMessage()
         assert "unknown command" in str(caplog.text)
 
-    def test_not_full(self, server: Redis) -> None:
-        """A key of something else under its name is a fault, and no reason to rotate forever."""
-        server.set("seen:0", "something else")
+    def test_something_else(self, server: Redis) -> None:
+        """A key of something else under its name is a fault."""
         bloom = self.bloom(server)
+        server.set(bloom._filters()[0], "something else")
         with pytest.raises(Exception, match="wrong kind"):
             bloom.add(ids(1))
 
@@ -226,34 +204,22 @@ class TestFaults:
         with pytest.raises(ImproperlyConfigured, match="cache 'nowhere'"):
             RedisSet(DAY, cache="nowhere").may_contain(ids(1))
 
-    @pytest.mark.parametrize(
-        "wrong", [{"capacity": 0}, {"error": 0}, {"error": 1}, {"generations": 0}]
-    )
-    @pytest.mark.parametrize("kind", [InProcessBloom, RedisBloom])
-    def test_no_filter(self, kind: type[Any], wrong: dict[str, Any]) -> None:
+    @pytest.mark.parametrize("wrong", [{"capacity": 0}, {"error": 0}, {"error": 1}])
+    def test_no_filter(self, wrong: dict[str, Any]) -> None:
         """Numbers that no filter could have are refused."""
         with pytest.raises(ValueError, match="A filter got"):
-            kind(**({"capacity": 10} | wrong))
+            RedisBloom(**({"capacity": 10} | wrong))
 
 
 def test_no_time() -> None:
     """A filter that remembers nothing is refused."""
-    with pytest.raises(ValueError, match="above 0"):
+    with pytest.raises(ValueError, match="a second or more"):
         RedisSet(timedelta(0))
 
 
-def test_names(server: Redis) -> None:
+def test_names() -> None:
     """Each filter has a name for the log."""
-    named: list[SeenFilter] = [InProcessBloom(5), RedisSet(DAY), RedisBloom(5, name="clicks")]
-    assert [repr(each) for each in named] == [
-        "<InProcessBloom of 5>",
+    assert [repr(each) for each in (RedisSet(DAY), RedisBloom(5, name="clicks"))] == [
         "<RedisSet 'seen'>",
-        "<RedisBloom 'clicks' of 5>",
+        "<RedisBloom 'clicks'>",
     ]
-
-
-def test_without_rbloom(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without its library, the error says what to install."""
-    monkeypatch.setitem(sys.modules, "rbloom", None)
-    with pytest.raises(ImportError, match=r"pip install .idempotency-django\[bloom\]"):
-        InProcessBloom(5)

@@ -312,7 +312,7 @@ def test_table_missing(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OperationalError("disk full")
 
-    monkeypatch.setattr(inserting, "_inserted", refuse)
+    monkeypatch.setattr(inserting, "insert", refuse)
     assert deliver(Hook).status_code == 503
 
 
