@@ -48,7 +48,7 @@ def receive(request: HttpRequest) -> JsonResponse:
     """Hand over the event in the request, and respond when what it did is committed."""
     _request.set(request)
     try:
-        event = Event.from_http(request.headers, request.body)
+        event = Event.from_json(request.body)
         if ledger.handles(event.type):
             _asked(event)  # or it would fail until it is dead-lettered
         outcome = ledger.handle(event, sender=request.user.get_username())

@@ -13,10 +13,10 @@ from idempotency_django.contrib.cached import CachedStore
 from idempotency_django.contrib.messaging import WebhookReceiver, consumers
 from idempotency_django.contrib.messaging.brokers import celery, http, kafka, kombu
 from idempotency_django.contrib.messaging.inbox import processing
-from idempotency_django.contrib.messaging.inbox.verifiers import TOLERANCE
 from idempotency_django.contrib.messaging.models import MessageState
 from idempotency_django.contrib.messaging.outbox import publishing, relay
 from idempotency_django.contrib.messaging.outbox.topics import Topic
+from idempotency_django.contrib.messaging.verifiers import TOLERANCE
 from idempotency_django.contrib.timeline import STATES
 from idempotency_django.policy import DEFAULTS
 from idempotency_django.policy.identity import LONGEST_WAIT

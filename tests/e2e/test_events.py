@@ -62,15 +62,12 @@ def test_handled_once(api: Api, send: Any) -> None:
 def test_modes(api: Api, send: Any) -> None:
     """One event in each of the ways to send it is one event."""
     order = Order()
-    data = json.dumps(event(order)["data"])
-    binary = {f"ce-{name}": value for name, value in event(order).items() if name != "data"}
     responses = [
         send(order),
         send(order, {"Content-Type": "application/json"}),
-        send(order, {"Content-Type": "application/json", **binary}, data),
         send(order, {"Idempotency-Key": str(uuid.uuid4())}),  # an event has an id of its own
     ]
-    assert [response.json()["outcome"] for response in responses] == ["handled"] + ["duplicate"] * 3
+    assert [response.json()["outcome"] for response in responses] == ["handled"] + ["duplicate"] * 2
     assert api.effects(order) == 1
 
 
@@ -91,7 +88,7 @@ def test_refused(api: Api, send: Any) -> None:
     for members, status, why in [
         ({"type": "order.lost"}, 422, "no handler"),
         ({"id": None}, 400, "no id"),
-        ({"id": 7}, 400, "not a string"),
+        ({"id": 7}, 400, "non-empty string"),
         ({"specversion": "0.3"}, 400, "specversion"),
         ({"data": {"reference": order.reference, "amount": -1}}, 400, "amount"),
         ({"data": None}, 400, "reference"),

@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from .events import Event
     from .inbox.processing import process_due, run_inbox
     from .inbox.receivers import WebhookReceiver
-    from .inbox.verifiers import Contents, GitHub, Hmac, StandardWebhooks, Stripe, Verifier
     from .outbox import CONTENT, Message, after_commit, apublish, publish, publish_many
     from .outbox.relay import Relay, run_relay
     from .outbox.topics import topic
     from .running import run_messaging
-    from .seen import RedisBloom, RedisSet, SeenFilter
+    from .seen import SeenFilter
+    from .seen.redis import RedisBloom, RedisSet
     from .streams import (
         Accepted,
         Fenced,
         OutOfOrder,
         accept,
         claim_stream,
-        reset_peer,
         reset_stream,
     )
+    from .verifiers import Contents, GitHub, Hmac, StandardWebhooks, Stripe, Verifier
 
 __all__ = [
     "CONTENT",
@@ -74,7 +74,6 @@ __all__ = [
     "process_due",
     "publish",
     "publish_many",
-    "reset_peer",
     "reset_stream",
     "run_inbox",
     "run_messaging",
@@ -91,16 +90,16 @@ __getattr__ = lazily(
         "CONTENT": "outbox",
         "CeleryPublisher": "brokers.celery",
         "Consumer": "consumers",
-        "Contents": "inbox.verifiers",
+        "Contents": "verifiers",
         "Deferred": "brokers.base",
         "Duplicate": "consumers",
         "Endpoint": "brokers.http",
         "Event": "events",
         "Failed": "consumers",
         "Fenced": "streams",
-        "GitHub": "inbox.verifiers",
+        "GitHub": "verifiers",
         "Handled": "consumers",
-        "Hmac": "inbox.verifiers",
+        "Hmac": "verifiers",
         "HttpPublisher": "brokers.http",
         "KafkaPublisher": "brokers.kafka",
         "KombuPublisher": "brokers.kombu",
@@ -109,14 +108,14 @@ __getattr__ = lazily(
         "OutOfOrder": "streams",
         "Outgoing": "brokers.base",
         "Publisher": "brokers.base",
-        "RedisBloom": "seen",
-        "RedisSet": "seen",
+        "RedisBloom": "seen.redis",
+        "RedisSet": "seen.redis",
         "Refused": "brokers.base",
         "Relay": "outbox.relay",
         "SeenFilter": "seen",
-        "StandardWebhooks": "inbox.verifiers",
-        "Stripe": "inbox.verifiers",
-        "Verifier": "inbox.verifiers",
+        "StandardWebhooks": "verifiers",
+        "Stripe": "verifiers",
+        "Verifier": "verifiers",
         "WebhookReceiver": "inbox.receivers",
         "accept": "streams",
         "after_commit": "outbox",
@@ -125,7 +124,6 @@ __getattr__ = lazily(
         "process_due": "inbox.processing",
         "publish": "outbox",
         "publish_many": "outbox",
-        "reset_peer": "streams",
         "reset_stream": "streams",
         "run_inbox": "inbox.processing",
         "run_messaging": "running",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from cloudevents.core.bindings.http import HTTPMessage, from_binary, to_binary
 from cloudevents.core.formats.json import JSONFormat
 from cloudevents.core.v1.event import CloudEvent
 from hypothesis import given, settings
@@ -87,8 +86,7 @@ class TestJson:
     def test_the_reference_implementation_agrees(self, event: Event) -> None:
         """The package of the CloudEvents project reads what is written, and the other way round."""
         theirs = JSONFormat().read(CloudEvent, event.to_json())
-        assert Event.from_cloudevent(theirs) == event
-        assert Event.from_json(JSONFormat().write(event.to_cloudevent())) == event
+        assert Event.from_json(JSONFormat().write(theirs)) == event
 
     def test_absent_members(self) -> None:
         """A member that is null is absent, as the format says; data need not be there."""
@@ -111,8 +109,8 @@ class TestJson:
                 '{"data": [' + '{"a": [' * 50 + "]}" * 50 + "]}",
                 "more than 101 nested lists and objects",
             ),
-            ("[]", "JSON array"),
-            ("7", "JSON number"),
+            ("[]", "list in JSON"),
+            ("7", "int in JSON"),
             ('{"id": "1", "id": "2"}', "appears twice"),
             ('{"data": NaN}', "NaN"),
         ],
@@ -128,11 +126,11 @@ class TestJson:
             ({"specversion": None}, "no specversion"),
             ({"specversion": "0.3"}, "specversion '0.3'"),
             ({"id": None}, "no id"),
-            ({"id": ""}, "an empty id"),
-            ({"id": 7}, "the id 7, which is not a string"),
+            ({"id": ""}, "the id ''"),
+            ({"id": 7}, "the id 7"),
             ({"source": None}, "no source"),
-            ({"type": ["order.paid"]}, "not a string"),
-            ({"subject": ""}, "an empty subject"),
+            ({"type": ["order.paid"]}, "non-empty string"),
+            ({"subject": ""}, "the subject ''"),
             ({"time": "2018-04-05"}, "RFC 3339"),
             ({"time": "2018-13-05T17:31:00Z"}, "RFC 3339"),
             ({"time": 7}, "RFC 3339"),
@@ -163,7 +161,6 @@ class TestTimes:
             ("2031-05-07t09:30:00z", datetime(2031, 5, 7, 9, 30, tzinfo=UTC)),
             ("2031-05-07T09:30:00+02:00", datetime(2031, 5, 7, 7, 30, tzinfo=UTC)),
             ("2031-05-07T09:30:00.123456789Z", datetime(2031, 5, 7, 9, 30, 0, 123456, UTC)),
-            ("2016-12-31T23:59:60Z", datetime(2016, 12, 31, 23, 59, 59, tzinfo=UTC)),
         ],
     )
     def test_read(self, text: str, time: datetime) -> None:
@@ -183,98 +180,45 @@ class TestTimes:
             Event(id="1", source="/shop", type="order.paid", time=time)
 
 
-class TestHttp:
-    @few
-    @given(events)
-    def test_binary_round_trip(self, event: Event) -> None:
-        """The binary mode carries the same event."""
-        assert Event.from_http(*event.to_http()) == (
-            event
-            if event.data is None or isinstance(event.data, bytes)
-            else Event(**_parts(event), datacontenttype="application/json")
-        )
+class TestBinary:
+    """Attributes in headers, and the data in the body."""
 
-    @few
-    @given(events)
-    def test_the_reference_implementation_agrees(self, event: Event) -> None:
-        """The package of the CloudEvents project reads the headers, and the other way round."""
-        headers, body = event.to_http()
-        theirs = Event.from_cloudevent(
-            from_binary(HTTPMessage(headers, body), JSONFormat(), CloudEvent)
-        )
-        ours = Event.from_http(headers, body)
-        for name in ("id", "source", "type", "subject", "time", "extensions"):
-            assert getattr(theirs, name) == getattr(event, name)
-        message = to_binary(ours.to_cloudevent(), JSONFormat())
-        again = Event.from_http(message.headers, body)  # they write most JSON as Python's repr()
-        assert (again.id, again.source, again.extensions) == (ours.id, ours.source, ours.extensions)
-
-    def test_structured(self) -> None:
-        """A body of the JSON format is the event; its headers say nothing of it."""
-        headers = {"Content-Type": f"{STRUCTURED}; charset=utf-8", "ce-id": "other"}
-        assert Event.from_http(headers, json.dumps(BASE).encode()).id == "1"
-
-    def test_plain_json(self) -> None:
-        """A sender that cannot choose the media type is understood."""
-        headers = {"Content-Type": "application/json"}
-        assert Event.from_http(headers, json.dumps(BASE).encode()) == read()
-
-    def test_both_modes_carry_the_same_data(self) -> None:
-        """An event that is sent again in the other mode has the same data, whatever its type."""
-        for kind, data in [
-            ("text/xml", "<a/>"),
-            ("image/svg+xml", "<a/>"),
-            ("application/json", {"a": [1, None]}),
-            ("application/json", "text"),
-            ("application/octet-stream", b"\x00"),
-        ]:
-            event = Event(id="1", source="/s", type="t", datacontenttype=kind, data=data)
-            assert Event.from_http(*event.to_http()) == event == Event.from_json(event.to_json())
-
-    def test_text_in_another_charset(self) -> None:
-        """Text that is not UTF-8 stays bytes."""
-        headers = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "/s", "ce-type": "t"}
-        event = Event.from_http({**headers, "Content-Type": "text/plain"}, b"\xe9")
-        assert event.data == b"\xe9"
-
-    def test_headers_are_percent_decoded(self) -> None:
-        """Values are percent-decoded, with or without quotes (HTTP binding, section 3.1.3.2)."""
-        headers = {"CE-SpecVersion": "1.0", "ce-source": "/s", "ce-type": '"a \\"b\\" %25"'}
-        event = Event.from_http({**headers, "ce-id": "Euro%20%E2%82%AC%20%F0%9F%98%80"}, b"")
-        assert (event.id, event.type) == ("Euro € 😀", 'a "b" %')
-
-    def test_truth_values(self) -> None:
-        """A truth value is written as CloudEvents writes it."""
-        event = Event(id="1", source="/s", type="t", extensions={"late": True, "tries": 3})
-        assert event.to_http()[0]["ce-late"] == "true"
+    NAMES: ClassVar = {"specversion": "1.0", "id": "1", "source": "/s", "type": "t"}
 
     @pytest.mark.parametrize(
-        ("headers", "body", "why"),
+        ("kind", "body", "data"),
         [
-            ({}, b"", "no specversion"),
-            ({"Content-Type": "application/cloudevents-batch+json"}, b"[]", "not supported"),
-            ({"Content-Type": "application/cloudevents+avro"}, b"", "not supported"),
-            ({"Content-Type": STRUCTURED}, b"{", "not JSON"),
-            ({"ce-id": "%FF"}, b"", "percent-encoded"),
-            ({"ce-specversion": "1.0", "ce-id": "1"}, b"", "no source"),
-            ({"ce-specversion": "1.0", "Content-Type": "application/json"}, b"{", "not JSON"),
+            ("text/xml", b"<a/>", "<a/>"),
+            ("application/json", b'{"a": [1, null]}', {"a": [1, None]}),
+            ("application/vnd.shop+json; charset=utf-8", b'"text"', "text"),
+            ("application/octet-stream", b"\x00", b"\x00"),
+            ("text/plain", b"\xe9", b"\xe9"),
+            ("", b"text", b"text"),
+            ("application/json", b"", None),
         ],
     )
-    def test_no_event(self, headers: dict[str, str], body: bytes, why: str) -> None:
+    def test_data(self, kind: str, body: bytes, data: Any) -> None:
+        """The data are what the JSON format would carry; text in another charset stays bytes."""
+        event = Event.from_binary(self.NAMES, kind, body)
+        assert (event.data, event.datacontenttype) == (data, kind or None)
+        assert Event.from_json(event.to_json()) == event
+
+    def test_attributes(self) -> None:
+        """Each attribute is a text, as it is."""
+        more = {"time": "2031-05-07T09:30:00Z", "subject": '"a" %20', "causedby": "x"}
+        event = Event.from_binary({**self.NAMES, **more}, "", b"")
+        assert (event.subject, event.extensions) == ('"a" %20', {"causedby": "x"})
+        assert event.time == datetime(2031, 5, 7, 9, 30, tzinfo=UTC)
+
+    @pytest.mark.parametrize(
+        ("names", "body", "why"),
+        [
+            ({}, b"", "no specversion"),
+            ({"specversion": "1.0", "id": "1"}, b"", "no source"),
+            (NAMES, b"{", "not JSON"),
+        ],
+    )
+    def test_no_event(self, names: dict[str, str], body: bytes, why: str) -> None:
         """What is no event is refused with the reason."""
         with pytest.raises(ValueError, match=why):
-            Event.from_http(headers, body)
-
-
-def test_another_version_of_the_package() -> None:
-    """An event of another version of CloudEvents is refused, not misread."""
-    from cloudevents.core.v03.event import CloudEvent as Old
-
-    old = Old({"id": "1", "source": "/s", "type": "t", "specversion": "0.3"}, None)
-    with pytest.raises(ValueError, match=r"specversion '0\.3'"):
-        Event.from_cloudevent(old)
-
-
-def _parts(event: Event) -> dict[str, Any]:
-    names = ("id", "source", "type", "data", "subject", "time", "extensions")
-    return {name: getattr(event, name) for name in names}
+            Event.from_binary(names, "application/json", body)

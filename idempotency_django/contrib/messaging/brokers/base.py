@@ -8,10 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from itertools import chain
 from typing import Any
-
-from django.core.checks import CheckMessage
 
 from ....errors import OperationInProgress, StoreUnavailable
 from ....stores import reference
@@ -141,8 +138,8 @@ class Publisher:
         """Send the messages, and wait until the broker has confirmed them.
 
         Messages of one group come in their order, and must reach the broker in it. After the first
-        one of a group that fails, no later one of the group is sent; :class:`GroupedBatch` keeps
-        account of that. By default, :meth:`send` gets one message after the other.
+        one of a group that fails, no later one of the group is sent; :class:`Batch` keeps account
+        of that. By default, :meth:`send` gets one message after the other.
 
         Returns:
             For each message, in their order, ``None`` if the broker has confirmed it,
@@ -154,16 +151,17 @@ class Publisher:
                 returned for a message counts as its attempt. What the broker has confirmed before
                 is sent again.
         """
-        batch = GroupedBatch(messages, self.deadline)
+        batch = Batch(messages, self.deadline)
         for place, message in enumerate(messages):
-            if batch.is_ready(place):
+            group = batch.group_of(place)
+            if batch.next(group) == place:
                 try:
                     error = self.send(message)
                 except KeyboardInterrupt:
                     raise
                 except BaseException as raised:  # noqa: BLE001  # what was sent before is known
                     error = unavailable(raised)
-                batch.note(place, error)
+                batch.note(group, error)
         return batch.results
 
     def send(self, message: Outgoing) -> Exception | None:
@@ -181,12 +179,6 @@ class Publisher:
         """Close the connection, after an outage or at the end of the relay; ``publish()`` may be
         called again.
         """
-
-    def check(self) -> list[CheckMessage]:
-        """The messages of ``manage.py check`` about the options. It must not connect to the
-        broker.
-        """
-        return []
 
 
 def unavailable(error: BaseException) -> BrokerUnavailable:
@@ -221,11 +213,11 @@ def result_of(handle: Callable[[], object]) -> Exception | None:
     return None
 
 
-class GroupedBatch:
+class Batch:
     """The messages of one call of :meth:`Publisher.publish`, and what has become of each.
 
-    Only the first unconfirmed message of a group may be under way. A message without a group
-    waits for no other.
+    Only the first unconfirmed message of a group may be under way. A message without a group is
+    one of its own.
 
     Args:
         messages: what to send.
@@ -235,61 +227,49 @@ class GroupedBatch:
     def __init__(self, messages: Sequence[Outgoing], deadline: float) -> None:
         self.messages = messages
         self._deadline = deadline
-        self._results: list[Exception | None] = [None] * len(messages)
-        self._waiting: dict[str | int, deque[int]] = {}
         self._end: Exception | None = None  # why nothing more is sent
-        for place, message in enumerate(messages):
-            self._waiting.setdefault(message.group or place, deque()).append(place)
+        self._results: dict[int, Exception | None] = {}
+        self._waiting: dict[str | int, deque[int]] = {}
+        for place in range(len(messages)):
+            self._waiting.setdefault(self.group_of(place), deque()).append(place)
+
+    @property
+    def groups(self) -> list[str | int]:
+        """The groups, in the order of their first messages."""
+        return list(self._waiting)
 
     @property
     def results(self) -> list[Exception | None]:
         """The list that :meth:`Publisher.publish` returns. Unsent messages are not at fault."""
-        for place in chain.from_iterable(self._waiting.values()):
-            self._results[place] = self._end or BrokerUnavailable(
-                "The publisher did not report whether the message was sent."
-            )
-        return self._results
+        unsent = self._end or BrokerUnavailable(
+            "The publisher did not report whether the message was sent."
+        )
+        return [self._results.get(place, unsent) for place in range(len(self.messages))]
 
-    @property
-    def ready(self) -> list[int]:
-        """The places of the messages that may be sent now, the first of each group."""
-        return [waiting[0] for waiting in self._waiting.values() if self._is_open()]
+    def group_of(self, place: int) -> str | int:
+        """The group of the message at the place."""
+        return self.messages[place].group or place
 
-    def is_ready(self, place: int) -> bool:
-        """Whether the message at the place may be sent now."""
-        return self._waiting.get(self._group(place), [None])[0] == place and self._is_open()
-
-    def note(self, place: int, error: Exception | None) -> int | None:
-        """Note what has become of the first message of a group.
-
-        Args:
-            place: the message's.
-            error: what is wrong with it, or :exc:`BrokerUnavailable`; ``None``: the broker has
-                confirmed it.
-
-        Returns:
-            The place of the group's next message, if there is one, and this one was confirmed.
-        """
-        waiting = self._waiting.pop(self._group(place))
-        if error is None:
-            waiting.popleft()
-            if waiting:  # after the other groups, which take turns
-                self._waiting[self._group(place)] = waiting
-            return waiting[0] if waiting else None
-        for each in waiting:
-            self._results[each] = error
-        if isinstance(error, BrokerUnavailable):
-            self.give_up(error)
-        return None
-
-    def give_up(self, error: Exception) -> None:
-        """Send nothing more, because of an outage of the broker."""
-        self._end = unavailable(error)
-
-    def _is_open(self) -> bool:
+    def next(self, group: str | int) -> int | None:
+        """The place of the group's next message; ``None``: none may be begun now."""
         if self._end is None and time.monotonic() >= self._deadline:
             self._end = DeadlineReached()
-        return self._end is None
+        waiting = self._waiting[group]
+        return waiting[0] if waiting and self._end is None else None
 
-    def _group(self, place: int) -> str | int:
-        return self.messages[place].group or place
+    def note(self, group: str | int, error: Exception | None) -> None:
+        """Note what has become of the group's next message.
+
+        Args:
+            group: the group.
+            error: what is wrong with it, which holds up its group, or :exc:`BrokerUnavailable`,
+                which ends the batch; ``None``: the broker has confirmed it.
+        """
+        waiting = self._waiting[group]
+        if error is None:
+            self._results[waiting.popleft()] = None
+            return
+        self._results |= dict.fromkeys(waiting, error)
+        waiting.clear()
+        if isinstance(error, BrokerUnavailable):
+            self._end = error

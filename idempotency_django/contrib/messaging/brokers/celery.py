@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, Final
 
 from celery import Celery, current_app
-from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import autodiscover_modules, import_string
 from kombu.exceptions import OperationalError
@@ -41,11 +41,23 @@ class CeleryPublisher(Publisher):
         self, topic: str, *, app: str = "", timeout: timedelta = timedelta(seconds=10)
     ) -> None:
         super().__init__(topic)
-        self._path = app
+        self._app: Any = current_app
+        if app:
+            try:
+                self._app = import_string(app)
+            except ImportError as error:
+                raise ImproperlyConfigured(
+                    f"The Celery app {app!r} cannot be imported: {error}. Pass a path such as "
+                    "'shop.celery.app'"
+                ) from error
+        if not isinstance(self._app, Celery):
+            raise TypeError(
+                f"{app!r} is a {type(self._app).__name__}, not a Celery app. Pass a path such as "
+                "'shop.celery.app'"
+            )
         self._timeout = seconds_of("timeout", timeout)
         self._connection: Any = None
         self._producer: Any = None
-        self._app: Any = None
 
     def send(self, message: Outgoing) -> Exception | None:
         try:
@@ -63,15 +75,14 @@ class CeleryPublisher(Publisher):
         if connection is not None:
             connection.collect(socket_timeout=1)  # also where the broker does not reply
 
-    def check(self) -> list[CheckMessage]:
-        try:
-            self._found()
-        except ImproperlyConfigured as error:
-            return [Error(str(error), id="idempotency_django.E043")]
-        return []
+    @cached_property
+    def _tasks(self) -> Any:
+        """The project's tasks: each of them says how it is sent."""
+        autodiscover_modules("tasks")
+        return self._app.tasks
 
     def _apply(self, message: Outgoing) -> None:
-        app = self._open()
+        app, task = self._app, self._tasks.get(message.type)
         args, kwargs = _arguments(message)
         options = {
             "task_id": message.message_id,
@@ -80,44 +91,19 @@ class CeleryPublisher(Publisher):
         }
         if not app.conf.task_always_eager:
             options |= {"timeout": self._timeout, "confirm_timeout": self._timeout}
-            options |= {"retry": True, "retry_policy": _AGAIN, "producer": self._made(app)}
-        task = app.tasks.get(message.type)
+            options |= {"retry": True, "retry_policy": _AGAIN, "producer": self._opened()}
         if task is None:  # other workers know it
             app.send_task(message.type, args, kwargs, **options)
         else:
             task.apply_async(args, kwargs, **options)
 
-    def _open(self) -> Any:
-        """The app, which knows the project's tasks: each of them says how it is sent."""
-        if self._app is None:
-            self._app = self._found()
-            autodiscover_modules("tasks")
-        return self._app
-
-    def _made(self, app: Any) -> Any:
+    def _opened(self) -> Any:
         if self._producer is None:
-            self._connection = app.connection_for_write(
+            self._connection = self._app.connection_for_write(
                 connect_timeout=self._timeout, transport_options={"confirm_publish": True}
             )
-            self._producer = app.amqp.Producer(self._connection, auto_declare=False)
+            self._producer = self._app.amqp.Producer(self._connection, auto_declare=False)
         return self._producer
-
-    def _found(self) -> Any:
-        if not self._path:
-            return current_app
-        try:
-            app = import_string(self._path)
-        except ImportError as error:
-            raise ImproperlyConfigured(
-                f"The topic {self.topic!r} of the outbox uses the Celery app {self._path!r}, "
-                f"which cannot be imported: {error}. Pass a path such as 'shop.celery.app'."
-            ) from error
-        if isinstance(app, Celery):
-            return app
-        raise ImproperlyConfigured(
-            f"The topic {self.topic!r} of the outbox uses the Celery app {self._path!r}, which is "
-            f"a {type(app).__name__}. Pass a path such as 'shop.celery.app'."
-        )
 
 
 def _arguments(message: Outgoing) -> tuple[list[Any], dict[str, Any]]:

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import dataclasses
-import hashlib
-import hmac
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cached_property
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx
-from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
 from django.db import InterfaceError, OperationalError
 from django.utils.module_loading import import_string
@@ -25,14 +18,14 @@ from django.utils.module_loading import import_string
 from ....backoff import retry_after
 from ....conf import seconds_of
 from ..events import write_time
-from .base import GroupedBatch, Outgoing, Publisher, Refused, unavailable
-
-PREFIX: Final = "whsec_"
-"""The prefix of a secret of Standard Webhooks; Base64 follows."""
+from ..verifiers import StandardWebhooks
+from .base import Batch, Outgoing, Publisher, Refused, unavailable
 
 SHORTEST: Final = 24
 LONGEST: Final = 64
 """Bytes of a secret."""
+CONCURRENCY: Final = 10
+"""How many webhooks of a topic are under way at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,45 +54,21 @@ class Endpoint:
                 "it has no secrets, so the receiver could not verify the webhooks. Pass a list "
                 "with at least one secret"
             )
-        for place, secret in enumerate(self.secrets):
-            _key(secret, place)
-
-    def signed(self, message_id: str, body: bytes) -> dict[str, str]:
-        """The headers that say what the message is, when it was sent, and by whom.
-
-        Args:
-            message_id: the same on every attempt.
-            body: what is sent.
-        """
-        timestamp = str(int(time.time()))
-        signed = f"{message_id}.{timestamp}.".encode() + body
-        digests = (
-            hmac.new(_key(secret, place), signed, hashlib.sha256).digest()
-            for place, secret in enumerate(self.secrets)
-        )
-        return {
-            "webhook-id": message_id,
-            "webhook-timestamp": timestamp,
-            "webhook-signature": " ".join(
-                f"v1,{base64.b64encode(digest).decode()}" for digest in digests
-            ),
-        }
+        for place, secret in enumerate(self.secrets, 1):
+            if not _is_strong(secret):  # the error does not show it
+                raise ValueError(
+                    f"its secret number {place} is not a secret of Standard Webhooks: 'whsec_', "
+                    f"followed by {SHORTEST} to {LONGEST} random bytes in Base64. Create one with "
+                    "python -c \"import base64, secrets; print('whsec_' + "
+                    'base64.b64encode(secrets.token_bytes(32)).decode())"'
+                )
 
 
-def _key(secret: str, place: int) -> bytes:
-    """The bytes of a secret; an error names its place, and never the secret."""
+def _is_strong(secret: str) -> bool:
     try:
-        key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)
-    except (AttributeError, TypeError, ValueError, binascii.Error):
-        key = b""
-    if SHORTEST <= len(key) <= LONGEST:
-        return key
-    raise ValueError(
-        f"its secret number {place + 1} is not a secret of Standard Webhooks: {PREFIX!r}, "
-        f"followed by {SHORTEST} to {LONGEST} random bytes in Base64. Create one with python -c "
-        f"\"import base64, secrets; print('{PREFIX}' + "
-        'base64.b64encode(secrets.token_bytes(32)).decode())"'
-    )
+        return SHORTEST <= len(StandardWebhooks([]).key_of(secret)) <= LONGEST
+    except ValueError:
+        return False
 
 
 LONGEST_DELAY: Final = 3600
@@ -124,14 +93,12 @@ class HttpPublisher(Publisher):
     Args:
         topic: the topic.
         url: where all messages are sent to.
-        secrets: what they are signed with; see :class:`~.webhooks.Endpoint`.
+        secrets: what they are signed with; see :class:`Endpoint`.
         endpoint: instead of both, the path of a function that gets an :class:`~.base.Outgoing` and
             returns its ``Endpoint``, or ``None`` if the message has no receiver.
         timeout: for an attempt, from the connection to the response.
-        concurrency: how many webhooks are under way at a time.
         allow_http: whether a URL may begin with ``http://``; for tests.
-        proxy: the URL of a proxy that all webhooks go through.
-        client: further arguments of ``httpx.AsyncClient``, such as ``verify``.
+        client: further arguments of ``httpx.AsyncClient``, such as ``verify`` and ``proxy``.
 
     Raises:
         ValueError: there is not exactly one way to find the endpoint, or it cannot be used.
@@ -145,9 +112,7 @@ class HttpPublisher(Publisher):
         secrets: Sequence[str] = (),
         endpoint: str = "",
         timeout: timedelta = timedelta(seconds=10),
-        concurrency: int = 10,
         allow_http: bool = False,
-        proxy: str | None = None,
         client: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(topic)
@@ -156,41 +121,41 @@ class HttpPublisher(Publisher):
                 "it needs either url and secrets, or endpoint (the path of a function)"
             )
         self._timeout = seconds_of("timeout", timeout)
-        self._concurrency = concurrency
         self._schemes = ("https", "http") if allow_http else ("https",)
-        self._options: dict[str, Any] = {"trust_env": False, "proxy": proxy, **(client or {})}
-        self._endpoint = endpoint
-        self._fixed = self._allowed(Endpoint(url, secrets)) if url else None
+        self._options: dict[str, Any] = {"trust_env": False, **(client or {})}
+        fixed = self._allowed(Endpoint(url, secrets)) if url else None
+        self._endpoint_of: Callable[[Outgoing], Endpoint | None] = lambda _: fixed
+        if endpoint:
+            try:
+                self._endpoint_of = import_string(endpoint)
+            except ImportError as error:
+                raise ImproperlyConfigured(
+                    f"its endpoint {endpoint!r} cannot be imported: {error}. Pass the path of a "
+                    "function, such as 'shop.webhooks.endpoint_of'"
+                ) from error
 
     def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
         # Here, and not in the event loop: it may ask the database.
         endpoints = [self._found(message) for message in messages]
-        batch = GroupedBatch(messages, self.deadline)
+        batch = Batch(messages, self.deadline)
         asyncio.run(self._publish(batch, endpoints))
         return batch.results
 
-    def check(self) -> list[CheckMessage]:
-        try:
-            _ = self._endpoint and self._function
-        except ImproperlyConfigured as error:
-            return [Error(str(error), id="idempotency_django.E043")]
-        return []
-
     async def _publish(
-        self, batch: GroupedBatch, endpoints: Sequence[Endpoint | Exception | None]
+        self, batch: Batch, endpoints: Sequence[Endpoint | Exception | None]
     ) -> None:
-        free = asyncio.Semaphore(self._concurrency)
+        free = asyncio.Semaphore(CONCURRENCY)
         async with httpx.AsyncClient(timeout=self._timeout, **self._options) as client:
 
-            async def follow(place: int | None) -> None:
-                while place is not None:
+            async def follow(group: str | int) -> None:
+                while True:
                     async with free:
-                        if not batch.is_ready(place):
+                        if (place := batch.next(group)) is None:
                             return
                         error = await self._post(client, batch.messages[place], endpoints[place])
-                    place = batch.note(place, error)
+                    batch.note(group, error)
 
-            await asyncio.gather(*map(follow, batch.ready))
+            await asyncio.gather(*map(follow, batch.groups))
 
     async def _post(
         self,
@@ -224,32 +189,18 @@ class HttpPublisher(Publisher):
         given = {**message.headers, **endpoint.headers}
         headers = httpx.Headers({k: v for k, v in given.items() if k.lower() not in _CONNECTION})
         headers.update({"content-type": "application/json"})
-        headers.update(endpoint.signed(message.message_id, body))
+        verifier = StandardWebhooks(endpoint.secrets)
+        headers.update(verifier.sign(body, message_id=message.message_id))
         return {"headers": headers, "content": body}
 
     def _found(self, message: Outgoing) -> Endpoint | Exception | None:
-        if self._fixed is not None:
-            return self._fixed
-        function = self._function
         try:
-            endpoint = function(message)
+            endpoint = self._endpoint_of(message)
             return None if endpoint is None else self._allowed(endpoint)
         except (InterfaceError, OperationalError, ImportError) as error:
             return unavailable(error)
         except Exception as error:  # noqa: BLE001  # any error is the message's
             return error
-
-    @cached_property
-    def _function(self) -> Callable[[Outgoing], Endpoint | None]:
-        try:
-            function: Callable[[Outgoing], Endpoint | None] = import_string(self._endpoint)
-        except ImportError as error:
-            raise ImproperlyConfigured(
-                f"The endpoint of the topic {self.topic!r} is {self._endpoint!r}, which cannot be "
-                f"imported: {error}. Pass the path of a function, such as "
-                "'shop.webhooks.endpoint_of'."
-            ) from error
-        return function
 
     def _allowed(self, endpoint: Endpoint) -> Endpoint:
         if urlsplit(endpoint.url).scheme.lower() not in self._schemes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -12,14 +11,11 @@ from confluent_kafka import Consumer as Client
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 from django.core.exceptions import ImproperlyConfigured
 
-from ....conf import seconds_of
-from .base import BrokerUnavailable, GroupedBatch, Outgoing, Publisher, unavailable
+from ..events import STRUCTURED
+from .base import Batch, BrokerUnavailable, Outgoing, Publisher, unavailable
 from .loop import POLL, Incoming
 
 logger = logging.getLogger("idempotency_django")
-
-PREFIX: Final = "ce_"
-"""The prefix of the headers that carry an event's attributes: CloudEvents' binding for Kafka."""
 
 _REFUSED: Final = frozenset(
     {
@@ -56,9 +52,9 @@ class KafkaPublisher(Publisher):
 
     Args:
         outbox_topic: the topic of the outbox.
-        config: the configuration of librdkafka, with at least ``bootstrap.servers``.
+        config: the configuration of librdkafka, with at least ``bootstrap.servers``. By default,
+            Kafka may take ten seconds to confirm a message (``message.timeout.ms``).
         topic: the topic in Kafka; by default, it has the same name.
-        timeout: how long Kafka may take to confirm a message.
 
     Raises:
         ImproperlyConfigured: the configuration names no server.
@@ -72,7 +68,6 @@ class KafkaPublisher(Publisher):
         *,
         config: Mapping[str, Any],
         topic: str = "",
-        timeout: timedelta = timedelta(seconds=10),
     ) -> None:
         super().__init__(outbox_topic)
         self._kafka_topic = topic or outbox_topic
@@ -80,7 +75,7 @@ class KafkaPublisher(Publisher):
             "enable.idempotence": True,
             "acks": "all",
             "linger.ms": 0,  # queued messages are sent together anyway
-            "message.timeout.ms": int(seconds_of("timeout", timeout) * 1000),
+            "message.timeout.ms": 10_000,
             **_checked(config),
         }
         is_safe = self._config["enable.idempotence"] is True
@@ -93,9 +88,9 @@ class KafkaPublisher(Publisher):
 
     def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
         producer, self._producer = self._producer or Producer(self._config, logger=logger), None
-        batch = GroupedBatch(messages, self.deadline)
-        for place in batch.ready:
-            self._send(producer, batch, place)
+        batch = Batch(messages, self.deadline)
+        for group in batch.groups:
+            self._send(producer, batch, group)
         while len(producer):  # each is confirmed, or fails, within the timeout
             producer.poll(0.1)
         results = batch.results
@@ -106,36 +101,34 @@ class KafkaPublisher(Publisher):
     def close(self) -> None:
         self._producer = None  # it has nothing to send: publish() waits for all confirmations
 
-    def _send(self, producer: Producer, batch: GroupedBatch, place: int) -> None:
-        """Begin to send a message. Once it is confirmed, the next one of its group follows."""
+    def _send(self, producer: Producer, batch: Batch, group: str | int) -> None:
+        """Begin to send a group's next message. Once it is confirmed, the one after it follows."""
 
         def note(problem: KafkaError | None, _: Message | None = None) -> None:
-            if problem is None:
-                error: Exception | None = None
-            else:
+            error: Exception | None = None
+            if problem is not None:
                 kind = KafkaException(problem)
                 error = kind if problem.code() in _REFUSED else unavailable(kind)
-            following = batch.note(place, error)
-            if following is not None:
-                self._send(producer, batch, following)
+            batch.note(group, error)
+            self._send(producer, batch, group)
 
-        if not batch.is_ready(place):
+        place = batch.next(group)
+        if place is None:
             return
         message = batch.messages[place]
         try:
-            attributes, content_type, body = message.event(self.source).to_binary(PREFIX)
-            headers = {**message.headers, **attributes, "content-type": content_type}
+            headers = {**message.headers, "content-type": STRUCTURED}
             producer.produce(
                 self._kafka_topic,
                 key=message.group.encode() or None,
-                value=body,
-                headers={name: text.encode() for name, text in headers.items() if text},
+                value=message.event(self.source).to_json().encode(),
+                headers={name: text.encode() for name, text in headers.items()},
                 on_delivery=note,  # called by poll()
             )
         except KafkaException as error:
             note(error.args[0])
         except ValueError as error:
-            batch.note(place, error)
+            batch.note(group, error)
 
 
 class KafkaSource:

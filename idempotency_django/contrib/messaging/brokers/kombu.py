@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any, Final
 
-import amqp
 import kombu
 from amqp.exceptions import (
     AccessRefused,
@@ -21,16 +20,13 @@ from amqp.exceptions import (
     NotFound,
     RecoverableConnectionError,
 )
-from amqp.method_framing import frame_handler
-from amqp.serialization import dumps
 
 from ....conf import seconds_of
 from ....policy import digest
+from ..events import STRUCTURED
 from .base import BrokerUnavailable, Outgoing, Publisher, Refused
 from .loop import POLL, Incoming, as_text
 
-PREFIX: Final = "cloudEvents_"
-"""The prefix of the headers that carry an event's attributes: the AMQP binding of CloudEvents."""
 FIFO: Final = ".fifo"
 """The end of the name of a FIFO queue in SQS."""
 
@@ -38,14 +34,6 @@ _UNFIT_FOR_SQS: Final = frozenset({"InvalidMessageContents", "InvalidParameterVa
 _SHORT: Final = 128  # characters of an id in SQS
 _QUICK: Final = 0.005  # seconds
 _HEARTBEAT: Final = 30  # seconds
-_UNREADABLE: Final = "idempotency-unreadable"
-"""The header with the raw properties of a message that py-amqp cannot decode."""
-_CONTENT_HEADER: Final = 2
-"""The type of the frame that carries the properties of a message."""
-_PROPERTIES_AT: Final = 12
-"""The offset of the properties in that frame."""
-_ONLY_HEADERS: Final = b"\x20\x00"
-"""The flags of properties that are headers and nothing else."""
 
 
 def open_queue(connection: kombu.Connection, name: str) -> None:
@@ -70,11 +58,8 @@ class KombuPublisher(Publisher):
         url: the broker, such as ``"amqp://user:password@host//"``.
         queue: the queue that gets the messages; by default, it has the topic's name. If there is
             none, RabbitMQ gets a durable quorum queue.
-        exchange: the exchange that gets them instead, which must exist.
-        routing_key: with an exchange: the key of a message, in which ``{topic}``, ``{type}`` and
-            ``{group}`` are replaced.
-        mandatory: whether a message without a bound queue is a failure. ``False`` for an exchange
-            that can be without queues.
+        exchange: the exchange that gets them instead, which must exist; the routing key is the
+            message's type.
         timeout: how long the broker may take to accept the connection, or a message.
         connection: further arguments of ``kombu.Connection``, such as ``ssl``.
 
@@ -89,8 +74,6 @@ class KombuPublisher(Publisher):
         url: str,
         queue: str = "",
         exchange: str = "",
-        routing_key: str = "{type}",
-        mandatory: bool = True,
         timeout: timedelta = timedelta(seconds=10),
         connection: Mapping[str, Any] | None = None,
     ) -> None:
@@ -103,8 +86,6 @@ class KombuPublisher(Publisher):
         self._url = url
         self._queue = queue or topic
         self._exchange = exchange
-        self._routing_key = routing_key
-        self._mandatory = mandatory
         self._timeout = seconds_of("timeout", timeout)
         self._options = dict(connection or {})
         self._connection: kombu.Connection | None = None
@@ -118,13 +99,13 @@ class KombuPublisher(Publisher):
 
     def send(self, message: Outgoing) -> Exception | None:
         try:
-            headers, content_type, body = message.event(self.source).to_binary(PREFIX)
+            body = message.event(self.source).to_json().encode()
         except ValueError as error:
             return error
         properties = {
-            "headers": {**message.headers, **headers},
-            "content_type": content_type or "application/octet-stream",
-            "content_encoding": "binary" if isinstance(message.data, bytes) else "utf-8",
+            "headers": dict(message.headers),
+            "content_type": STRUCTURED,
+            "content_encoding": "utf-8",
             "message_id": message.message_id,
             "timestamp": int(message.created_at.timestamp()),
             **self._route(message),
@@ -143,7 +124,7 @@ class KombuPublisher(Publisher):
         waits: dict[str, Any] = {"timeout": self._timeout, "confirm_timeout": self._timeout}
         producer = self._producer or self._open()
         try:
-            producer.publish(body, mandatory=self._mandatory, **properties, **waits)
+            producer.publish(body, mandatory=True, **properties, **waits)
         except MessageNacked:
             return Refused(
                 "The broker refused the message (basic.nack). Check whether a queue is full."
@@ -162,8 +143,7 @@ class KombuPublisher(Publisher):
 
     def _route(self, message: Outgoing) -> dict[str, Any]:
         if self._exchange:
-            values = {"topic": message.topic, "type": message.type, "group": message.group}
-            return {"exchange": self._exchange, "routing_key": self._routing_key.format(**values)}
+            return {"exchange": self._exchange, "routing_key": message.type}
         route = {"exchange": "", "routing_key": self._queue}
         if self._queue.endswith(FIFO):
             route["MessageGroupId"] = _fit(message.group or message.message_id)
@@ -215,8 +195,7 @@ class KombuPublisher(Publisher):
         self._returned.append(
             Refused(
                 f"No queue is bound to the routing key {routing_key!r} of the exchange "
-                f"{exchange!r} ({error}), so the message was not delivered. Bind a queue, or set "
-                "mandatory=False in the topic's OPTIONS."
+                f"{exchange!r} ({error}), so the message was not delivered. Bind a queue."
             )
         )
 
@@ -239,9 +218,8 @@ class KombuSource:
     def __init__(self, url: str, queue: str, options: Mapping[str, Any]) -> None:
         self.place = queue
         connection = kombu.Connection(url, heartbeat=_HEARTBEAT)
-        is_amqp = connection.transport.driver_type == "amqp"  # imports the client library
-        own = {"frame_handler": _read_any_properties} if is_amqp else {}
-        connection.transport_options = {**options, **own}
+        connection.transport_options = dict(options)
+        connection.transport  # noqa: B018  # imports the client library
         self._connection: Any = connection
         self._arrived: deque[Any] = deque()
 
@@ -278,13 +256,8 @@ class KombuSource:
     def _incoming(self, message: Any) -> Incoming:
         headers = [(as_text(name), value) for name, value in message.headers.items()]
         body = message.body or b""
-        known, unreadable = dict(headers), ""
-        if _UNREADABLE in known:
-            unreadable = (
-                "The properties or headers of the message cannot be decoded: they are not UTF-8, "
-                f"or not AMQP. The header {_UNREADABLE} has the raw bytes."
-            )
-        elif known.get("compression"):
+        unreadable = ""
+        if message.headers.get("compression"):
             unreadable = "The body is compressed, and is not inflated. Send it uncompressed."
         own = sorted(
             (name, as_text(value)) for name, value in headers if not name.startswith("x-")
@@ -309,24 +282,3 @@ class _MessageAsSent:
         self.errors: list[Any] = [None]  # for kombu, something is wrong with it
         super().__init__(*arguments, **options)
         self.errors = []
-
-
-def _read_any_properties(connection: Any, callback: Any) -> Callable[[Any], Any]:
-    """py-amqp's handler of frames, for messages with properties that it cannot read, too.
-
-    It would raise in the middle of a message: any sender could end the consumer, again and again.
-    """
-    handle: Callable[[Any], Any] = frame_handler(connection, callback)
-
-    def on_frame(frame: tuple[int, int, Any]) -> Any:
-        kind, channel, buffer = frame
-        if kind == _CONTENT_HEADER:
-            try:
-                amqp.Message().inbound_header(buffer)  # type: ignore[attr-defined]
-            except Exception:  # noqa: BLE001  # whatever a stranger can make it raise
-                raw = bytes(buffer)
-                instead = dumps("F", ({_UNREADABLE: raw[_PROPERTIES_AT:]},))
-                buffer = raw[:_PROPERTIES_AT] + _ONLY_HEADERS + instead
-        return handle((kind, channel, buffer))
-
-    return on_frame

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
-from typing import Any
 
-from django.core.checks import CheckMessage, Error
-from django.core.exceptions import ImproperlyConfigured
-
-from ..consumers import Consumer, consumer_at
+from ..consumers import consumer_at
 from ..databases import reason
 from ..dead_letters import release
 from ..errors import DeadLettered, UnknownEventType
@@ -27,30 +22,27 @@ class LocalPublisher(Publisher):
         topic: the topic.
         consumers: the paths of the consumers, such as ``["shop.consumers.billing"]``. Those that do
             not handle a type of events do not get it.
+
+    Raises:
+        ImproperlyConfigured: a path leads to no consumer.
+        ValueError: there is none.
     """
 
-    def __init__(self, topic: str, *, consumers: Sequence[str], **options: Any) -> None:
+    def __init__(self, topic: str, *, consumers: Sequence[str]) -> None:
         super().__init__(topic)
-        if options:
-            unknown = ", ".join(map(repr, options))
-            raise TypeError(f"LocalPublisher has no option {unknown}. Its option is 'consumers'")
-        self._paths = consumers
-
-    @cached_property
-    def consumers(self) -> list[Consumer]:
-        """The consumers."""
-        return [consumer_at(path) for path in self._paths]
+        self.consumers = [consumer_at(path) for path in consumers]
+        if not consumers:
+            raise ValueError("it has no consumers. List paths such as 'shop.consumers.billing'")
 
     def send(self, message: Outgoing) -> Exception | None:
-        consumers = self.consumers
-
         def handle() -> None:
             event = message.event(self.source)
-            handling = [consumer for consumer in consumers if consumer.handles(event.type)]
+            handling = [each for each in self.consumers if each.handles(event.type)]
             if not handling:
+                names = ", ".join(consumer.name for consumer in self.consumers)
                 raise UnknownEventType(
-                    f"None of the consumers {', '.join(self._paths)} handles {event.type!r}. "
-                    "Register a handler for this type, or publish to another topic."
+                    f"None of the consumers {names} handles {event.type!r}. Register a handler for "
+                    "this type, or publish to another topic."
                 )
             for consumer in handling:
                 # The claim is committed first, so that an attempt counts that ends the relay.
@@ -73,17 +65,3 @@ class LocalPublisher(Publisher):
         for consumer in self.consumers:
             if consumer.handles(event.type):
                 release(consumer.record_of(event), by)
-
-    def check(self) -> list[CheckMessage]:
-        try:
-            return [] if self.consumers else [self._wrong("no consumers are listed")]
-        except ImproperlyConfigured as error:
-            return [self._wrong(str(error))]
-
-    def _wrong(self, why: str) -> CheckMessage:
-        return Error(
-            f"The topic {self.topic!r} of the outbox has no consumers: {why}",
-            hint="List consumers in IDEMPOTENCY['OUTBOX'], such as "
-            "'OPTIONS': {'consumers': ['shop.consumers.billing']}.",
-            id="idempotency_django.E043",
-        )

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Protocol
-from urllib.parse import quote
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections, connections
@@ -99,20 +98,19 @@ def event_of(message: Incoming) -> Event:
     """
     if message.unreadable:
         raise ValueError(message.unreadable)
-    headers: dict[str, str] = {}
+    attributes: dict[str, str] = {}
+    content_type = ""
     for name, value in message.headers:
         attribute = _ATTRIBUTE.fullmatch(name)
-        if value is None or not (attribute or name.lower() in _CONTENT_TYPES):
-            continue
-        header = f"ce-{attribute[1].lower()}" if attribute else "content-type"
-        if header in headers:
-            raise ValueError(f"The message has two headers for {header}.")
-        text = _text(name, value)
-        headers[header] = quote(text, safe="") if attribute else text
-    is_envelope = headers.get("content-type", "").startswith("application/cloudevents")
-    if not headers.keys() - {"content-type"} and not is_envelope:
-        headers["content-type"] = STRUCTURED  # many senders of plain JSON set another type
-    return Event.from_http({k: v for k, v in headers.items() if v}, message.body)
+        if attribute and value is not None:
+            if attribute[1].lower() in attributes:
+                raise ValueError(f"The message has two headers for {attribute[1].lower()}.")
+            attributes[attribute[1].lower()] = _text(name, value)
+        elif value is not None and name.lower() in _CONTENT_TYPES:
+            content_type = _text(name, value)
+    if content_type.startswith(STRUCTURED) or not attributes:  # some senders set no type
+        return Event.from_json(message.body)
+    return Event.from_binary(attributes, content_type, message.body)
 
 
 def _text(name: str, value: Any) -> str:

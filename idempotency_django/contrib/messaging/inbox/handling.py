@@ -38,8 +38,8 @@ from ..databases import LONGEST, database
 from ..dead_letters import rows_of, sender_of
 from ..events import Event
 from ..models import InboxMessage, MessageState
+from ..verifiers import Contents
 from .receivers import WebhookReceiver, event_of, policy_of, receiver_of, receivers, scope_of
-from .verifiers import Contents
 
 METHOD: Final = "WEBHOOK"
 """The value in place of the HTTP method in the audit."""

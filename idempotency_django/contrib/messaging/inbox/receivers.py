@@ -31,7 +31,7 @@ from ..databases import database
 from ..errors import DeliveryMalformed, DeliveryTooLarge
 from ..events import Event
 from ..models import InboxMessage, MessageState
-from .verifiers import Contents, Verifier
+from ..verifiers import Contents, Verifier
 
 logger = logging.getLogger("idempotency_django")
 

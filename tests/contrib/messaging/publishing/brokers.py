@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 import kombu
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
@@ -78,7 +77,8 @@ def kombu_broker(server: Server, suffix: str = "") -> Iterator[Broker]:
                 return []
             message.ack()
             assert message.properties["delivery_mode"] == 2
-            event = binary(message.headers, "cloudEvents_", message.content_type, message.body)
+            assert message.content_type == "application/cloudevents+json"
+            event = Event.from_json(message.body)
             assert message.properties["message_id"] == event.id
             return [event]
 
@@ -100,7 +100,8 @@ def kafka_broker(server: Server) -> Iterator[Broker]:
         while (message := consumer.poll(0.3)) is not None:
             assert message.error() is None, message.error()
             headers = {key: value.decode() for key, value in message.headers()}
-            event = binary(headers, "ce_", headers.get("content-type", ""), message.value())
+            assert headers["content-type"] == "application/cloudevents+json"
+            event = Event.from_json(message.value())
             assert (message.key() or b"").decode() == (event.subject or "")
             events.append(event)
         return events
@@ -108,17 +109,6 @@ def kafka_broker(server: Server) -> Iterator[Broker]:
     config = {"bootstrap.servers": bootstrap(server)}
     yield Broker(f"{PUBLISHERS}.kafka.KafkaPublisher", {"config": config, "topic": name}, receive)
     consumer.close()
-
-
-def binary(headers: Mapping[str, str], prefix: str, content_type: str, body: Any) -> Event:
-    """The event of a message in the binary mode."""
-    attributes = {
-        f"ce-{name.removeprefix(prefix)}": quote(text)
-        for name, text in headers.items()
-        if name.startswith(prefix)
-    }
-    data = body.encode() if isinstance(body, str) else bytes(body)
-    return Event.from_http({**attributes, "content-type": content_type}, data)
 
 
 def plain(event: Event) -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ from idempotency_django.contrib import jobs as enqueueing
 from idempotency_django.contrib.celery import CAUSED_BY, IdempotentTask
 from idempotency_django.contrib.messaging import BrokerUnavailable, CeleryPublisher, Relay, publish
 from idempotency_django.contrib.messaging.models import OutboxMessage
+from idempotency_django.contrib.messaging.outbox.topics import Topic
 from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.errors import FingerprintMismatch
 from idempotency_django.models import IdempotencyKey
@@ -319,11 +320,10 @@ def test_no_arguments(data: Any) -> None:
 
 @pytest.mark.parametrize("path", ["tests.nowhere.app", f"{__name__}.pay", "nothing"])
 def test_wrong_app(path: str) -> None:
-    """A path that leads to no Celery app is found by a check."""
-    [message] = CeleryPublisher("celery", app=path).check()
-    assert message.id == "idempotency_django.E043"
-    assert CeleryPublisher("celery", app=here).check() == []
-    assert CeleryPublisher("celery").check() == []
+    """A path that leads to no Celery app is refused when the publisher is made."""
+    topic = Topic(name="celery", backend="celery", options={"app": path})
+    with pytest.raises(ImproperlyConfigured, match=r"such as 'shop\.celery\.app'"):
+        topic.publisher()
 
 
 # On a broker.

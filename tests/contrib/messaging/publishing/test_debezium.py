@@ -40,5 +40,5 @@ def test_attributes() -> None:
     attributes = {name.removeprefix("ce_"): "1.0" for name in headers}
     attributes["time"] = "2031-05-07T09:30:00Z"
     assert attributes.keys() >= {"id", "source", "type", "specversion"}
-    event = Event.from_http({f"ce-{name}": text for name, text in attributes.items()}, b"")
+    event = Event.from_binary(attributes, "", b"")
     assert event.id == "1.0"

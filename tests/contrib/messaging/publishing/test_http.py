@@ -20,6 +20,7 @@ from django.db import OperationalError
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from idempotency_django.contrib.messaging import Endpoint, Event, HttpPublisher
+from idempotency_django.contrib.messaging.brokers import http
 from idempotency_django.contrib.messaging.brokers.base import (
     BrokerUnavailable,
     DeadlineReached,
@@ -229,7 +230,7 @@ def test_order_of_groups(receiver: Receiver) -> None:
     assert [each for each in receiver.ids if each.startswith("b")] == ["b-1", "b-2"]
 
 
-def test_concurrency(receiver: Receiver) -> None:
+def test_concurrency(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """No more webhooks are under way than the publisher allows."""
     pair = threading.Barrier(2, timeout=20)
 
@@ -239,7 +240,8 @@ def test_concurrency(receiver: Receiver) -> None:
         return (200, {}, b"")
 
     receiver.answer = answer
-    answers = publisher(receiver, concurrency=2).publish([outgoing(f"{at}") for at in range(6)])
+    monkeypatch.setattr(http, "CONCURRENCY", 2)
+    answers = publisher(receiver).publish([outgoing(f"{at}") for at in range(6)])
     assert answers == [None] * 6
     assert receiver.busiest == 2
 
@@ -258,9 +260,10 @@ def test_timeout(receiver: Receiver, name: str) -> None:
     assert quick is None
 
 
-def test_no_time_left(receiver: Receiver) -> None:
+def test_no_time_left(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once half of the relay's lease is over, no webhook is begun: the next batch has it."""
-    slow = publisher(receiver, concurrency=1)
+    monkeypatch.setattr(http, "CONCURRENCY", 1)
+    slow = publisher(receiver)
 
     def answer(request: Request) -> tuple[int, dict[str, str], bytes]:
         time.sleep(max(0, slow.deadline - time.monotonic()))
@@ -363,6 +366,7 @@ def test_endpoints_that_cannot_be_asked(error: Exception) -> None:
         ({"url": "https://a.example/", "secrets": [SECRET, "hunter2"]}, "secret number 2"),
         ({"url": "https://a.example/", "secrets": ["whsec_c2hvcnQ="]}, "secret number 1"),
         ({"url": "https://a.example/", "secrets": [SECRET], "nonsense": 1}, "nonsense"),
+        ({"endpoint": "tests.nowhere.endpoint_of"}, r"'tests\.nowhere\.endpoint_of' cannot be"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], why: str) -> None:
@@ -372,18 +376,3 @@ def test_wrong_options(options: dict[str, Any], why: str) -> None:
         topic.publisher()
     assert "hunter2" not in str(caught.value)
     assert SECRET not in str(caught.value)
-
-
-def test_function_that_is_not_there() -> None:
-    """An endpoint that cannot be imported is no message's fault, and a check finds it before."""
-    sender = HttpPublisher(
-        "orders", endpoint="tests.contrib.messaging.publishing.nowhere.endpoint_of"
-    )
-    with pytest.raises(ImproperlyConfigured, match=r"nowhere\.endpoint_of"):
-        sender.publish(grouped("a-1"))
-    assert [message.id for message in sender.check()] == ["idempotency_django.E043"]
-    assert publisher_without_problems().check() == []
-
-
-def publisher_without_problems() -> HttpPublisher:
-    return HttpPublisher("orders", endpoint=f"{__name__}.endpoint_of")

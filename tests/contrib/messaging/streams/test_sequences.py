@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, connections, transaction
-from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -22,7 +21,6 @@ from idempotency_django.contrib.messaging.streams import (
     OutOfOrder,
     accept,
     claim_stream,
-    reset_peer,
 )
 from idempotency_django.testing.contract import in_threads
 from tests.models import Effect
@@ -32,10 +30,10 @@ pytestmark = [pytest.mark.django_db(transaction=True, databases="__all__"), pyte
 PEER = "peer-7"
 
 
-def take(using: str, epoch: int, sequence: int, *, continued: bool = False) -> Acceptance:
+def take(using: str, epoch: int, sequence: int) -> Acceptance:
     """What a receiver does with a message."""
     with transaction.atomic(using=using):
-        outcome = accept(PEER, epoch=epoch, sequence=sequence, continued=continued, using=using)
+        outcome = accept(PEER, epoch=epoch, sequence=sequence, using=using)
         if isinstance(outcome, Accepted):
             Effect.objects.using(using).create(reference=f"{epoch}:{sequence}")
     return outcome
@@ -89,18 +87,6 @@ def test_new_epoch_above_0(using: str, number: int) -> None:
     assert take(using, 2, 0) == Accepted()
 
 
-def test_continued(using: str) -> None:
-    """A peer that keeps its numbers goes on at the next one in a new epoch."""
-    for number in range(3):
-        take(using, 1, number, continued=True)
-    assert take(using, 2, 4, continued=True) == OutOfOrder(3)
-    assert take(using, 2, 2, continued=True) == Duplicate(2)
-    assert take(using, 2, 0, continued=True) == Duplicate(2)
-    assert take(using, 2, 3, continued=True) == Accepted()
-    assert take(using, 1, 4, continued=True) == Fenced(2)
-    assert effects(using) == ["1:0", "1:1", "1:2", "2:3"]
-
-
 def test_rollback(using: str) -> None:
     """If the effects are rolled back, the message was not accepted, and comes again."""
     with pytest.raises(LookupError), transaction.atomic(using=using):
@@ -151,17 +137,6 @@ def test_apart_from_streams(using: str) -> None:
     assert take(using, 5, 1) == Accepted()
 
 
-def test_reset(using: str) -> None:
-    """A peer whose messages came elsewhere before goes on where it is."""
-    with override_settings(IDEMPOTENCY={"MESSAGING_DATABASE": using}):
-        reset_peer(PEER, epoch=2, position=99)
-    assert take(using, 2, 99) == Duplicate(99)
-    assert take(using, 2, 100) == Accepted()
-    assert take(using, 1, 101) == Fenced(2)
-    with pytest.raises(ValueError, match="is not a valid position"):
-        reset_peer(PEER, epoch=2, position=-2, using=using)
-
-
 REPEATABLE_READ = {
     "postgresql": "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ",
     "mysql": "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
@@ -186,11 +161,11 @@ def test_snapshot(using: str, number: int, expected: Acceptance) -> None:
     assert outcome == (None if connection.vendor == "postgresql" else expected)
 
 
-def judged(messages: list[tuple[int, int]], *, continued: bool) -> list[Acceptance]:
+def judged(messages: list[tuple[int, int]]) -> list[Acceptance]:
     """What the documentation says of messages, without a database."""
     epoch, position, outcomes = -1, -1, list[Acceptance]()
     for number, sequence in messages:
-        restarts = number > epoch and not continued
+        restarts = number > epoch
         expected = 0 if restarts or epoch < 0 else position + 1
         if number < epoch:
             outcomes.append(Fenced(epoch))
@@ -210,12 +185,12 @@ def test_any_messages() -> None:
     messages = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=30)
 
     @settings(max_examples=100, deadline=None, database=None)
-    @given(messages, st.booleans())
-    @example([(0, 0), (0, 1), (1, 2), (1, 0), (0, 2), (1, 1)], False)
-    def check(messages: list[tuple[int, int]], continued: bool) -> None:
+    @given(messages)
+    @example([(0, 0), (0, 1), (1, 2), (1, 0), (0, 2), (1, 1)])
+    def check(messages: list[tuple[int, int]]) -> None:
         with transaction.atomic():
-            outcomes = [take("default", *message, continued=continued) for message in messages]
+            outcomes = [take("default", *message) for message in messages]
             transaction.set_rollback(True)
-        assert outcomes == judged(messages, continued=continued)
+        assert outcomes == judged(messages)
 
     check()

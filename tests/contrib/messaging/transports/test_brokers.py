@@ -13,7 +13,7 @@ from idempotency_django.contrib.messaging import Consumer, Event
 from idempotency_django.contrib.messaging.models import InboxMessage
 from idempotency_django.errors import StoreUnavailable
 from tests.models import Effect
-from tests.support.nightly import few, nightly
+from tests.support.nightly import few
 from tests.support.shared import effect_counts
 
 from .brokers import Broker
@@ -144,9 +144,6 @@ def test_unavailable(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (broker.left(), dead()) == (0, {})
 
 
-NOT_UTF8 = b"\xff\xfe"
-
-
 def properties(flags: int, block: bytes) -> bytes:
     """The properties of an AMQP message, as they are sent."""
     return flags.to_bytes(2, "big") + block
@@ -166,38 +163,6 @@ def nested(levels: int) -> bytes:
     for _ in range(levels):
         value = b"A" + len(value).to_bytes(4, "big") + value
     return value
-
-
-UNREADABLE = {
-    "a header's name": properties(0x2000, table(short(NOT_UTF8) + b"t\x01")),
-    "a name in a table": properties(
-        0x2000, table(short(b"a") + b"F" + table(short(NOT_UTF8) + b"t\x01"))
-    ),
-    "message_id": properties(0x0080, short(NOT_UTF8)),
-    "type": properties(0x0020, short(NOT_UTF8)),
-    "content_type": properties(0x8000, short(NOT_UTF8)),
-    "a time that is none": properties(0x2000, table(short(b"a") + b"T" + b"\x7f" * 8)),
-    "nesting": properties(0x2000, table(short(b"a") + nested(2000))),
-}
-
-
-@pytest.mark.parametrize("which", few(UNREADABLE))
-@pytest.mark.parametrize("body", [b"", nightly(b"{}" * 100_000)], ids=["empty", "long"])
-def test_properties_that_cannot_be_read(place: Any, which: str, body: bytes) -> None:
-    """A message of a foreign sender whose properties cannot be read is set aside, with all that
-    came; it does not end the consumer.
-    """
-    billing, broker = Billing(), place("rabbitmq")
-    broker.publish(paid("a"))
-    broker.publish_frames(UNREADABLE[which], body)
-    broker.publish(paid("b"))
-    broker.drain(billing.consumer, lambda: len(effect_counts()) == 2 and bool(dead()))
-    assert effect_counts() == {"a": 1, "b": 1}
-    assert broker.left() == 0
-    kept = InboxMessage.objects.get()
-    assert bytes(kept.body) == body
-    # Some versions of py-amqp leave a header's name as bytes.
-    assert "cannot be decoded" in kept.error or ("name" in which and "not JSON" in kept.error)
 
 
 @pytest.mark.parametrize("levels", few([900, 10, 300, 700, 950]))

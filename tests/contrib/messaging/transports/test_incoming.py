@@ -62,7 +62,7 @@ def test_values_of_amqp() -> None:
     [
         ([], b"", "not JSON"),
         ([("content-type", "text/plain")], b"hello", "not JSON"),
-        ([("content-type", "application/cloudevents-batch+json")], b"[]", "not supported"),
+        ([("content-type", "application/cloudevents-batch+json")], b"[]", "list in JSON"),
         ([("ce_id", "1")], b"", "no specversion"),
         ([*((f"ce_{k}", v) for k, v in NAMES.items()), ("ce-id", "2")], b"", "two headers"),
         ([("ce_id", b"\xff")], b"", "not text in UTF-8"),

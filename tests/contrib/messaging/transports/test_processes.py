@@ -53,11 +53,14 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
                         "-m",
                         "django",
                         "run_consumer",
-                        "tests.contrib.messaging.transports.consumers:billing",
+                        "billing",
                     ),
                     *("--url", broker.url, "--from", broker.place),
                     *("--health", str(tmp_path / "health"), *words),
-                    env=environment(name) if callable(environment) else environment,
+                    env={
+                        **(environment(name) if callable(environment) else environment),
+                        "DJANGO_SETTINGS_MODULE": f"{__package__}.process_settings",
+                    },
                     stdout=log,
                     stderr=log,
                 )

@@ -12,7 +12,7 @@ from django.test import Client
 from django.urls import path
 
 from idempotency_django.contrib.messaging import Event, WebhookReceiver
-from idempotency_django.contrib.messaging.inbox.verifiers import (
+from idempotency_django.contrib.messaging.verifiers import (
     GitHub,
     Hmac,
     StandardWebhooks,

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idempotency_django.contrib.messaging.errors import DeliveryMalformed, SignatureRefused
-from idempotency_django.contrib.messaging.inbox.verifiers import (
+from idempotency_django.contrib.messaging.verifiers import (
     Contents,
     GitHub,
     Hmac,

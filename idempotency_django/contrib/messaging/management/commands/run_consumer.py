@@ -16,7 +16,7 @@ from django.core.management.base import BaseCommand, CommandError
 from .....conf import did_you_mean
 from .....management import stop_on_signals
 from ...brokers.loop import ConsumerLoop, Source
-from ...consumers import Consumer, consumer_at, consumers
+from ...consumers import Consumer, consumers
 
 BROKERS: Final = "idempotency_django.contrib.messaging.brokers"
 _FROM_ENVIRONMENT: Final = "env:"
@@ -35,8 +35,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "consumer",
             metavar="CONSUMER",
-            help="The name of a consumer in IDEMPOTENCY['CONSUMERS'], or the path of any consumer, "
-            "such as shop.consumers.billing.",
+            help="The name of a consumer in IDEMPOTENCY['CONSUMERS'], such as billing.",
         )
         parser.add_argument(
             "--url",
@@ -95,12 +94,10 @@ class Command(BaseCommand):
 
 def _consumer(name: str) -> Consumer:
     listed = consumers()
-    if name in listed:
-        return listed[name]
-    if "." in name or ":" in name:
-        return consumer_at(name)
-    hint = did_you_mean(name, listed, "It lists") if listed else "It lists none."
-    raise CommandError(f"IDEMPOTENCY['CONSUMERS'] lists no consumer called {name!r}. {hint}")
+    if name not in listed:
+        hint = did_you_mean(name, listed, "It lists") if listed else "It lists none."
+        raise CommandError(f"IDEMPOTENCY['CONSUMERS'] lists no consumer called {name!r}. {hint}")
+    return listed[name]
 
 
 def _source(consumer: Consumer, url: str, place: str, options: dict[str, Any]) -> Source:

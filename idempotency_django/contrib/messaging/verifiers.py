@@ -20,8 +20,8 @@ from urllib.parse import parse_qs
 
 from django.core.exceptions import ImproperlyConfigured
 
-from ....policy import canonical, fingerprints
-from ..errors import DeliveryMalformed, SignatureRefused
+from ...policy import canonical, fingerprints
+from .errors import DeliveryMalformed, SignatureRefused
 
 __all__ = ["Contents", "GitHub", "Hmac", "StandardWebhooks", "Stripe", "Verifier"]
 
