@@ -1,4 +1,4 @@
-"""The ``IDEMPOTENCY`` setting: one live property for each of its names.
+"""The ``IDEMPOTENCY`` setting: one live property for each of the core's names in it.
 
 Nothing is read at import. A value is read and checked at its first use, and again after Django's
 ``setting_changed``, so ``override_settings`` works. The system checks (``manage.py check``)
@@ -19,7 +19,6 @@ from typing import Any, Final, TypeVar
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
-from django.db import DEFAULT_DB_ALIAS
 from django.utils.module_loading import import_string
 
 from .errors import all_errors
@@ -28,7 +27,7 @@ DEFAULT_STORES: Final[Mapping[str, Mapping[str, Any]]] = {
     "default": {"BACKEND": "idempotency_django.stores.database.DatabaseStore"}
 }
 
-_NOTHING: Final[Mapping[str, Any]] = {}
+NOTHING: Final[Mapping[str, Any]] = {}
 
 MIDDLEWARE: Final = "idempotency_django.middleware.IdempotencyMiddleware"
 
@@ -80,7 +79,7 @@ def is_duration(value: object, longest: timedelta = timedelta.max) -> bool:
 _T = TypeVar("_T")
 
 
-def _setting(
+def setting(
     name: str, default: _T, expected: str, holds: Callable[[Any], bool]
 ) -> cached_property[_T]:
     """Make a property of a name in ``IDEMPOTENCY``.
@@ -105,12 +104,8 @@ def _refused(name: str, value: object, expected: str) -> ImproperlyConfigured:
     return ImproperlyConfigured(f"IDEMPOTENCY[{name!r}] is {value!r}; it must be {expected}.")
 
 
-def _is_text(value: Any) -> bool:
+def is_text(value: Any) -> bool:
     return isinstance(value, str) and value != ""
-
-
-def _is_list_of_texts(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(map(_is_text, value))
 
 
 def _is_header(value: Any) -> bool:
@@ -128,9 +123,12 @@ def _chooses_views(value: Any) -> bool:
 
 
 def _is_prefix_or_namespace(value: Any) -> bool:
-    if not _is_text(value) or value in (ALL_UNSAFE, WITH_POLICY):
+    if not is_text(value) or value in (ALL_UNSAFE, WITH_POLICY):
         return False
     return value.startswith("/") or "/" not in value  # "api/" is a prefix without its first slash
+
+
+_instances: Final[list[Settings]] = []
 
 
 class Settings:
@@ -138,19 +136,30 @@ class Settings:
 
     A request asks for several of them, so what was read is kept until a setting changes. Each
     property raises :exc:`~django.core.exceptions.ImproperlyConfigured` if its value is wrong.
+    A package outside the core reads its own names with a subclass.
     """
+
+    def __init__(self) -> None:
+        _instances.append(self)
+
+    @classmethod
+    def names(cls) -> frozenset[str]:
+        """The names in ``IDEMPOTENCY`` that can be read here."""
+        read = {name: value for each in cls.__mro__ for name, value in vars(each).items()}
+        properties = {name for name, value in read.items() if isinstance(value, cached_property)}
+        return frozenset(name.upper() for name in properties - {"raw"})
 
     @cached_property
     def raw(self) -> Mapping[str, Any]:
         """The setting as it was written."""
-        value = getattr(django_settings, "IDEMPOTENCY", _NOTHING)
+        value = getattr(django_settings, "IDEMPOTENCY", NOTHING)
         if not isinstance(value, Mapping):
             raise ImproperlyConfigured(
                 f"The IDEMPOTENCY setting must be a dict, not {type(value).__name__}."
             )
         return value
 
-    stores: cached_property[Mapping[str, Mapping[str, Any]]] = _setting(
+    stores: cached_property[Mapping[str, Mapping[str, Any]]] = setting(
         "STORES",
         DEFAULT_STORES,
         "a dict of stores by alias",
@@ -161,17 +170,17 @@ class Settings:
     @cached_property
     def policy(self) -> Any:
         """The project's :class:`~idempotency_django.policy.Policy`, or a dict of its fields."""
-        return self.raw.get("POLICY", _NOTHING)
+        return self.raw.get("POLICY", NOTHING)
 
-    header = _setting("HEADER", "Idempotency-Key", "the name of an HTTP header", _is_header)
+    header = setting("HEADER", "Idempotency-Key", "the name of an HTTP header", _is_header)
     """The request header that carries the key."""
 
-    exclude_headers: cached_property[Sequence[str]] = _setting(
+    exclude_headers: cached_property[Sequence[str]] = setting(
         "EXCLUDE_HEADERS", (), "a list of the names of headers", _are_headers
     )
     """Response headers that are not stored, in addition to the built-in list."""
 
-    status_header: cached_property[str | None] = _setting(
+    status_header: cached_property[str | None] = setting(
         "STATUS_HEADER",
         "Idempotency-Status",
         "the name of an HTTP header, or None",
@@ -180,12 +189,12 @@ class Settings:
     """The response header that says what became of a request with a key; ``None``: there is
     none."""
 
-    record_replays = _setting(
+    record_replays = setting(
         "RECORD_REPLAYS", True, "True or False", lambda value: isinstance(value, bool)
     )
     """Whether replays are counted in the record, with one more statement each."""
 
-    retry_after = _setting(
+    retry_after = setting(
         "RETRY_AFTER",
         timedelta(seconds=1),
         "a timedelta, such as timedelta(seconds=1)",
@@ -196,7 +205,7 @@ class Settings:
     @cached_property
     def status_codes(self) -> Mapping[str, int]:
         """HTTP statuses by the slug of the error, if they differ from the error's own."""
-        value = self.raw.get("STATUS_CODES", _NOTHING)
+        value = self.raw.get("STATUS_CODES", NOTHING)
         if not isinstance(value, Mapping):
             raise _refused("STATUS_CODES", value, "a dict of status codes by slug")
         slugs = {error.slug for error in all_errors()}
@@ -211,10 +220,10 @@ class Settings:
                 )
         return value
 
-    status_view = _setting("STATUS_VIEW", "idempotency-status", "the name of a URL", _is_text)
+    status_view = setting("STATUS_VIEW", "idempotency-status", "the name of a URL", is_text)
     """The name of the URL of the status view."""
 
-    dialect = _setting(
+    dialect = setting(
         "DIALECT",
         "ietf",
         "'ietf' or 'stripe'",
@@ -223,7 +232,7 @@ class Settings:
     """What a refusal looks like: a problem (RFC 9457), or an error that Stripe's clients
     understand."""
 
-    docs_url = _setting(
+    docs_url = setting(
         "DOCS_URL",
         "https://idempotency-django.readthedocs.io/problems/",
         "a URL",
@@ -231,7 +240,7 @@ class Settings:
     )
     """The URL that problem types link to; the slug of the problem is appended."""
 
-    middleware_protects: cached_property[str | Sequence[str]] = _setting(
+    middleware_protects: cached_property[str | Sequence[str]] = setting(
         "MIDDLEWARE_PROTECTS",
         ALL_UNSAFE,
         f"{ALL_UNSAFE!r} (every view), {WITH_POLICY!r} (views that declare a policy), or a list of "
@@ -239,14 +248,6 @@ class Settings:
         _chooses_views,
     )
     """What the middleware protects beside views that declare a policy."""
-
-    consumers: cached_property[Sequence[str]] = _setting(
-        "CONSUMERS",
-        (),
-        "a list of dotted paths, such as ['shop.consumers.billing']",
-        _is_list_of_texts,
-    )
-    """The paths of the project's consumers, for the commands and tasks that run them."""
 
     @cached_property
     def around_execution(self) -> tuple[Callable[..., AbstractContextManager[Any]], ...]:
@@ -268,30 +269,13 @@ class Settings:
             hooks.append(hook)
         return tuple(hooks)
 
-    outbox: cached_property[Mapping[str, Any]] = _setting(
-        "OUTBOX",
-        _NOTHING,
-        "a dict of publishers by topic",
-        lambda value: isinstance(value, Mapping),
-    )
-    """The publisher of each topic of the outbox, by topic."""
-
-    messaging_database = _setting(
-        "MESSAGING_DATABASE", DEFAULT_DB_ALIAS, "an alias of DATABASES", _is_text
-    )
-    """The alias of the database with the tables of messaging."""
-
-
-NAMES: Final = frozenset(
-    name.upper() for name, value in vars(Settings).items() if isinstance(value, cached_property)
-) - {"RAW"}
-"""All names in ``IDEMPOTENCY``; the system checks report others."""
 
 conf = Settings()
 
 
 def _forget(**_: Any) -> None:
-    vars(conf).clear()  # the values of cached_property
+    for settings in _instances:
+        vars(settings).clear()  # the values of cached_property
 
 
 setting_changed.connect(_forget, dispatch_uid="idempotency_django.conf")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from contextlib import nullcontext
 from datetime import timedelta
-from functools import cached_property
 
 import pytest
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
-from idempotency_django.conf import ALL_UNSAFE, DEFAULT_STORES, NAMES, Settings, conf
+from idempotency_django.conf import ALL_UNSAFE, DEFAULT_STORES
+from idempotency_django.contrib.messaging.conf import conf
 
 DEFAULTS = {
     "AROUND_EXECUTION": (),
@@ -54,10 +54,7 @@ OTHERS = {
 
 def test_every_name_is_tested_and_has_a_property() -> None:
     """The names that IDEMPOTENCY may hold are the properties that read them."""
-    properties = {
-        name.upper() for name, value in vars(Settings).items() if type(value) is cached_property
-    }
-    assert properties - {"RAW"} == NAMES == set(DEFAULTS) == set(OTHERS)
+    assert conf.names() == set(DEFAULTS) == set(OTHERS)
 
 
 @pytest.mark.parametrize("name", sorted(DEFAULTS))
@@ -73,7 +70,7 @@ def test_no_setting_at_all() -> None:
     with override_settings():
         if hasattr(django_settings, "IDEMPOTENCY"):
             del django_settings.IDEMPOTENCY
-        assert {name: getattr(conf, name.lower()) for name in NAMES} == DEFAULTS
+        assert {name: getattr(conf, name.lower()) for name in conf.names()} == DEFAULTS
 
 
 @pytest.mark.parametrize("name", sorted(OTHERS))

@@ -12,7 +12,8 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's name
 from django.core.exceptions import ImproperlyConfigured
 
-from ..conf import MIDDLEWARE, NAMES, conf, default_store, did_you_mean
+from ..conf import MIDDLEWARE, default_store, did_you_mean
+from ..contrib.messaging.conf import conf  # of all names in IDEMPOTENCY
 from ..engine.planning import choose_mode
 from ..http.messages import REPLAYED_HEADER
 from ..http.status import status_url
@@ -179,17 +180,18 @@ def check_settings(**_: Any) -> Sequence[CheckMessage]:
     names, error = tried(lambda: conf.raw)
     if names is None:
         return [Error(error, id="idempotency_django.E002")]
+    known = conf.names()
     unknown: list[CheckMessage] = [
         Error(
             f"IDEMPOTENCY has no setting {name!r}.",
-            hint=did_you_mean(str(name), NAMES),
+            hint=did_you_mean(str(name), known),
             id="idempotency_django.E001",
         )
         for name in names
-        if name not in NAMES
+        if name not in known
     ]
     readers: list[Callable[[], object]] = [
-        *(partial(getattr, conf, name.lower()) for name in sorted(NAMES)),
+        *(partial(getattr, conf, name.lower()) for name in sorted(known)),
         Policy().resolved,
     ]
     errors = [error for _, error in map(tried, readers) if error]
@@ -201,12 +203,13 @@ def _misnamed() -> Iterator[CheckMessage]:
     """A setting of the project that looks like ours, where ours is missing: none of it is read."""
     if hasattr(settings, "IDEMPOTENCY"):
         return
+    known = conf.names()
     for name in filter(str.isupper, dir(settings)):
         if "IDEMP" not in name and not difflib.get_close_matches(name, ["IDEMPOTENCY"], cutoff=0.8):
             continue
         value = getattr(settings, name)
-        holds_ours = isinstance(value, Mapping) and not NAMES.isdisjoint(value)
-        if holds_ours or name.removeprefix("IDEMPOTENCY_") in NAMES:
+        holds_ours = isinstance(value, Mapping) and not known.isdisjoint(value)
+        if holds_ours or name.removeprefix("IDEMPOTENCY_") in known:
             yield Error(
                 f"The setting {name} has no effect: the settings of idempotency_django are a dict "
                 "named IDEMPOTENCY.",

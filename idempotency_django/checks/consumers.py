@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.checks import CheckMessage, Error
 
-from ..conf import conf
+from ..contrib.messaging.conf import conf
 from ..contrib.messaging.consumers import Consumer, consumer_at
 from .configuration import tried
 

@@ -11,7 +11,8 @@ import pytest
 from django.dispatch import Signal
 
 import idempotency_django
-from idempotency_django import checks, conf, errors, signals
+from idempotency_django import checks, errors, signals
+from idempotency_django.contrib.messaging.conf import conf
 from idempotency_django.policy import FIELDS
 from tests.docs.examples import ROOT
 
@@ -54,7 +55,7 @@ def test_every_problem_page_has_an_error() -> None:
 def test_settings() -> None:
     """Each setting has its section, and each section its setting."""
     page = (DOCS / "reference" / "settings.md").read_text()
-    assert set(re.findall(r"^### ([A-Z_]+)$", page, re.MULTILINE)) == conf.NAMES
+    assert set(re.findall(r"^### ([A-Z_]+)$", page, re.MULTILINE)) == conf.names()
 
 
 def test_policy_fields() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
-from idempotency_django.conf import Settings
+from idempotency_django.conf import conf
 from idempotency_django.contrib.cached import CachedStore
 from idempotency_django.contrib.messaging import WebhookReceiver, consumers
 from idempotency_django.contrib.messaging.brokers import celery, http, kafka, kombu
@@ -56,7 +56,7 @@ def defaults() -> Iterator[tuple[str, Any]]:
     yield "`lease`, policy", DEFAULTS.lease
     yield "`max_duration`, policy", DEFAULTS.max_duration
     yield '`on_conflict="wait"`, policy', LONGEST_WAIT
-    yield "`RETRY_AFTER`, setting", Settings().retry_after
+    yield "`RETRY_AFTER`, setting", conf.retry_after
     yield "`ttl`, consumer's policy", consumers.LIFETIME
     yield "`ttl`, receiver", WebhookReceiver.ttl
     yield "`tolerance`, verifier", TOLERANCE

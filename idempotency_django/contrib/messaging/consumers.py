@@ -16,7 +16,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from ... import engine
-from ...conf import conf
 from ...engine import (
     ExecutionContext,
     Item,
@@ -29,6 +28,7 @@ from ...engine import (
 from ...errors import FingerprintMismatch, IdempotencyError, OperationInProgress, StoreUnavailable
 from ...policy import UNSET, Policy, canonical, digest, keys, named_fingerprints, scopes
 from ...stores import Store, is_open, reference, stores
+from .conf import conf
 from .errors import DeadLettered, UnknownEventType
 from .events import Event
 from .seen import SeenFilter

@@ -10,9 +10,9 @@ from django.db.models import CharField, F, OuterRef, Value
 from django.db.models.functions import Concat
 from django.utils import timezone
 
-from ...conf import conf
 from ...engine import describe_error
 from ...stores import plain
+from .conf import conf
 
 
 def database() -> str:

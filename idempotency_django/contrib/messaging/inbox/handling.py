@@ -17,7 +17,6 @@ from django.db.models import F
 from django.db.models.functions import Coalesce
 from django.utils.datastructures import CaseInsensitiveMapping
 
-from ....conf import conf
 from ....engine import Plan, plan_call
 from ....models import DatabaseNow
 from ....policy import digest
@@ -33,6 +32,7 @@ from ....stores import (
     reference,
     stores,
 )
+from ..conf import conf
 from ..consumers import Consumer, EventExecution, Handler, RecordOf, consumers
 from ..databases import LONGEST, database
 from ..dead_letters import rows_of, sender_of

@@ -11,8 +11,8 @@ from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Dja
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from ....conf import conf
 from ....stores import Store, stores
+from ..conf import conf
 from ..databases import database
 from .relay import LEASE
 from .topics import ALL_OTHERS, Topic, topic

@@ -20,7 +20,6 @@ from django.db import InterfaceError, OperationalError, connections
 from django.db.models import F, Q, QuerySet
 
 from ....backoff import Backoff
-from ....conf import conf
 from ....models import DatabaseNow
 from ..brokers.base import (
     BrokerUnavailable,
@@ -31,6 +30,7 @@ from ..brokers.base import (
     Refused,
     unavailable,
 )
+from ..conf import conf
 from ..databases import database, reason, unindexed, with_zone
 from ..loops import handling, hanging, repeat
 from ..models import MessageState, OutboxMessage

@@ -12,9 +12,10 @@ from typing import Any, Final
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from ....conf import conf, did_you_mean, is_duration, until_settings_change
+from ....conf import did_you_mean, is_duration, until_settings_change
 from ..brokers import BROKERS
 from ..brokers.base import Publisher
+from ..conf import conf
 
 ALL_OTHERS: Final = "*"
 OWN: Final = {
