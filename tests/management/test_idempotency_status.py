@@ -478,7 +478,7 @@ def asked(alias: str) -> list[str]:
     """The statements of a report."""
     with CaptureQueriesContext(connections[alias]) as queries:
         list(health.findings(health.Limits(timedelta(minutes=15), timedelta(days=3))))
-    assert len(queries) == 16
+    assert len(queries) == 17
     return [query["sql"] for query in queries]
 
 
