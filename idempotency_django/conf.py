@@ -186,8 +186,8 @@ class Settings:
         "the name of an HTTP header, or None",
         lambda value: value is None or _is_header(value),
     )
-    """The response header that says what became of a request with a key; ``None``: there is
-    none."""
+    """The response header that says what became of a request with a key. ``None`` leaves it
+    out."""
 
     record_replays = setting(
         "RECORD_REPLAYS", True, "True or False", lambda value: isinstance(value, bool)

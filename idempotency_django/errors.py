@@ -42,7 +42,7 @@ class IdempotencyError(Exception):
 
     Args:
         detail: what was wrong with this request; by default the class's own text.
-        retry_after: seconds after which a retry makes sense; ``None``: a retry makes no sense.
+        retry_after: seconds after which a retry makes sense, or ``None`` if none does.
 
     Attributes:
         token: the value of the response's ``Idempotency-Status``.
@@ -164,9 +164,9 @@ class OperationInProgress(
     """Another process is executing the operation.
 
     Attributes:
-        remaining: seconds until the owner's lease ends, if the owner does not renew it; ``None``:
-            unknown, or a transaction holds the claim. A retry before that finds out no more, unless
-            the owner has finished.
+        remaining: seconds until the owner's lease ends, if the owner does not renew it. A retry
+            before that finds out no more, unless the owner has finished. It is ``None`` if a
+            transaction holds the claim, or if it is unknown.
         busy: whether something else has locked the whole database, as on SQLite: then this
             operation may not be in progress at all.
     """

@@ -26,12 +26,12 @@ from .steps import Steps, current_step
 CURRENT: Final[ContextVar[ExecutionContext | None]] = ContextVar(
     "idempotency_execution", default=None
 )
-"""The execution of the running handler; the engine sets it."""
+"""The execution of the running handler. The engine sets it."""
 
 
 @contextmanager
 def entered(execution: ExecutionContext) -> Iterator[None]:
-    """The execution is the current one in the block."""
+    """Make the execution the current one for the length of the block."""
     token = CURRENT.set(execution)
     try:
         yield
@@ -42,7 +42,7 @@ def entered(execution: ExecutionContext) -> Iterator[None]:
 
 
 def current_execution() -> ExecutionContext | None:
-    """The execution whose handler this code runs in; ``None``: it runs in none.
+    """The execution whose handler this code runs in, or ``None`` outside of any handler.
 
     Threads that the handler starts are not in it.
     """
@@ -52,7 +52,8 @@ def current_execution() -> ExecutionContext | None:
 def is_executing(store: Store, operation: Operation) -> bool:
     """Whether this code runs in the handler of an operation with the same key and database.
 
-    The locks of a database do not say so: they are re-entrant within a connection.
+    A handler that asks for its own key would run again within itself: the database's locks are
+    re-entrant, so they let the connection that holds them through.
     """
     asked = store.using, operation.key, operation.scope
     context = CURRENT.get()
@@ -69,7 +70,7 @@ class ExecutionContext:
     Args:
         store: where the operation's record lives.
         claim: the right to execute.
-        lease: the claim's; ``None``: a transaction holds the claim.
+        lease: the claim's, or ``None`` if a transaction holds the claim.
     """
 
     pinned = False
@@ -84,7 +85,7 @@ class ExecutionContext:
         self._claim = claim
         self._lease = lease
         self.outer = CURRENT.get()
-        """The execution whose handler has asked for this one; ``None``: there is none."""
+        """The execution whose handler has asked for this one, if there is one."""
         self._steps = Steps(store, claim, lease) if lease and store.supports_steps else None
 
     @cached_property
@@ -163,8 +164,10 @@ class ExecutionContext:
     def derive_id(self, name: str) -> str | None:
         """An id that all attempts at this record share, and no other record of the key has.
 
-        It is made of what is random, so nothing of the request can be tested against it. ``None``:
-        no attempt resumes this one, because nothing is left of it unless it is completed.
+        It is random, so no guess at the request can be tested against it. In the transactional
+        mode it is ``None``: no attempt resumes another one there.
+
+        Like :meth:`derive_key`, it pins the operation's key to its request.
 
         Args:
             name: what is named, such as the first message of a topic.

@@ -42,8 +42,7 @@ class CallOutcome:
 
     Attributes:
         result: the function's result, as it reads back from what is stored.
-        replayed: whether it is the stored result of an earlier call; ``False``: the function was
-            executed by this one.
+        replayed: whether it is the stored result of an earlier call, not of this one.
     """
 
     result: Any
@@ -94,7 +93,7 @@ def idempotent_call(
         FingerprintMismatch: the key was used for something else.
         ResponseNotStored: it was executed, but its result was too large to keep, or the policy has
             ``max_response_bytes=0``.
-        StoreUnavailable: nothing was executed.
+        StoreUnavailable: the store cannot be reached. The text says what is known.
         TypeError: the fingerprint is not plain data; nothing was executed. Or the result is not
             JSON; the call counts as failed.
         Exception: an error of the function; the next call executes it again.

@@ -1,7 +1,7 @@
-"""The leased mode: the claim is visible to all while its owner executes.
+"""The leased mode: the claim is committed first, so that all can see it while its owner executes.
 
-In reading order: claim, run, settle, superseded. What asks the store is a plain function, which a
-driver calls: at once for a sync handler, in a thread for an async one.
+In reading order: claim, run, settle, superseded. What asks the store is a plain function that a
+driver calls, at once for a sync handler and in a thread for an async one.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class LeasedRun:
         return await self._attempt() if outcome is None else outcome
 
     def _claim(self) -> Outcome | None:
-        """Claim the operation; else the outcome without an attempt."""
+        """Claim the operation, or return the outcome if it cannot be claimed."""
         store, operation, asked_at = self.store, self.operation, time.monotonic()
         try:
             known = store.recall(operation) if store.has_cache else None
@@ -133,7 +133,7 @@ class LeasedRun:
         return outcome
 
     def _admitted(self, record: Record) -> Outcome:
-        """The outcome for a record that its caller may know of."""
+        """The outcome for a record, if the caller may have it."""
         outcome = decide(record, self.operation)
         if self.admit is not None and isinstance(outcome, Replayed | Expired):
             self.admit(record)
@@ -142,7 +142,7 @@ class LeasedRun:
     # Run.
 
     async def _attempt(self) -> Outcome:
-        """Run the handler and store its response, or record why not."""
+        """Run the handler and store its response, or record why there is none."""
         ended: Result | Exception
         try:
             return await self._executed()
@@ -190,12 +190,12 @@ class LeasedRun:
         """
         if self.store.complete(self.claim, payload):
             return
-        # Unless it was stored at an earlier try, whose reply did not arrive.
+        # An earlier call may have stored it, if its reply did not arrive.
         if not self._is_stored(payload, self._record()):
             raise ClaimLost
 
     def _persist(self, payload: Payload) -> bool:
-        """:meth:`_complete`, as often as needed; ``False``: the store could not be reached."""
+        """Try :meth:`_complete` until it succeeds; ``False`` if the store stays out of reach."""
         for pause in (*PERSISTENCE, None):
             try:
                 self._complete(payload)
@@ -222,7 +222,7 @@ class LeasedRun:
     # Settle.
 
     def _ended(self, ended: Result | Exception) -> Outcome:
-        """The outcome of an attempt that was not completed, which is recorded unless it is held."""
+        """Record the end of an attempt that did not complete, unless it is held; its outcome."""
         if isinstance(ended, Result):
             self._settle(ended)
             return Executed(ended.response, None, ended)
@@ -242,7 +242,7 @@ class LeasedRun:
         return Executed(result.response, None, result, ended)
 
     def _is_held(self, ended: Exception) -> bool:
-        """Whether it is unknown what was committed, so that an operator must settle it."""
+        """Whether an operator must settle the attempt, because it is unknown what it committed."""
         is_unknown = isinstance(ended, StoreUnavailable) and self.begun and not ended.foreign
         if not (is_unknown and self.operation.hold):
             return False
@@ -255,9 +255,9 @@ class LeasedRun:
         settle(self.claim, result, self._recorded)
 
     def _recorded(self, payload: Payload | None, result: Result) -> Signal | None:
-        """Store the response, or else the failure; the signal of that.
+        """Store the response, or else the failure, and return the signal to send.
 
-        A response that the handler had stored already stays, if a hook fails after the commit.
+        If a hook has failed after the commit, the response is stored already, and stays.
         """
         if payload is not None:
             recorded = self.store.complete(self.claim, payload)
@@ -287,13 +287,13 @@ class LeasedRun:
         return self.store.get(self.claim.key, self.claim.scope)
 
     def _is_stored(self, payload: Payload | None, record: Record | None) -> bool:
-        """Whether a record has this response of the attempt; a store may have left out its body."""
+        """Whether the record holds this response of the attempt, with or without its body."""
         if payload is None or not self._is_of(record):
             return False
         return record.payload in {payload, replace(payload, body=None)}
 
     def _has_failed(self, record: Record | None) -> bool:
-        """Whether the failure of the attempt was recorded at a try whose reply did not arrive."""
+        """Whether the failure was recorded by an earlier call whose reply did not arrive."""
         return self._is_of(record) and (record.status is Status.FAILED or record.held)
 
     def _is_of(self, record: Record | None) -> TypeGuard[Record]:
@@ -306,16 +306,16 @@ class LeasedRun:
     # Superseded.
 
     def _try_to_renew(self) -> bool:
-        """Renew the lease once more; ``False`` if another attempt has taken over."""
+        """Renew the lease once more. ``False``: another attempt has taken over."""
         try:
             return self.store.extend(self.claim, self.seconds)
         except (StoreUnavailable, OperationInProgress):
             return True
 
     async def _superseded(self) -> Outcome:
-        """The outcome of a late owner: the outcome of its successor.
+        """The outcome of a late owner, which is that of its successor.
 
-        It may wait for that, as any other request. But it does not execute a second time.
+        It waits for that as any other request does, but never executes a second time.
         """
         await self._announce(signals.lost)
         logger.warning(

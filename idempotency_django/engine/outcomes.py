@@ -1,4 +1,7 @@
-"""The outcomes of an operation: a closed set, decided in one place."""
+"""The outcomes of an operation: a closed set, made of a store's reply in one place.
+
+The store decides who may claim an operation. :func:`decide` says what its record means to others.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from datetime import timedelta
 from typing import Any, Final, assert_never, overload
 
 from django.db import Error as DatabaseFault
-from django.db import InterfaceError, OperationalError, connections, transaction
+from django.db import connections, transaction
 from django.dispatch import Signal
 
 from .. import signals
@@ -37,8 +40,8 @@ class Result:
 
     Attributes:
         response: what the adapter sends, in its own terms; the engine only passes it on.
-        payload: what to store of it; ``None`` rolls the attempt back and frees the key. After a
-            rollback, a function that makes the payload, called when the transaction has ended.
+        payload: what to store of it. ``None`` rolls the attempt back and frees the key. After a
+            rollback, it may be a function that makes the payload when the transaction has ended.
         error: why the attempt is rolled back, for the audit.
         failed: whether that is a failure (an exception, a 5xx) or only a response that is not kept.
     """
@@ -55,9 +58,9 @@ class Executed:
 
     Attributes:
         response: what the adapter sends, in its own terms.
-        payload: what was stored of it; ``None``: nothing was.
-        rolled_back: what the attempt ended with if it was rolled back; ``None``: it was not.
-        error: what the handler raised, or what prevented the commit; ``None``: nothing did.
+        payload: what was stored of it, if anything was.
+        rolled_back: what the attempt ended with, if it was rolled back.
+        error: what the handler raised, or what prevented the commit, if anything did.
     """
 
     response: Any
@@ -85,7 +88,7 @@ class InProgress:
     """Another attempt is executing the operation.
 
     Attributes:
-        remaining: seconds until the owner's lease ends, if it is not renewed; ``None``: unknown.
+        remaining: seconds until the owner's lease ends, if it is not renewed and if they are known.
         busy: whether it may not be in progress at all: something else has locked the database.
     """
 
@@ -153,12 +156,8 @@ _MISMATCHED: Final = (
 )
 
 
-UNCERTAIN_ERRORS: Final = (OperationalError, InterfaceError)
-"""The errors of a COMMIT that leave its result unknown."""
-
-
-class RolledBack(Exception):  # carries a result out of a transaction; no error
-    """Raised to roll back what surrounds a result that is not kept."""
+class RolledBack(Exception):  # no error: it carries a result out of a transaction
+    """Raised with a result that is not kept, to roll back what was done for it."""
 
     def __init__(self, result: Result) -> None:
         super().__init__(result.error)
@@ -174,11 +173,11 @@ def decide(claim_or_record: Claim, operation: Operation) -> Claim: ...
 
 
 def decide(claim_or_record: Claim | Record, operation: Operation) -> Claim | Outcome:
-    """The outcome for the record that a store returned; pure."""
+    """The outcome for the record that a store returned. Asks and changes nothing."""
     match claim_or_record:
         case Claim():
             return claim_or_record
-        case Record(status=Status.IN_PROGRESS, fingerprint=""):  # which cannot be seen yet
+        case Record(status=Status.IN_PROGRESS, fingerprint=""):  # its transaction is still open
             return InProgress(claim_or_record.lease_left)
         case Record() if claim_or_record.fingerprint not in operation.fingerprints:
             return Mismatched(claim_or_record)
@@ -208,7 +207,7 @@ def acquire(store: Store, operation: Operation) -> Claim | Record:
 
 
 def reraise(error: Exception) -> Result:
-    """A :data:`Recover` of a handler whose errors are its caller's."""
+    """A :data:`Recover` for handlers whose errors go to the caller as they are."""
     raise error
 
 
@@ -260,7 +259,7 @@ def announce(signal: Signal, claim: Claim, **arguments: Any) -> None:
 
 
 def send(signal: Signal, operation: Operation, **arguments: Any) -> None:
-    """Send a signal. A receiver's error does no harm, not even to the transactions around it."""
+    """Send a signal. A receiver's error harms neither the operation nor an open transaction."""
     if not signal.has_listeners(Operation):
         return
     try:
@@ -280,7 +279,7 @@ def send(signal: Signal, operation: Operation, **arguments: Any) -> None:
 
 @contextmanager
 def savepoints() -> Iterator[None]:
-    """A savepoint in each open transaction, to contain the errors of what the project adds."""
+    """A savepoint in each open transaction, to contain database errors of receivers."""
     with ExitStack() as savepoints:
         for connection in connections.all(initialized_only=True):
             if connection.in_atomic_block and not connection.needs_rollback:
@@ -297,7 +296,7 @@ class ConflictWait:
     """The wait for an operation in progress: how long, and how often to look.
 
     Args:
-        longest: how long, from now; ``None``: not at all.
+        longest: how long, from now. ``None`` does not wait at all.
     """
 
     def __init__(self, longest: timedelta | None) -> None:
@@ -305,7 +304,7 @@ class ConflictWait:
         self._looks = 0
 
     def pause(self, outcome: Outcome) -> float | None:
-        """Seconds until the next look; ``None``: the outcome stands, or the wait is over."""
+        """Seconds until the next look, or ``None`` if the outcome stands or the wait is over."""
         if not isinstance(outcome, InProgress):
             return None
         left = self._deadline - time.monotonic()

@@ -1,7 +1,7 @@
-"""The seam of all adapters: a policy and a request become a plan, which the engine runs.
+"""A policy and a request become a plan, which the engine runs.
 
 An adapter describes its request as a :class:`PlanRequest`. :func:`make_plan` says which operation
-that is, which store keeps its record, and which of the two guarantees it gets.
+that is, which store keeps its record, and in which mode it runs.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class PlanRequest(Protocol):
         """The HTTP method, or what stands for it elsewhere."""
 
     def header(self) -> str | None:
-        """The client's key as it was sent; ``None``: it sent none."""
+        """The client's key as it was sent, or ``None`` if it sent none."""
 
     def scope(self) -> str | None:
-        """The scope that the key is unique in; ``None``: the policy's."""
+        """The scope that the key is unique in, if it is not the policy's."""
 
     def invocation(self) -> Invocation:
         """The invocation for the policy; called only if there may be a key."""
@@ -183,9 +183,9 @@ def plan_call(
         method: what stands for the HTTP method in the audit.
         asynchronous: whether the handler is async, so that no transaction can span it.
         max_attempts: how many attempts may fail or be interrupted before an operator must settle
-            it; ``None``: any number.
-        caused_by: the reference of the record of the operation that asked for this one; empty: that
-            of the execution that the call is made in, if there is one.
+            it. ``None`` sets no limit.
+        caused_by: the reference of the record of the operation that asked for this one. By default,
+            it is that of the execution that the call is made in.
 
     Raises:
         KeyMalformed: the key is not 1-255 visible ASCII characters.

@@ -1,4 +1,7 @@
-"""The end of an attempt that did not complete: recorded, announced, and held if it was the last."""
+"""The end of an attempt that did not complete is recorded and announced.
+
+If it was the last attempt that is allowed, the operation is held for an operator.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +95,7 @@ def fail(store: Store, claim: Claim, result: Result, *, pinned: bool) -> bool:
 
 
 def hold_exhausted(store: Store, claim: Claim) -> bool:
-    """Hold a claim whose attempts are used up by interruptions; ``False``: it may be executed.
+    """Hold a claim whose attempts are used up by interruptions. ``False``: it may be executed.
 
     After a failure there is one attempt more: an operator has released it.
     """

@@ -24,7 +24,7 @@ _encode = DjangoJSONEncoder(allow_nan=False).encode
 
 
 def current_step() -> str:
-    """The name of the step that is running here; empty: none is."""
+    """The name of the step that is running here, or an empty text."""
     return _running.get()
 
 
@@ -78,7 +78,7 @@ class Steps:
             _running.reset(token)
 
     def result_of(self, name: str) -> str | None:
-        """What an earlier attempt stored for the step; ``None``: nothing.
+        """What an earlier attempt stored for the step, if it stored anything.
 
         Raises:
             ClaimLost: the operation was taken over, so no other step may begin.

@@ -130,7 +130,7 @@ def _opened(item: Any) -> tuple[bytes, Iterator[Any]]:
 
 
 def _scalar(item: Any) -> tuple[bytes, str] | None:
-    """The kind and the text of a value that has no parts; ``None`` for others."""
+    """The kind and the text of a value that has no parts, or ``None`` for any other value."""
     match item:
         case str():
             return b"s", str.__str__(item)

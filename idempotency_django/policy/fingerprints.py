@@ -56,7 +56,7 @@ def fields(*, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> Finge
     """Make a fingerprint of the request that uses only some fields of its body.
 
     Args:
-        include: the fields that matter; empty: all. ``"card.number"`` is a nested JSON field.
+        include: the fields that matter, by default all. ``"card.number"`` is a nested JSON field.
         exclude: the fields that do not matter, for example a client's timestamp.
 
     A body without fields (not an object and not a form) counts as a whole.

@@ -102,14 +102,14 @@ def operation(
     scope: str | None = None,
     lease: timedelta | None = None,
 ) -> Operation:
-    """The operation that an invocation with this key asks for.
+    """The operation that a request with this key asks for.
 
     Args:
         policy: a resolved policy.
         invocation: what is asked for, and by whom.
         key: its key.
         scope: overrides the policy's scope.
-        lease: how long a claim on it lives; ``None``: as long as its transaction.
+        lease: how long a claim on it lives, if it does not live as long as its transaction.
     """
     if policy.operation:
         invocation = invocation.changed(name=policy.operation)
@@ -161,7 +161,7 @@ def named_operation(
     path: str = "",
     lease: timedelta | None = None,
 ) -> Operation:
-    """The operation with this name.
+    """The operation that this key names.
 
     Args:
         policy: a resolved policy.
@@ -173,7 +173,7 @@ def named_operation(
         principal: who is calling, for the audit.
         method: the HTTP method, or what stands for it; for the audit.
         path: the path, or what stands for it; for the audit.
-        lease: how long a claim on it lives; ``None``: as long as its transaction.
+        lease: how long a claim on it lives, if it does not live as long as its transaction.
     """
     fingerprint, *former = keyed_digests("fingerprint", content, scope, key, *asked_by)
     return _operation_template(policy)(

@@ -44,7 +44,7 @@ class Parsed:
 
     Attributes:
         value: what the parser made.
-        raw: the body that it parsed; ``None`` if that is gone.
+        raw: the body that it parsed, or ``None`` if that is gone.
         tree: whether each list and each mapping is known to be there once, as JSON says them.
     """
 
@@ -73,7 +73,7 @@ class Invocation:
         query: the query string as it was sent.
         media_type: of the body, lower case, without parameters.
         read: reads the body.
-        read_raw: reads it without a parser of the framework's; ``None``: ``read`` has none.
+        read_raw: reads it without the framework's parser, if ``read`` uses one.
         request: the framework's own object, for your callables that need more.
     """
 

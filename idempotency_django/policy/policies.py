@@ -265,7 +265,7 @@ class Policy:
     :mod:`idempotency_django.policy.fingerprints`."""
 
     ttl: timedelta | None = _field(timedelta(hours=24), _ttl)
-    """How long a response is replayed, from when it is stored; ``None``: forever."""
+    """How long a response is replayed, from when it is stored. ``None`` is forever."""
 
     extend_on_replay: bool = _field(False, _boolean)
     """Whether ``ttl`` and ``retention`` begin again with each replay."""
@@ -345,7 +345,7 @@ class Policy:
     shorter than the view takes."""
 
     max_duration: timedelta | None = _field(timedelta(hours=1), _max_duration)
-    """How long the lease is renewed while the view runs; ``None``: without a limit. A view that
+    """How long the lease is renewed while the view runs. ``None`` sets no limit. A view that
     hangs would keep its key forever. After this time, an error is logged, and the attempt counts
     as interrupted when its lease ends, even if the view still runs."""
 
