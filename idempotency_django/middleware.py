@@ -34,7 +34,7 @@ from .http.marking import FAILED, mark
 from .http.messages import PLANNED
 from .http.routes import is_covered
 from .http.rule import problem_of_view, protected_part
-from .http.serving import init_idempotency, log_unread_field
+from .http.serving import log_unread_field
 from .http.wrapping import log_unclaimed, once, refuse_key, replace_handler, takes_part
 from .policy import PROJECT_POLICY, UNSAFE_METHODS, UNSET, Policy, resolve
 
@@ -167,7 +167,7 @@ def _to_run(request: HttpRequest, view: ViewFunction) -> ViewFunction | None:
         return None
     if takes_part(None, request, policy) or hasattr(view_class, "get_idempotency_key"):
         return partial(refuse_key, view, problem) if problem else once(view, policy)
-    init_idempotency(request)
+    request.idempotency = getattr(request, "idempotency", None)  # type: ignore[attr-defined]
     log_unread_field(request)
     return None
 
@@ -218,7 +218,7 @@ def _checked(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBa
     if error is not None:  # a process_template_response has replaced it
         raise error
     view = getattr(request, _VIEW, None)
-    if view is not None:
+    if view is not None and not hasattr(request, "idempotency"):
         log_unclaimed(view, request, response)
     name = conf.status_header
     if name and hasattr(request, PLANNED) and not response.has_header(name):

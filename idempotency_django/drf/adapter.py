@@ -140,19 +140,12 @@ class DRFAdapter(Adapter):
     def __init__(self, request: Request, run: Callable[[], Any], instance: Any = None) -> None:
         self.http_request = request._request
         self.request = request
-        self.method = request.method or ""
+        self.method = self.http_request.method or ""
         self.run = run
-        self.view = request.parser_context["view"]
-
-    # The hooks of IdempotentViewMixin, where the view has them.
-
-    def header(self) -> str | None:
-        hook = getattr(self.view, "get_idempotency_key", super().header)
-        return hook()
-
-    def scope(self) -> str | None:
-        hook = getattr(self.view, "get_idempotency_scope", super().scope)
-        return hook()
+        self.view = view = request.parser_context["view"]
+        # Hooks of IdempotentViewMixin, where the view has them.
+        self.header = getattr(view, "get_idempotency_key", self.header)  # type: ignore[method-assign]
+        self.scope = getattr(view, "get_idempotency_scope", self.scope)  # type: ignore[method-assign]
 
     def invocation(self) -> Invocation:
         http, own = self.http_request, self.request

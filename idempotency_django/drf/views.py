@@ -62,13 +62,14 @@ class IdempotentViewMixin:  # see below
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         response: HttpResponseBase = super().dispatch(request, *args, **kwargs)  # type: ignore[misc]
-        log_unclaimed(type(self), request, response)
+        if not hasattr(request, "idempotency"):
+            log_unclaimed(type(self), request, response)
         return response
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)  # type: ignore[misc]
         http_request: Any = request._request
-        unsafe = request.method in UNSAFE_METHODS
+        unsafe = http_request.method in UNSAFE_METHODS
         policy = checked(self.get_idempotency_policy(), type(self)) if unsafe else None
         if policy is None:
             http_request.idempotency = getattr(http_request, "idempotency", None)

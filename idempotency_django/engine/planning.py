@@ -13,6 +13,7 @@ from typing import Final, Literal, Protocol
 
 from django.core.exceptions import ImproperlyConfigured
 
+from ..conf import until_settings_change
 from ..errors import KeyGuessable, KeyMalformed
 from ..policy import Policy, identity, keys
 from ..policy.invocation import Invocation
@@ -210,6 +211,7 @@ def plan_call(
     return Plan(policy, store, operation)
 
 
+@until_settings_change
 @lru_cache(maxsize=1024)
 def choose_mode(policy: Policy, store: Store, *, asynchronous: bool = False) -> Mode:
     """The mode of an operation, if the store can do what its policy promises in that mode.

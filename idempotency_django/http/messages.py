@@ -16,7 +16,7 @@ from django.http import HttpRequest, HttpResponse
 from django.http.request import HttpHeaders, split_domain_port
 from django.http.response import HttpResponseBase
 
-from ..conf import conf
+from ..conf import conf, until_settings_change
 from ..engine import Result
 from ..engine.context import ExecutionContext
 from ..engine.outcomes import describe_error
@@ -192,23 +192,24 @@ def principal_of(user: Any, auth: Any = None) -> str:
                 "it. Give the idempotency policy a principal= that identifies it."
             )
         # Of its class: a lazy user only looks like one.
-        return f"{_kind(user.__class__, settings.AUTH_USER_MODEL)}:{pk}"
+        return f"{_kind(user.__class__)}:{pk}"
     if isinstance(auth, str | bytes):
         return f"auth:{digest(auth)}"
     key = getattr(auth, "pk", None)
     if key is None:
         return ""
-    return f"auth:{_kind(auth.__class__, settings.AUTH_USER_MODEL)}:{digest(str(key))}"
+    return f"auth:{_kind(auth.__class__)}:{digest(str(key))}"
 
 
+@until_settings_change
 @lru_cache(maxsize=64)
-def _kind(caller: type, user_model: str) -> str:
+def _kind(caller: type) -> str:
     """The kind of a caller, because kinds may share primary keys: ``"user"`` is the user model."""
     model = getattr(getattr(caller, "_meta", None), "concrete_model", None)
     if model is None:
         return f"object {caller.__module__}.{caller.__qualname__}"
     label: str = model._meta.label_lower
-    return "user" if label == user_model.lower() else label
+    return "user" if label == settings.AUTH_USER_MODEL.lower() else label
 
 
 # From a response to a payload and back.
@@ -410,7 +411,8 @@ def reason_not_to_store(adapter: Adapter, response: HttpResponseBase) -> str:
             return "" if wanted else "The policy's should_store= rejected this response."
     if status in NEVER_STORED:
         return f"The response had the status {status}."
-    if _shows_refused_form(response):
+    context = getattr(response, "context_data", None)
+    if isinstance(context, Mapping) and _has_refused_form(context):
         return "The response contains a form with errors."
     return ""
 
@@ -420,30 +422,28 @@ def payload_of(response: HttpResponseBase, policy: Policy) -> Payload:
     unwanted: frozenset[str] = NEVER_STORED_HEADERS
     if conf.exclude_headers:
         unwanted = unwanted.union(name.lower() for name in conf.exclude_headers)
-    headers = [pair for pair in response.items() if pair[0].lower() not in unwanted]
-    body = None
-    if isinstance(response, HttpResponse) and not _is_page(response):
-        body = response.content if len(response.content) <= policy.max_response_bytes else None
-    return Payload(response.status_code, tuple(headers), body)
+    headers, media_type = [], ""
+    for name, value in response.items():
+        if name.lower() not in unwanted:
+            headers.append((name, value))
+        if name.lower() == "content-type":
+            media_type = value.lower()
+    status, body = response.status_code, None
+    if isinstance(response, HttpResponse):
+        content = response.content
+        # A page may show its visitor's name, CSRF token or nonce. Redirects and empty responses
+        # carry the type of one, and show nothing.
+        is_page = media_type.startswith("text/html") and content and not 300 <= status < 400
+        if not is_page and len(content) <= policy.max_response_bytes:
+            body = content
+    return Payload(status, tuple(headers), body)
 
 
-def _is_page(response: HttpResponse) -> bool:
-    """Whether it is a page, which may show its visitor's name, CSRF token or nonce.
-
-    Redirects and empty responses carry ``text/html``, too, and show nothing.
-    """
-    if 300 <= response.status_code < 400 or not response.content:
-        return False
-    return response.get("Content-Type", "").lower().startswith("text/html")
-
-
-def _shows_refused_form(response: HttpResponseBase) -> bool:
-    """Whether it is a page whose context has a form, or a formset, with errors."""
-    context = getattr(response, "context_data", None)
-    forms = context.values() if isinstance(context, Mapping) else ()
+def _has_refused_form(context: Mapping[str, Any]) -> bool:
+    """Whether the context of a page has a form, or a formset, with errors."""
     return any(
         isinstance(form, BaseForm | BaseFormSet) and form.is_bound and not form.is_valid()
-        for form in forms
+        for form in context.values()
     )
 
 

@@ -39,13 +39,15 @@ from ..errors import (
     OperationInProgress,
     StoreUnavailable,
 )
-from ..policy import UNSAFE_METHODS, Policy, keys
-from ..stores.records import Operation, Record
+from ..policy import UNSAFE_METHODS, Policy, keys, resolve
+from ..stores.records import Record
 from .marking import IN_PROGRESS, NOT_STORED, executed, mark, replayed
 from .messages import (
     PLANNED,
     REPLAYED_HEADER,
     Adapter,
+    mark_refusal,
+    operation_name,
     response_of,
     result_of,
     result_of_error,
@@ -54,13 +56,6 @@ from .messages import (
 from .status import accepted_payload
 
 logger = logging.getLogger("idempotency_django")
-
-
-def init_idempotency(request: HttpRequest) -> bool:
-    """Give the request its ``idempotency``, ``None`` so far; ``False``: it has one already."""
-    execution = getattr(request, "idempotency", None)
-    request.idempotency = execution  # type: ignore[attr-defined]  # ours, for the view
-    return execution is None
 
 
 def log_unread_field(request: HttpRequest) -> None:
@@ -83,10 +78,7 @@ def serve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
 
     Args:
         adapter: the request, as its adapter handles it.
-        policy: the view's policy, resolved.
-
-    Raises:
-        IdempotencyError: the request is refused; nothing was executed, or all was rolled back.
+        policy: the view's policy.
     """
     return finish(_serve(adapter, policy, _Blocking()))
 
@@ -104,37 +96,61 @@ async def aserve(adapter: Adapter, policy: Policy) -> HttpResponseBase:
 async def _serve(
     adapter: Adapter, policy: Policy, driver: _Blocking | _Awaiting
 ) -> HttpResponseBase:
-    request, adapter.policy = adapter.http_request, policy
-    takes_part = init_idempotency(request) and adapter.method in UNSAFE_METHODS
+    request: Any = adapter.http_request
+    adapter.policy = resolve(policy)
+    request.idempotency = running = getattr(request, "idempotency", None)
+    takes_part = running is None and adapter.method in UNSAFE_METHODS
     plan = None
-    if takes_part:
-        plan = await driver.call(make_plan, policy, adapter, asynchronous=driver.asynchronous)
-    if plan is None:
-        response: HttpResponseBase = await driver.pass_through(adapter)
+    try:
         if takes_part:
-            log_unread_field(request)
-        return response
+            plan = await driver.call(
+                make_plan, adapter.policy, adapter, asynchronous=driver.asynchronous
+            )
+        if plan is not None:
+            return await _run_once(adapter, plan, driver)
+        response: HttpResponseBase = await driver.pass_through(adapter)
+    except IdempotencyError as error:
+        if error.foreign:  # the view's own
+            raise
+        return _refusal(adapter, error, plan)
+    if takes_part:
+        log_unread_field(request)
+    return response
+
+
+async def _run_once(
+    adapter: Adapter, plan: Plan, driver: _Blocking | _Awaiting
+) -> HttpResponseBase:
+    request: Any = adapter.http_request
 
     async def execute(execution: ExecutionContext) -> Result:
-        request.idempotency = execution  # type: ignore[attr-defined]
+        request.idempotency = execution
         try:
-            return await driver.call(result_of, adapter, await driver.respond(adapter))
+            return await driver.result(adapter)
         finally:
-            request.idempotency = None  # type: ignore[attr-defined]  # a second run needs a claim
+            request.idempotency = None  # a second run needs a claim
 
     setattr(request, PLANNED, True)
     # A wrong setting of what a response is made with is refused before the view runs.
     conf.exclude_headers, conf.status_header, conf.status_codes, conf.retry_after  # noqa: B018
     asked_at = time.monotonic()
-    try:
-        outcome = await driver.run(plan, execute, partial(_recover, adapter), adapter.authorize)
-        if isinstance(outcome, Executed):
-            return _response(adapter, plan, outcome, asked_at)
-        # What rebuilds or alters a replay may ask the database.
-        return await driver.call(_response, adapter, plan, outcome, asked_at)
-    except IdempotencyError as error:
-        _explain(error, plan.operation)
-        raise
+    outcome = await driver.run(plan, execute, partial(_recover, adapter), adapter.authorize)
+    if isinstance(outcome, Executed):
+        return _response(adapter, plan, outcome, asked_at)
+    # What rebuilds or alters a replay may ask the database.
+    return await driver.call(_response, adapter, plan, outcome, asked_at)
+
+
+def _refusal(adapter: Adapter, error: IdempotencyError, plan: Plan | None) -> HttpResponseBase:
+    """The response of a refusal; a fault of the server is logged."""
+    if error.status >= 500:
+        name = plan.operation.name if plan else operation_name(adapter.http_request)
+        logger.error("%s failed with an idempotency error.", name, exc_info=error)
+    if isinstance(error, OperationInProgress | StoreUnavailable):
+        error.retry_after = retry_after()
+    response = adapter.problem(error)
+    mark_refusal(response, adapter.http_request, error)
+    return response
 
 
 Execute = Callable[[ExecutionContext], Coroutine[Any, Any, Result]]
@@ -148,8 +164,8 @@ class _Blocking(Blocking):
     async def pass_through(self, adapter: Adapter) -> Any:
         return adapter.pass_through()
 
-    async def respond(self, adapter: Adapter) -> HttpResponseBase:
-        return adapter.respond()
+    async def result(self, adapter: Adapter) -> Result:
+        return result_of(adapter, adapter.respond())
 
     async def run(self, plan: Plan, execute: Execute, recover: Recover, admit: Admit) -> Outcome:
         def finished(execution: ExecutionContext) -> Result:
@@ -166,8 +182,8 @@ class _Awaiting(Awaiting):
     async def pass_through(self, adapter: Adapter) -> Any:
         return await adapter.pass_through()
 
-    async def respond(self, adapter: Adapter) -> HttpResponseBase:
-        return await adapter.arespond()
+    async def result(self, adapter: Adapter) -> Result:
+        return await self.call(result_of, adapter, await adapter.arespond())
 
     async def run(self, plan: Plan, execute: Execute, recover: Recover, admit: Admit) -> Outcome:
         return await arun(plan.store, plan.operation, execute, recover, admit=admit)
@@ -178,16 +194,6 @@ def _recover(adapter: Adapter, error: Exception) -> Result:
     if isinstance(error, IdempotencyError) and not error.foreign:
         raise error  # ours, not the view's
     return result_of_error(adapter, adapter.recover(error), error)
-
-
-def _explain(error: IdempotencyError, operation: Operation) -> None:
-    """Log a fault of the server, and tell the client when to retry."""
-    if error.foreign:
-        return
-    if error.status >= 500:
-        logger.error("%s failed with an idempotency error.", operation.name, exc_info=error)
-    if isinstance(error, OperationInProgress | StoreUnavailable):
-        error.retry_after = retry_after()
 
 
 def _response(adapter: Adapter, plan: Plan, outcome: Outcome, asked_at: float) -> HttpResponseBase:

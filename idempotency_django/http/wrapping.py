@@ -24,7 +24,7 @@ from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
 from django.views.generic import View
 
-from ..errors import IdempotencyError, KeyUnsupported
+from ..errors import KeyUnsupported
 from ..logs import escaped
 from ..policy import UNSAFE_METHODS, Policy, resolve
 from ..stores.records import Record
@@ -109,70 +109,40 @@ def register_adapter(request: type, make: MakeAdapter) -> None:
     _adapters.append((request, make))
 
 
-def _adapter_for(request: Any, run: Callable[[], Any], instance: Any) -> Adapter:
-    for request_class, make in _adapters:
-        if isinstance(request, request_class):
-            return make(request, run, instance)
-    made: Adapter = getattr(request, ADAPTER, ViewAdapter)(request, run, instance)
-    return made
-
-
-def serve_view(policy: Policy, adapter: Adapter) -> HttpResponseBase:
-    """Serve the request; a refusal is a problem.
-
-    Args:
-        policy: the view's.
-        adapter: the request's.
-    """
-    try:
-        return serve(adapter, resolve(policy))
-    except IdempotencyError as error:
-        return _refusal(adapter, error)
-
-
-async def aserve_view(policy: Policy, adapter: Adapter) -> HttpResponseBase:
-    """:func:`serve_view` for an async view."""
-    try:
-        return await aserve(adapter, resolve(policy))
-    except IdempotencyError as error:
-        return _refusal(adapter, error)
-
-
-def _refusal(adapter: Adapter, error: IdempotencyError) -> HttpResponseBase:
-    """The response of a refusal. What the view itself has raised is raised again."""
-    if error.foreign:
-        raise error
-    response = adapter.problem(error)
-    mark_refusal(response, adapter.http_request, error)
-    return response
-
-
-def once(view: ViewFunction, policy: Policy, instance: View | None = None) -> ViewFunction:
-    """The function that runs a view, a method or a handler once per operation.
-
-    Args:
-        view: the function.
-        policy: the view's.
-        instance: the class-based view that ``view`` is a bound handler of.
-    """
-
-    def adapter_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Adapter:
-        run = functools.partial(view, *args, **kwargs)
-        is_method = args and isinstance(args[0], View)
-        return _adapter_for(_request_among(args, kwargs), run, args[0] if is_method else instance)
-
-    @functools.wraps(view)
-    def protected(*args: Any, **kwargs: Any) -> Any:
-        return serve_view(policy, adapter_of(args, kwargs))
-
-    @functools.wraps(view)
-    async def aprotected(*args: Any, **kwargs: Any) -> Any:
-        return await aserve_view(policy, adapter_of(args, kwargs))
-
-    made: Any = aprotected if is_async_function(view) else protected
+def once(view: ViewFunction, policy: Policy) -> ViewFunction:
+    """The function that runs a view, a method or a handler once per operation."""
+    made: Any = functools.update_wrapper(_running_once(view, policy), view)
     setattr(made, PROTECTED, BY_DECORATOR)
     setattr(made, POLICY, policy)
     return made  # type: ignore[no-any-return]
+
+
+def _running_once(view: ViewFunction, policy: Policy, instance: View | None = None) -> ViewFunction:
+    """What serves the requests to a view.
+
+    Args:
+        view: the view.
+        policy: the view's policy.
+        instance: the class-based view that ``view`` is a bound handler of.
+    """
+
+    def adapter_for(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Adapter:
+        run = functools.partial(view, *args, **kwargs)
+        request = args[0] if instance else _request_among(args, kwargs)
+        owner = args[0] if args and isinstance(args[0], View) else instance
+        for request_class, make in _adapters:
+            if isinstance(request, request_class):
+                return make(request, run, owner)
+        made: Adapter = getattr(request, ADAPTER, ViewAdapter)(request, run, owner)
+        return made
+
+    def protected(*args: Any, **kwargs: Any) -> Any:
+        return serve(adapter_for(args, kwargs), policy)
+
+    async def aprotected(*args: Any, **kwargs: Any) -> Any:
+        return await aserve(adapter_for(args, kwargs), policy)
+
+    return aprotected if is_async_function(view) else protected
 
 
 def _request_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -209,7 +179,7 @@ def replace_handler(view: Any, request: Any, policy: Policy) -> None:
 
     If the handler cannot run once, a request with a key is refused.
     """
-    name = request.method.lower()
+    name = getattr(request, "_request", request).method.lower()
     handler = getattr(view, name, None)
     action = (getattr(view, "action_map", None) or {}).get(name, name)  # of a viewset
     if handler is None:
@@ -218,7 +188,9 @@ def replace_handler(view: Any, request: Any, policy: Policy) -> None:
     if problem is None:
         return
     if not problem:
-        setattr(view, name, once(handler, policy, view))
+        stand_in = _running_once(handler, policy, view)
+        setattr(stand_in, PROTECTED, BY_DECORATOR)
+        setattr(view, name, stand_in)
     elif takes_part(view, request, policy):
         refuse = functools.partial(refuse_key, type(view), problem)
         setattr(view, name, sync_to_async(refuse) if is_async_function(handler) else refuse)
@@ -247,13 +219,12 @@ def refuse_key(view: Any, problem: str, request: Any, *_: Any, **__: Any) -> Htt
 
 
 def log_unclaimed(view: Any, request: HttpRequest, response: HttpResponseBase) -> None:
-    """Log an error if a protected view responded successfully without calling its handler."""
-    if hasattr(request, "idempotency"):  # the protected handler sets it
-        return
-    method = request.method
-    if method not in UNSAFE_METHODS or not 200 <= response.status_code < 300:
-        return
-    if key_header(request) is not None:
+    """Log an error if a protected view responded successfully without calling its handler.
+
+    It is called where nothing has set ``request.idempotency``.
+    """
+    succeeded = request.method in UNSAFE_METHODS and 200 <= response.status_code < 300
+    if succeeded and key_header(request) is not None:
         logger.error(
             "%s is not protected: it responded to %s %s with %s without calling the protected "
             "handler. Put @idempotent on the function that does the work.",

@@ -97,7 +97,7 @@ class Counted:
 
 
 @pytest.mark.parametrize(
-    ("kind", "more", "own", "replay"), [("view", 322, 113, 446), ("drf", 350, 124, 640)]
+    ("kind", "more", "own", "replay"), [("view", 302, 104, 440), ("drf", 320, 110, 630)]
 )
 def test_calls(settings: Any, kind: str, more: int, own: int, replay: int) -> None:
     """A first request makes so many calls more than the same view in a transaction, and a replay so
