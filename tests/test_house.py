@@ -1,4 +1,4 @@
-"""No import runs in a circle, and none is hidden.
+"""No import runs in a circle, and none is hidden; no function of the core is long.
 
 Which room may import from which is for ``make imports``.
 """
@@ -75,6 +75,24 @@ def test_no_import_within_a_function() -> None:
         if not name.endswith("Config.ready")
     }
     assert hidden == set()
+
+
+CORE = ("policy", "engine", "stores", "http", "drf")
+LONGEST = 60
+
+
+def test_length_of_functions() -> None:
+    """A function of the core is read at once, with its signature and its docstring."""
+    core = {path: tree for path, tree in modules().items() if path.split("/")[0] in CORE}
+    core |= {path: tree for path, tree in modules().items() if "/" not in path}
+    assert "http/rule.py" in core
+    assert "middleware.py" in core
+    lengths = {
+        f"{path}: {name}": function.end_lineno - function.lineno + 1  # type: ignore[attr-defined]
+        for path, tree in core.items()
+        for name, function in functions(tree, "")
+    }
+    assert {name: lines for name, lines in lengths.items() if lines > LONGEST} == {}
 
 
 def test_makefile_names_tests_that_exist() -> None:

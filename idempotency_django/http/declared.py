@@ -199,40 +199,16 @@ def checked(declared: Any, view: Any) -> Policy | None:
     )
 
 
-FRAMEWORKS: Final = {
-    "adrf": "adrf",
-    "ariadne": "Ariadne",
-    "ariadne_django": "Ariadne",
-    "graphene_django": "Graphene",
-    "jsonrpc": "a JSON-RPC framework",
-    "modernrpc": "django-modern-rpc",
-    "ninja": "django-ninja",
-    "ninja_extra": "django-ninja-extra",
-    "restless": "restless",
-    "spyne": "Spyne",
-    "strawberry": "Strawberry",
-    "strawberry_django": "Strawberry",
-    "tastypie": "Tastypie",
-}
-"""Frameworks that authenticate their callers in the view itself, by their package."""
-
-
-def framework_of(view: Any) -> str | None:
-    """The framework of the view, if there is no adapter for it here."""
-    packages = (module.partition(".")[0] for module in _modules(view))
-    return next((FRAMEWORKS[name] for name in packages if name in FRAMEWORKS), None)
-
-
 def is_from(view: Any, modules: Collection[str]) -> bool:
     """Whether the view, or a base of its class, is from one of the modules or one below it."""
     return any(
         module == prefix or module.startswith(f"{prefix}.")
-        for module in _modules(view)
+        for module in modules_of(view)
         for prefix in modules
     )
 
 
-def _modules(view: Any) -> Iterator[str]:
+def modules_of(view: Any) -> Iterator[str]:
     """The modules that a view's function, or its class and its bases, are from."""
     view_class = view if inspect.isclass(view) else view_class_of(view)
     if view_class is None:

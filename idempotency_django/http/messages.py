@@ -72,10 +72,10 @@ def invocation_of(
     Args:
         request: Django's request.
         policy: the policy, which may know who is calling.
-        own: the request as the framework's own views know it, if that is another one.
+        own: the request as the framework's own views know it.
         user: the caller, if that is not the request's user.
         auth: the authentication of the request, if the framework reports it.
-        body: reads the body when it is asked for, if the framework does so in its own way.
+        body: reads the body, if the framework does so in its own way.
         raw: reads it without the framework's parser.
         authorization: who is calling if no principal is known; ``None``: the sender of the
             request's ``Authorization`` header.
@@ -83,9 +83,9 @@ def invocation_of(
     Raises:
         ImproperlyConfigured: a caller has authenticated, and nothing says which.
     """
-    own = request if own is None else own
+    own = own or request
     user = getattr(own, "user", None) if user is UNSET else user
-    # The token itself names nobody: a client may have another one for its retry.
+    # The token itself is no name: a client may have another one for its retry.
     is_token = isinstance(auth, str) and auth in request.META.get(_AUTHORIZATION, "").split()
     try:
         principal = principal_of(user, None if is_token else auth)
@@ -96,12 +96,7 @@ def invocation_of(
     if authorization is None:
         authorization = "" if principal else authorization_of(request)
     if auth and not (principal or authorization) and policy and policy.principal is None:
-        raise ImproperlyConfigured(
-            f"The authentication of {operation_name(request)} returned {type(auth).__name__!r}, "
-            "which identifies no caller, and it did not read the Authorization header, so a replay "
-            "could be another caller's. Return a user, a model instance or text. Or give the "
-            "idempotency policy a principal=."
-        )
+        raise _no_caller(request, auth)
     if auth is not None and not authorization:
         authorization = _UNKNOWN  # nobody is known to have made it
     return Invocation(
@@ -116,6 +111,15 @@ def invocation_of(
         read=body or partial(body_of, request),
         read_raw=raw,
         request=own,
+    )
+
+
+def _no_caller(request: HttpRequest, auth: Any) -> ImproperlyConfigured:
+    return ImproperlyConfigured(
+        f"The authentication of {operation_name(request)} returned {type(auth).__name__!r}, which "
+        "identifies no caller, and it did not read the Authorization header, so a replay could be "
+        "another caller's. Return a user, a model instance or text. Or give the idempotency policy "
+        "a principal=."
     )
 
 

@@ -23,12 +23,12 @@ from .declared import (
     BY_DECORATOR,
     PROTECTED,
     dotted_name,
-    framework_of,
     handlers_of,
     has_own_dispatch,
     innermost,
     is_rest_framework,
     module_of,
+    modules_of,
     name_of,
     operations_of,
     part_for,
@@ -51,9 +51,9 @@ _TRACERS: Final = ("ddtrace.contrib.", "newrelic.hooks.")
 _BEFORE_THE_WORK: Final = {"dispatch", "initial", "setup"}
 
 
-def protected_function(view: Any, instance: Any = None) -> Any:
+def protected_function(view: Any) -> Any:
     """The function or handler that runs once already, or is around one that does; or ``None``."""
-    inner = opened(view, instance)
+    inner = opened(view)
     layers = (view, inner, *variables_of(inner).values())
     marks = (each for each in layers if getattr(each, PROTECTED, None) == BY_DECORATOR)
     return next(marks, None)
@@ -69,24 +69,16 @@ def protected_part(view: Any, method: str) -> Any:
     return protected_function(handler) or (view_class if hasattr(view_class, PROTECTED) else None)
 
 
-def opened(function: Any, instance: Any = None) -> Any:
-    """What is below everything that decides nothing about callers.
-
-    Args:
-        function: a function, a handler, or a bound handler.
-        instance: the view whose bound handler it is.
-    """
+def opened(function: Any) -> Any:
+    """What is below everything that decides nothing about callers."""
     inner = function
     while inner is not None:
-        function, inner = inner, _inside(inner, instance)
+        function, inner = inner, _inside(inner)
     return function
 
 
-def _inside(function: Any, instance: Any) -> Any:
+def _inside(function: Any) -> Any:
     """The function below one layer that decides nothing about callers; ``None``: there is none."""
-    if type(function) is MethodType:
-        is_own = instance is not None and function.__self__ is instance
-        return function.__func__ if is_own else None
     if type(function) is not FunctionType:  # isinstance() believes what a proxy says of itself
         is_proxy = hasattr(type(function), "_self_wrapper")
         return function.__wrapped__ if is_proxy and _is_tracer(function._self_wrapper) else None
@@ -107,20 +99,19 @@ def _is_tracer(wrapper: Any) -> bool:
     return type(wrapper) is FunctionType and module_of(wrapper).startswith(_TRACERS)
 
 
-def problem_of(function: Any, *, from_outside: bool = False, instance: Any = None) -> str:
+def problem_of(function: Any, *, from_outside: bool = False) -> str:
     """Why a function cannot run once per operation, and what to do; empty: it can.
 
     Args:
         function: what is decorated; a handler, or a plain view that the middleware protects.
         from_outside: its author has not decorated it.
-        instance: the view whose bound handler it is.
     """
-    if framework := framework_of(function):
-        return _of_framework(function, framework)
+    if problem := _problem_of_framework(function):
+        return problem
     view_class = function if isinstance(function, type) else view_class_of(function)
     if view_class is not None:
-        return _of_class(function, view_class)
-    inner = opened(function, instance)
+        return _problem_of_class(function, view_class)
+    inner = opened(function)
     name = name_of(inner)
     if type(inner) is not FunctionType:
         return (
@@ -139,16 +130,21 @@ def problem_of(function: Any, *, from_outside: bool = False, instance: Any = Non
             "Write @idempotent directly above the method, without method_decorator(), and below "
             "all other decorators."
         )
-    owner, _, own_name = inner.__code__.co_qualname.rpartition(".")
+    return _problem_of_code(inner, name, from_outside=from_outside)
+
+
+def _problem_of_code(function: FunctionType, name: str, *, from_outside: bool) -> str:
+    """:func:`problem_of` for a function without decorators: its place, and what it holds."""
+    owner, _, own_name = function.__code__.co_qualname.rpartition(".")
     if own_name in _BEFORE_THE_WORK and owner and not owner.endswith(">"):
         return (
             f"@idempotent is on {name}, where callers are checked. Put it on the method that does "
             "the work, such as post()."
         )
-    held = variables_of(inner)
+    held = variables_of(function)
     held.pop("__class__", None)  # of super()
-    values = (*held.values(), *(inner.__defaults__ or ()), *(inner.__kwdefaults__ or {}).values())
-    hidden = next((value for value in values if _may_be_a_view(value)), None)
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    hidden = next((each for each in (*held.values(), *defaults) if _may_be_a_view(each)), None)
     if hidden is not None:
         return (
             f"{name} holds {name_of(hidden)} in a variable or a default, as a decorator without "
@@ -156,13 +152,13 @@ def problem_of(function: Any, *, from_outside: bool = False, instance: Any = Non
             "below it, directly above the function that does the work. If it is not a decorator, "
             "let it call a function of its module."
         )
-    if from_outside and (called := _view_below(inner)):
+    if from_outside and (called := _view_below(function)):
         return (
             f"{name} calls {called}, a view of its own, and either may check the caller. Put "
             "@idempotent directly above the function that does the work, or add "
             "@idempotency_exempt if that is protected already."
         )
-    if from_outside and "<" in inner.__code__.co_qualname:
+    if from_outside and "<" in function.__code__.co_qualname:
         return (
             f"{name} was made within another function, as decorators make theirs. Put @idempotent "
             "directly above the function that does the work; if it is there already, use "
@@ -184,11 +180,9 @@ def problem_of_view(view: Any, method: str) -> str:
     name = handlers_of(view).get(method)
     if name is not None:
         return problem_of_handler(view_class, name)
-    if framework := framework_of(view):
-        return _of_framework(view, framework)
     if not has_own_dispatch(view_class):
         return ""
-    return (
+    return _problem_of_framework(view) or (
         f"{name_of(view)} overrides dispatch() and has no post(), put(), patch() or delete() for "
         f"{method} requests. Let such a method do the work. Or protect the work itself with "
         "idempotent_call(), and leave the class unprotected with @idempotency_exempt."
@@ -207,54 +201,54 @@ def problem_of_handler(view_class: Any, name: str) -> str:
             f"before it calls it. Put @idempotent directly above it, or let {name}() of the base "
             "call another method that does the work."
         )
-    if framework := framework_of(view_class):
-        return _of_framework(view_class, framework)
     if is_rest_framework(view_class) and iscoroutinefunction(getattr(view_class, name)):
         return (
             f"{dotted_name(view_class)} is an async view of REST framework, for which "
             "idempotency_django has no adapter. Make its handlers sync, or protect the work in "
             "them with aidempotent_call()."
         )
-    return problem_of(handler, from_outside=True)
+    return _problem_of_framework(view_class) or problem_of(handler, from_outside=True)
 
 
-def judge_handler(view: Any, handler: Any, name: str) -> str | None:
-    """Why the handler of a view's instance cannot run once per operation.
+def runs_once(view: Any, handler: Any) -> bool:
+    """Whether what ``dispatch()`` of a view's instance would call runs once already."""
+    function = _own_function(view, handler)
+    if function is None:
+        return protected_function(handler) is not None
+    return _function_runs_once(function)
 
-    Empty: it can; ``None``: it does so already.
+
+def problem_of_bound_handler(view: Any, handler: Any, name: str) -> str:
+    """:func:`problem_of_handler` for what ``dispatch()`` of an instance would call.
 
     Args:
         view: the instance.
-        handler: what ``dispatch()`` would call.
+        handler: what would be called.
         name: the name of the handler in the class.
     """
-    view_class: Any = type(view)
-    if type(handler) is MethodType and handler.__self__ is view:
-        return _judge_method(view_class, handler.__func__, name)
-    if protected_function(handler, view) is not None:
-        return None
-    method = getattr(view_class, name, None)
-    if opened(handler, view) is opened(method):  # below what decides nothing about callers
-        return _judge_method(view_class, method, name)
-    return _swapped(view_class, name)
+    return _problem_of_method(type(view), name, _own_function(view, handler))
 
 
-@lru_cache(maxsize=1024)
-def _judge_method(view_class: Any, function: Any, name: str) -> str | None:
-    """:func:`judge_handler` for a method, which every request to its class finds."""
-    if protected_function(function) is not None:
-        return None
-    if getattr(view_class, name, None) is not function:
-        return _swapped(view_class, name)
+def _own_function(view: Any, handler: Any) -> Any:
+    """The function of a handler that is a method of the instance; ``None``: it is none."""
+    inner = handler if type(handler) is MethodType else opened(handler)
+    return inner.__func__ if type(inner) is MethodType and inner.__self__ is view else None
+
+
+@lru_cache(maxsize=1024)  # it is asked at every request
+def _function_runs_once(function: Any) -> bool:
+    return protected_function(function) is not None
+
+
+@lru_cache(maxsize=1024)  # likewise
+def _problem_of_method(view_class: Any, name: str, function: Any) -> str:
+    if function is None or opened(function) is not opened(getattr(view_class, name, None)):
+        return (
+            f"{dotted_name(view_class)} replaces its handler {name}() for single requests, maybe "
+            "for those of some callers. Let the handler decide, or put @idempotent on each "
+            "function that does the work."
+        )
     return problem_of_handler(view_class, name)
-
-
-def _swapped(view_class: Any, name: str) -> str:
-    return (
-        f"{dotted_name(view_class)} replaces its handler {name}() for single requests, maybe for "
-        "those of some callers. Let the handler decide, or put @idempotent on each function that "
-        "does the work."
-    )
 
 
 def _view_below(function: FunctionType) -> str:
@@ -277,7 +271,7 @@ def _may_be_a_view(value: Any) -> bool:
     return hasattr(value, "as_view") if issubclass(kind, type) else callable(value)
 
 
-def _of_class(function: Any, view_class: Any) -> str:
+def _problem_of_class(function: Any, view_class: Any) -> str:
     """The way out for a class, or for what its ``as_view()`` made."""
     name = dotted_name(view_class)
     if any(module_of(each) == "rest_framework.decorators" for each in vars(view_class).values()):
@@ -290,20 +284,30 @@ def _of_class(function: Any, view_class: Any) -> str:
     )
 
 
-def _of_framework(view: Any, framework: str) -> str:
-    """The way out for a view of a framework without an adapter."""
-    others = (
-        "To leave the view unprotected, add @idempotency_exempt, or list the paths that the "
-        "middleware protects in IDEMPOTENCY['MIDDLEWARE_PROTECTS']."
-    )
-    if operations := operations_of(view):
-        names = " and ".join(name_of(each.view_func) for each in operations)
-        return (
-            f"{names} is a view of {framework}, which the middleware cannot protect. Put "
-            f"@idempotent on the function, below @api.post(…). {others}"
-        )
+_FRAMEWORKS: Final = {
+    "ariadne": "Ariadne",
+    "ariadne_django": "Ariadne",
+    "graphene_django": "Graphene",
+    "modernrpc": "django-modern-rpc",
+    "ninja": "django-ninja",
+    "ninja_extra": "django-ninja-extra",
+    "strawberry": "Strawberry",
+    "strawberry_django": "Strawberry",
+    "tastypie": "Tastypie",
+}
+"""Frameworks that authenticate their callers in the view itself, by their package."""
+
+
+def _problem_of_framework(view: Any) -> str:
+    """The way out for a view of a framework without an adapter; empty: it is another view."""
+    packages = [module.partition(".")[0] for module in modules_of(view)]
+    framework = next((_FRAMEWORKS[name] for name in packages if name in _FRAMEWORKS), None)
+    if framework is None:
+        return ""
+    name = " and ".join(name_of(each.view_func) for each in operations_of(view)) or name_of(view)
     return (
-        f"{name_of(view)} is a view of {framework}, for which idempotency_django has no adapter, "
-        "so it cannot identify the caller. Protect the work itself with idempotent_call(). "
-        f"{others}"
+        f"{name} is a view of {framework}, which identifies its callers itself. Protect the work "
+        "with idempotent_call(). In django-ninja, put @idempotent on the function, below "
+        "@api.post(…). To leave the view unprotected, add @idempotency_exempt, or list the paths "
+        "that the middleware protects in IDEMPOTENCY['MIDDLEWARE_PROTECTS']."
     )

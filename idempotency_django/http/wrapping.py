@@ -37,7 +37,7 @@ from .messages import (
     render,
 )
 from .replays import check_object
-from .rule import judge_handler
+from .rule import problem_of_bound_handler, runs_once
 from .serving import aserve, serve
 
 _HTTP_ERRORS: Final = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
@@ -182,11 +182,9 @@ def replace_handler(view: Any, request: Any, policy: Policy) -> None:
     name = getattr(request, "_request", request).method.lower()
     handler = getattr(view, name, None)
     action = (getattr(view, "action_map", None) or {}).get(name, name)  # of a viewset
-    if handler is None:
+    if handler is None or runs_once(view, handler):
         return
-    problem = judge_handler(view, handler, action)
-    if problem is None:
-        return
+    problem = problem_of_bound_handler(view, handler, action)
     if not problem:
         stand_in = _running_once(handler, policy, view)
         setattr(stand_in, PROTECTED, BY_DECORATOR)
