@@ -210,38 +210,30 @@ def problem_of_handler(view_class: Any, name: str) -> str:
     return _problem_of_framework(view_class) or problem_of(handler, from_outside=True)
 
 
-def runs_once(view: Any, handler: Any) -> bool:
-    """Whether what ``dispatch()`` of a view's instance would call runs once already."""
-    function = _own_function(view, handler)
-    if function is None:
-        return protected_function(handler) is not None
-    return _function_runs_once(function)
+# A handler, as dispatch() of a view's instance would call it.
 
 
-def problem_of_bound_handler(view: Any, handler: Any, name: str) -> str:
-    """:func:`problem_of_handler` for what ``dispatch()`` of an instance would call.
-
-    Args:
-        view: the instance.
-        handler: what would be called.
-        name: the name of the handler in the class.
-    """
-    return _problem_of_method(type(view), name, _own_function(view, handler))
-
-
-def _own_function(view: Any, handler: Any) -> Any:
+def own_function(view: Any, handler: Any) -> Any:
     """The function of a handler that is a method of the instance; ``None``: it is none."""
     inner = handler if type(handler) is MethodType else opened(handler)
     return inner.__func__ if type(inner) is MethodType and inner.__self__ is view else None
 
 
 @lru_cache(maxsize=1024)  # it is asked at every request
-def _function_runs_once(function: Any) -> bool:
+def is_protected(function: Any) -> bool:
+    """Whether a function runs once already."""
     return protected_function(function) is not None
 
 
 @lru_cache(maxsize=1024)  # likewise
-def _problem_of_method(view_class: Any, name: str, function: Any) -> str:
+def problem_of_method(view_class: Any, name: str, function: Any) -> str:
+    """:func:`problem_of_handler` for the handler of an instance.
+
+    Args:
+        view_class: the class of the instance.
+        name: the name of the handler in the class.
+        function: the function of the handler; see :func:`own_function`.
+    """
     if function is None or opened(function) is not opened(getattr(view_class, name, None)):
         return (
             f"{dotted_name(view_class)} replaces its handler {name}() for single requests, maybe "
@@ -304,10 +296,11 @@ def _problem_of_framework(view: Any) -> str:
     framework = next((_FRAMEWORKS[name] for name in packages if name in _FRAMEWORKS), None)
     if framework is None:
         return ""
-    name = " and ".join(name_of(each.view_func) for each in operations_of(view)) or name_of(view)
+    functions = [name_of(innermost(each.view_func)) for each in operations_of(view)]
     return (
-        f"{name} is a view of {framework}, which identifies its callers itself. Protect the work "
-        "with idempotent_call(). In django-ninja, put @idempotent on the function, below "
-        "@api.post(…). To leave the view unprotected, add @idempotency_exempt, or list the paths "
-        "that the middleware protects in IDEMPOTENCY['MIDDLEWARE_PROTECTS']."
+        f"{' and '.join(functions) or name_of(view)} is a view of {framework}, which identifies "
+        "its callers itself. Put @idempotent on the function, below @api.post(…) in django-ninja, "
+        "or protect the work itself with idempotent_call(). To leave the view unprotected, add "
+        "@idempotency_exempt, or list the paths that the middleware protects in "
+        "IDEMPOTENCY['MIDDLEWARE_PROTECTS']."
     )

@@ -37,7 +37,7 @@ from .messages import (
     render,
 )
 from .replays import check_object
-from .rule import problem_of_bound_handler, runs_once
+from .rule import is_protected, own_function, problem_of_method, protected_function
 from .serving import aserve, serve
 
 _HTTP_ERRORS: Final = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
@@ -182,15 +182,19 @@ def replace_handler(view: Any, request: Any, policy: Policy) -> None:
     name = getattr(request, "_request", request).method.lower()
     handler = getattr(view, name, None)
     action = (getattr(view, "action_map", None) or {}).get(name, name)  # of a viewset
-    if handler is None or runs_once(view, handler):
+    if handler is None:
         return
-    problem = problem_of_bound_handler(view, handler, action)
+    function = own_function(view, handler)
+    if protected_function(handler) if function is None else is_protected(function):
+        return
+    view_class: Any = type(view)
+    problem = problem_of_method(view_class, action, function)
     if not problem:
         stand_in = _running_once(handler, policy, view)
         setattr(stand_in, PROTECTED, BY_DECORATOR)
         setattr(view, name, stand_in)
     elif takes_part(view, request, policy):
-        refuse = functools.partial(refuse_key, type(view), problem)
+        refuse = functools.partial(refuse_key, view_class, problem)
         setattr(view, name, sync_to_async(refuse) if is_async_function(handler) else refuse)
 
 
