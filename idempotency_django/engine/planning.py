@@ -106,7 +106,8 @@ class _Asked:
     def __init__(self, policy: Policy, request: PlanRequest) -> None:
         self.policy = policy
         self.request = request
-        self.header = request.header() if keys.reads_header(policy.key) else None
+        reads_header = policy.key is None or keys.reads_header(policy.key)
+        self.header = request.header() if reads_header else None
         self.is_made_up = self.header is not None and keys.MADE_UP.fullmatch(self.header)
 
     @cached_property

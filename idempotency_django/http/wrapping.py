@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from types import MethodType
 from typing import Any, Final
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
@@ -111,18 +110,22 @@ def register_adapter(request: type, make: MakeAdapter) -> None:
 
 def once(view: ViewFunction, policy: Policy) -> ViewFunction:
     """The function that runs a view, a method or a handler once per operation."""
-    made: Any = functools.update_wrapper(_running_once(view, policy), view)
+    served = _running_once(view, policy, is_async=iscoroutinefunction(view))
+    made: Any = functools.update_wrapper(served, view)
     setattr(made, PROTECTED, BY_DECORATOR)
     setattr(made, POLICY, policy)
     return made  # type: ignore[no-any-return]
 
 
-def _running_once(view: ViewFunction, policy: Policy, instance: View | None = None) -> ViewFunction:
+def _running_once(
+    view: ViewFunction, policy: Policy, *, is_async: bool, instance: View | None = None
+) -> ViewFunction:
     """What serves the requests to a view.
 
     Args:
         view: the view.
         policy: the view's policy.
+        is_async: whether it is a coroutine function.
         instance: the class-based view that ``view`` is a bound handler of.
     """
 
@@ -142,7 +145,7 @@ def _running_once(view: ViewFunction, policy: Policy, instance: View | None = No
     async def aprotected(*args: Any, **kwargs: Any) -> Any:
         return await aserve(adapter_for(args, kwargs), policy)
 
-    return aprotected if is_async_function(view) else protected
+    return aprotected if is_async else protected
 
 
 def _request_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -157,13 +160,6 @@ def _request_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 # The handler of a class-based view.
-
-
-def is_async_function(function: Any) -> bool:
-    """Whether a function or a method is a coroutine function; looked at once for each method."""
-    if type(function) is MethodType:
-        return _is_coroutine_function(function.__func__)
-    return iscoroutinefunction(function)
 
 
 _is_coroutine_function = functools.lru_cache(maxsize=1024)(iscoroutinefunction)
@@ -185,17 +181,18 @@ def replace_handler(view: Any, request: Any, policy: Policy) -> None:
     if handler is None:
         return
     function = own_function(view, handler)
-    if protected_function(handler) if function is None else is_protected(function):
+    if is_protected(function) if function else protected_function(handler):
         return
     view_class: Any = type(view)
     problem = problem_of_method(view_class, action, function)
+    is_async = _is_coroutine_function(function) if function else iscoroutinefunction(handler)
     if not problem:
-        stand_in = _running_once(handler, policy, view)
+        stand_in = _running_once(handler, policy, is_async=is_async, instance=view)
         setattr(stand_in, PROTECTED, BY_DECORATOR)
         setattr(view, name, stand_in)
     elif takes_part(view, request, policy):
         refuse = functools.partial(refuse_key, view_class, problem)
-        setattr(view, name, sync_to_async(refuse) if is_async_function(handler) else refuse)
+        setattr(view, name, sync_to_async(refuse) if is_async else refuse)
 
 
 def takes_part(view: Any, request: Any, policy: Policy) -> bool:
