@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -29,6 +29,7 @@ from .. import dead_letters
 from ..consumers import Consumer, Failed
 from ..errors import UnknownEventType
 from ..events import STRUCTURED, Event, write_time
+from ..heartbeats import Beat
 
 logger = logging.getLogger("idempotency_django")
 
@@ -156,13 +157,16 @@ class ConsumerLoop:
         self._source = source
         self._stop = stop
         self._health = Path(health) if health else None
+        self._row = Beat(f"consumer {consumer.name} from {source.place}")
+        self._beating: Future[None] | None = None
         self._ignore_unknown = ignore_unknown
 
     def run(self) -> None:
         """Handle messages; connect again whenever the broker cannot be reached."""
-        self._alive()  # a path that cannot be written to fails at once
         failures = 0
-        with ThreadPoolExecutor(1, "handlers") as self._handlers:
+        self._touch()  # a path that cannot be written to fails at once
+        handlers, beats = ThreadPoolExecutor(1, "handlers"), ThreadPoolExecutor(1, "beats")
+        with handlers as self._handlers, beats as self._beats:
             while not self._stop.is_set():
                 try:
                     self._source.open()
@@ -185,7 +189,9 @@ class ConsumerLoop:
                         self._source.close()
                 if failures:
                     self._pause(failures, self._alive)
-            self._handlers.submit(connections.close_all).result()
+            beats.submit(self._row.end)
+            for pool in (handlers, beats):
+                pool.submit(connections.close_all).result()
 
     def _settle(self, message: Incoming) -> None:
         """Handle a message until it is done or dead-lettered, and then acknowledge it.
@@ -282,5 +288,10 @@ class ConsumerLoop:
         self._source.beat()
 
     def _alive(self) -> None:
+        self._touch()
+        if self._beating is None or self._beating.done():  # a slow database holds up nothing else
+            self._beating = self._beats.submit(self._row.beat)
+
+    def _touch(self) -> None:
         if self._health is not None:
             self._health.touch()

@@ -15,9 +15,9 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DataError, OperationalError, connection, connections
 
-from idempotency_django.contrib.messaging import Consumer, Event, dead_letters
+from idempotency_django.contrib.messaging import Consumer, Event, dead_letters, heartbeats
 from idempotency_django.contrib.messaging.brokers import loop as running
-from idempotency_django.contrib.messaging.models import InboxMessage
+from idempotency_django.contrib.messaging.models import Heartbeat, InboxMessage
 from idempotency_django.errors import (
     FingerprintMismatch,
     OperationInProgress,
@@ -26,6 +26,7 @@ from idempotency_django.errors import (
 from idempotency_django.management import stop_on_signals
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
+from idempotency_django.testing import eventually
 from tests.models import Effect
 
 from .memory import Lost, Memory, message
@@ -195,6 +196,52 @@ def test_a_slow_handler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     billing.fail = wait
     done = memory.run(billing.consumer, health=str(health))
     assert done == ["open", "acknowledge a", "close"]
+
+
+def names_of(rows: Any) -> list[str]:
+    return [*rows.values_list("name", flat=True)]
+
+
+def test_heartbeat() -> None:
+    """The process has a row while it runs, which says what it does, and none after a clean end."""
+    seen: list[list[str]] = []
+    billing, memory = Billing(), Memory(message(paid("a")))
+    billing.fail = lambda event: eventually(Heartbeat.objects.exists)
+    memory.when["acknowledge"] = lambda: seen.append(names_of(Heartbeat.objects))
+    memory.run(billing.consumer)
+    assert seen == [["consumer billing from memory"]]
+    assert names_of(Heartbeat.objects) == []
+
+
+def test_no_heartbeat_of_a_handler_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process whose handler hangs beats no more."""
+    monkeypatch.setattr(running, "POLL", 0.01)
+    monkeypatch.setattr(running, "HANDLER_TIMEOUT", timedelta(microseconds=1))
+    monkeypatch.setattr(heartbeats, "INTERVAL", 0.0)
+    billing, memory, beats = Billing(), Memory(message(paid("a"))), list[int]()
+    begun, over, waits = threading.Event(), threading.Event(), list[int]()
+    real_wait, real_beat = running.wait, heartbeats.Beat.beat
+
+    def wait(*arguments: Any) -> Any:
+        assert begun.wait(30)
+        waits.append(len(beats))
+        if len(waits) > 9:
+            over.set()
+        return real_wait(*arguments)
+
+    def beat(self: heartbeats.Beat) -> None:
+        real_beat(self)
+        beats.append(1)
+
+    def hang(event: Event) -> None:
+        begun.set()
+        over.wait(30)
+
+    monkeypatch.setattr(running, "wait", wait)
+    monkeypatch.setattr(heartbeats.Beat, "beat", beat)
+    billing.fail = hang
+    memory.run(billing.consumer)
+    assert waits[4:10] == [waits[4]] * 6
 
 
 def test_a_handler_that_hangs(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import random
 import signal
@@ -13,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from django.conf import settings
 
@@ -46,17 +44,6 @@ class Site:
             return connection.getresponse().status
         except (OSError, http.client.HTTPException):
             return 0
-        finally:
-            connection.close()
-
-    def deliver_in_chunks(self, message_id: str, body: bytes) -> tuple[int, dict[str, Any]]:
-        """Deliver without a Content-Length; the status and the problem."""
-        headers = {"Content-Type": "application/json", **verifier.sign(body, message_id=message_id)}
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
-        try:
-            connection.request("POST", "/hook/", iter([body]), headers, encode_chunked=True)
-            response = connection.getresponse()
-            return response.status, json.loads(response.read() or b"{}")
         finally:
             connection.close()
 
