@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .events import Event
     from .inbox.processing import process_due, run_inbox
     from .inbox.receivers import WebhookReceiver
-    from .outbox import CONTENT, Message, after_commit, apublish, publish, publish_many
+    from .outbox import Message, after_commit, apublish, publish, publish_many
     from .outbox.relay import Relay, run_relay
     from .outbox.topics import topic
     from .running import run_messaging
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from .verifiers import Contents, GitHub, Hmac, StandardWebhooks, Stripe, Verifier
 
 __all__ = [
-    "CONTENT",
     "Accepted",
     "BrokerUnavailable",
     "CeleryPublisher",
@@ -87,7 +86,6 @@ __getattr__ = lazily(
     {
         "Accepted": "streams",
         "BrokerUnavailable": "brokers.base",
-        "CONTENT": "outbox",
         "CeleryPublisher": "brokers.celery",
         "Consumer": "consumers",
         "Contents": "verifiers",

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from django import forms
 from django.contrib import admin
-from django.db.models import Count, Exists, OuterRef, QuerySet, Subquery
+from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -19,7 +18,6 @@ from django.utils.translation import gettext_lazy
 from ...admin import Action, ListAdmin, cut, indented, preformatted, two_lines
 from ..timeline import Moment
 from . import settling
-from . import streams as positions
 from .databases import database
 from .inbox.handling import CONSUMER, known_sources
 from .models import (
@@ -27,7 +25,6 @@ from .models import (
     InboxMessage,
     MessageState,
     OutboxMessage,
-    OutboxStream,
     StreamPosition,
 )
 
@@ -65,6 +62,43 @@ class MessageAction(Action):
                 refusals[row.pk] = str(error)
         return refusals
 
+
+@dataclass(frozen=True, kw_only=True)
+class AlikeAction(MessageAction):
+    """Settles, with a dead letter, all others of its topic or source that have the same error."""
+
+    for_many = False
+
+    def consequences(self, rows: Sequence[Any]) -> Sequence[str]:
+        [row] = rows
+        dead = type(row)._base_manager.using(row._state.db).filter(state=MessageState.DEAD)
+        text = _("This is done to all dead letters with this error and topic or source: %(count)d.")
+        count = dead.filter(**settling.alike(row)).count()
+        return [text % {"count": count}, *map(str, self.effects)]
+
+    def apply(self, rows: Sequence[Any], given: Mapping[str, Any], by: str) -> Mapping[Any, str]:
+        [row] = rows
+        alike = settling.alike(row)
+        settled, refusals = settling.settle_all(type(row), self.settle, by, **alike)
+        return {} if settled else {row.pk: " ".join(refusals)}
+
+
+def _alike(action: MessageAction, button: Any) -> AlikeAction:
+    """The action, on all dead letters that are like the letter that the page is of."""
+    return AlikeAction(
+        **{
+            **vars(action),
+            "name": f"{action.name}_alike",
+            "title": button,
+            "button": button,
+            "fits": settling.can_discard,
+            "log": gettext_lazy("Settled, with all others that have the same error."),
+        }
+    )
+
+
+RETRY_ALIKE: Final = gettext_lazy("Retry all with this error")
+DISCARD_ALIKE: Final = gettext_lazy("Discard all with this error")
 
 INBOX: Final = (
     MessageAction(
@@ -277,7 +311,7 @@ class SourceFilter(admin.SimpleListFilter):
 class InboxMessageAdmin(MessageAdmin):
     """Lists and shows what was received, and the dead letters of consumers."""
 
-    operations = INBOX
+    operations = (*INBOX, _alike(INBOX[0], RETRY_ALIKE), _alike(INBOX[1], DISCARD_ALIKE))
     settle_permission = "idempotency_messaging.settle_message"
     secret = ("headers", "body", "error")
     hidden = ("digest", "unique_digest")
@@ -305,7 +339,7 @@ class InboxMessageAdmin(MessageAdmin):
 class OutboxMessageAdmin(MessageAdmin):
     """Lists and shows messages, retries and discards dead letters, and sends again."""
 
-    operations = OUTBOX
+    operations = (*OUTBOX, _alike(OUTBOX[0], RETRY_ALIKE), _alike(OUTBOX[1], DISCARD_ALIKE))
     settle_permission = "idempotency_messaging.settle_outbox"
     secret = ("payload", "headers", "error")
     # What caused it is in the timeline, for those who may see that.
@@ -320,41 +354,6 @@ class OutboxMessageAdmin(MessageAdmin):
     ordering = ("-pk",)
 
 
-@admin.register(OutboxStream)
-class OutboxStreamAdmin(MessagingAdmin):
-    """Lists groups, and the backlog of their relays."""
-
-    list_display = ("stream", "last_sequence", "waiting", "state")
-    search_fields = ("stream__startswith",)
-
-    def stored(self) -> QuerySet[Any]:
-        messages = OutboxMessage.objects.filter(stream=OuterRef("stream")).order_by()
-        unsent = messages.filter(state__in=[MessageState.PENDING, MessageState.DEAD])
-        annotated: QuerySet[Any] = (
-            super()
-            .stored()
-            .annotate(
-                has_dead=Exists(messages.filter(state=MessageState.DEAD)),
-                unsent=Subquery(
-                    unsent.values("stream").annotate(count=Count("pk")).values("count")
-                ),
-            )
-        )
-        return annotated
-
-    @admin.display(description=gettext_lazy("not sent yet"))
-    def waiting(self, stream: Any) -> int:
-        """The number of its messages that are not sent."""
-        return stream.unsent or 0
-
-    @admin.display(description=gettext_lazy("state"))
-    def state(self, stream: Any) -> SafeString:
-        """Whether it waits for an operator."""
-        if stream.has_dead:
-            return format_html('<span class="idempotency-held">{}</span>', _("dead"))
-        return format_html("{}", _("free"))
-
-
 @admin.register(Heartbeat)
 class HeartbeatAdmin(MessagingAdmin):
     """Lists the processes that run, or were killed. One that is not needed any more is deleted."""
@@ -367,73 +366,10 @@ class HeartbeatAdmin(MessagingAdmin):
         return admin.ModelAdmin.has_delete_permission(self, request, obj)
 
 
-class ResetForm(forms.Form):
-    """The new position of a stream, and why."""
-
-    position = forms.IntegerField(
-        label=gettext_lazy("Position"),
-        min_value=-1,
-        max_value=positions.LARGEST,
-        help_text=gettext_lazy("The last offset that counts as processed; -1: none."),
-    )
-    reason = forms.CharField(label=gettext_lazy("Reason"), max_length=200)
-    # The stream as the operator has seen it: another one must not be changed by an old page.
-    epoch = forms.IntegerField(widget=forms.HiddenInput)
-    before = forms.IntegerField(widget=forms.HiddenInput)
-
-
-class Reset(Action):
-    """Set the position of a stream. Its owner is fenced; a peer's epoch is its own."""
-
-    name = "reset"
-    title = button = gettext_lazy("Reset the position")
-    for_many = False
-    form = ResetForm
-    log = gettext_lazy("Reset from %(before)d to %(position)d: %(reason)s")
-    done = gettext_lazy("reset; its process must claim it again")
-
-    def initial(self, row: Any) -> dict[str, Any]:
-        return {"position": row.position, "epoch": row.epoch, "before": row.position}
-
-    def refusal(self, row: Any, given: Mapping[str, Any]) -> str:
-        seen = (given.get("epoch", row.epoch), given.get("before", row.position))
-        if seen == (row.epoch, row.position):
-            return ""
-        return _(
-            "The position has changed since you opened this page. Open the page again and check "
-            "the new position."
-        )
-
-    def consequences(self, rows: Sequence[Any]) -> Sequence[str]:
-        return [
-            _(
-                "Lower: messages after the new position are executed again when they are "
-                "delivered again. Their effects happen twice, unless you have undone them."
-            ),
-            _("Higher: the messages in between are never executed."),
-            _("The peer's next message must have the number after the new position.")
-            if rows[0].stream.startswith(positions.PEER)
-            else _(
-                "The process that owns the stream is fenced: it commits nothing until it claims "
-                "the stream again. The broker's own offset does not change."
-            ),
-        ]
-
-    def apply(self, rows: Sequence[Any], given: Mapping[str, Any], by: str) -> Mapping[Any, str]:
-        [row] = rows
-        values = {"position": given["position"]}
-        if not row.stream.startswith(positions.PEER):
-            values["epoch"] = row.epoch + 1
-        positions.change(database(), row.stream, **values)
-        return {}
-
-
 @admin.register(StreamPosition)
 class StreamPositionAdmin(MessagingAdmin):
-    """Lists and shows the streams and peers, whose positions an operator can reset."""
+    """Lists and shows the streams and peers."""
 
-    operations = (Reset(),)
-    settle_permission = "idempotency_messaging.reset_streamposition"
     list_display = ("stream", "epoch", "position", "updated")
     fields = readonly_fields = list_display
     search_fields = ("stream__startswith",)

@@ -22,7 +22,7 @@ from .inbox.processing import INBOX
 from .inbox.receivers import receiver_of
 from .models import Heartbeat, InboxMessage, MessageState, OutboxMessage
 from .outbox.relay import OUTBOX
-from .outbox.topics import OWN, topic, topic_names
+from .outbox.topics import OWN, has_topic, topic, topics
 from .queue import Queue
 
 
@@ -36,7 +36,7 @@ def register_sources() -> None:
 def outbox(limits: Limits) -> Iterator[Finding]:
     """The messages of each topic that no relay sends, and the dead letters."""
     idle = f"Run relay_outbox, for this topic too. {_LOGGED}"
-    names = {*topic_names(relay=True)} - {*OWN}
+    names = {*topics()} - {*OWN}
     yield from _waiting(OUTBOX, names, limits, _no_relay, idle)
     dead = OUTBOX.all(database()).filter(state=MessageState.DEAD)
     yield from _dead("outbox messages dead", OUTBOX, dead, names, f"Their groups wait. {_MEND}")
@@ -214,14 +214,12 @@ def _sources() -> list[str]:
 
 def _no_relay(name: str) -> str:
     """The reason why no relay sends the topic; empty: one does, if it runs."""
-    try:
-        known = topic(name)
-    except ImproperlyConfigured:
-        return (
-            "The topic is not in IDEMPOTENCY['OUTBOX'], so no relay sends them. If it was "
-            "renamed, restore the old name until they are sent."
-        )
-    return "" if known.relay else "The topic has RELAY=False now, so no relay sends them."
+    if has_topic(name):
+        return ""
+    return (
+        "The topic is not in IDEMPOTENCY['OUTBOX'], so no relay sends them. If it was renamed, "
+        "restore the old name until they are sent."
+    )
 
 
 def _no_receiver(source: str) -> str:

@@ -27,7 +27,6 @@ class StreamPosition(models.Model):
     class Meta:
         verbose_name = _("stream position")
         verbose_name_plural = _("stream positions")
-        permissions = [("reset_streamposition", _("Can reset the positions of streams"))]
 
     def __str__(self) -> str:
         return str(self.stream)
@@ -40,7 +39,6 @@ class MessageState(models.TextChoices):
     DONE = "done", _("done")  # handled, or sent
     DEAD = "dead", _("dead")  # a dead letter: no further attempt follows without an operator
     DISCARDED = "discarded", _("discarded")  # nothing was done, and nothing is to be done
-    EXTERNAL = "external", _("left to others")  # of the outbox: its topic has no relay
 
 
 class InboxMessage(models.Model):

@@ -7,6 +7,7 @@ queues.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -23,6 +24,9 @@ from .queue import Queue
 logger = logging.getLogger("idempotency_django")
 
 Message = InboxMessage | OutboxMessage
+
+AT_ONCE: Final = 500
+"""How many dead letters are read at a time."""
 
 _QUEUES: Final[dict[type, Queue]] = {InboxMessage: INBOX, OutboxMessage: OUTBOX}
 
@@ -110,6 +114,42 @@ def repeat(message: Message, *, by: str) -> None:
         NotSettled: it is in another state, or its record cannot be expired.
     """
     _settle(message, by, "repeated", can_repeat, _QUEUES[type(message)].repeat)
+
+
+def settle_all(
+    model: type[Message], change: Callable[..., None], by: str, **chosen: Any
+) -> tuple[int, Counter[str]]:
+    """Settle many dead letters, each in a transaction of its own.
+
+    Args:
+        model: of the inbox or the outbox.
+        change: :func:`retry` or :func:`discard`.
+        by: the operator's name.
+        chosen: which ones, such as ``topic="orders"``.
+
+    Returns:
+        The number of those that were settled, and the reasons why others were not, with theirs.
+    """
+    dead = _QUEUES[model].all(database()).filter(state=MessageState.DEAD, **chosen).order_by("pk")
+    refusals: Counter[str] = Counter()
+    last = settled = 0
+    while some := list(dead.filter(pk__gt=last)[:AT_ONCE]):
+        for row in some:
+            try:
+                change(row, by=by)
+                settled += 1
+            except NotSettled as error:
+                refusals[str(error)] += 1
+        last = some[-1].pk
+    return settled, refusals
+
+
+def alike(message: Message) -> dict[str, Any]:
+    """Which dead letters are like this one, for :func:`settle_all`: they have the same error, and
+    the same topic or source.
+    """
+    place = _QUEUES[type(message)].place
+    return {place: getattr(message, place), "error": message.error}
 
 
 def _settle(

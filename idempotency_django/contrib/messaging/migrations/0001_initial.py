@@ -76,7 +76,6 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'stream position',
                 'verbose_name_plural': 'stream positions',
-                'permissions': [('reset_streamposition', 'Can reset the positions of streams')],
             },
         ),
         migrations.CreateModel(
@@ -106,7 +105,7 @@ class Migration(migrations.Migration):
                 ('body', models.BinaryField(verbose_name='body')),
                 ('digest', idempotency_django.models.ExactCharField(max_length=64, verbose_name='digest')),
                 ('unique_digest', idempotency_django.models.ExactCharField(blank=True, max_length=64, null=True, verbose_name='unique digest')),
-                ('state', models.CharField(choices=[('pending', 'pending'), ('done', 'done'), ('dead', 'dead'), ('discarded', 'discarded'), ('external', 'left to others')], default='pending', max_length=16, verbose_name='state')),
+                ('state', models.CharField(choices=[('pending', 'pending'), ('done', 'done'), ('dead', 'dead'), ('discarded', 'discarded')], default='pending', max_length=16, verbose_name='state')),
                 ('attempts', models.PositiveIntegerField(default=0, verbose_name='attempts')),
                 ('process_after', models.DateTimeField(blank=True, null=True, verbose_name='process after')),
                 ('ended', models.PositiveIntegerField(db_default=0, default=0, verbose_name='last attempt that ended')),
@@ -138,7 +137,7 @@ class Migration(migrations.Migration):
                 ('payload', models.TextField(verbose_name='payload')),
                 ('is_base64', models.BooleanField(db_default=False, default=False, verbose_name='payload is Base64')),
                 ('headers', models.TextField(blank=True, default='{}', verbose_name='headers')),
-                ('state', models.CharField(choices=[('pending', 'pending'), ('done', 'done'), ('dead', 'dead'), ('discarded', 'discarded'), ('external', 'left to others')], default='pending', max_length=16, verbose_name='state')),
+                ('state', models.CharField(choices=[('pending', 'pending'), ('done', 'done'), ('dead', 'dead'), ('discarded', 'discarded')], default='pending', max_length=16, verbose_name='state')),
                 ('attempts', models.PositiveIntegerField(default=0, verbose_name='attempts')),
                 ('process_after', models.DateTimeField(blank=True, null=True, verbose_name='process after')),
                 ('token', idempotency_django.models.ExactCharField(blank=True, default='', max_length=32, verbose_name='owner token')),

@@ -14,11 +14,9 @@ from typing import Any, Final, Self
 
 from asgiref.sync import iscoroutinefunction
 from django.core.signing import BadSignature, Signer
-from django.db import transaction
 
 from ....engine import ExecutionContext, plan_call, run_plan
 from ....policy import Policy, digest
-from ....stores import reference
 from ..brokers.base import Outgoing, Publisher, Refused, result_of
 from ..consumers import without_exits
 from ..databases import database
@@ -62,25 +60,7 @@ def after_commit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
     """
     call = Call.of(function, args, kwargs)
     refuse_autocommit(database(), "after_commit")
-    at_once = bool(topic(TOPIC).options.get("at_once"))
-    delay = lease() if at_once else None  # then a relay sees to it, if that is necessary
-    message_id = publish(TOPIC, call.signed(), type=call.path, delay=delay)
-    if at_once:
-
-        def attempt() -> None:
-            try:
-                call.run_once(message_id, reference(message_id, f"outbox:{TOPIC}"))
-            except KeyboardInterrupt:
-                raise
-            except BaseException:  # the request and its other hooks go on
-                logger.warning(
-                    "The call of %s after the commit failed. A relay retries it.",
-                    call.path,
-                    exc_info=True,
-                )
-
-        transaction.on_commit(attempt, using=database())
-    return message_id
+    return publish(TOPIC, call.signed(), type=call.path)
 
 
 SCOPE: Final = "call:after_commit"
@@ -199,11 +179,6 @@ class Call:
         return json.dumps([self.path, self.args, self.kwargs], sort_keys=True)
 
 
-def lease() -> timedelta:
-    """The lease of a call: a killed process blocks it for this time."""
-    return _POLICY.resolved().lease
-
-
 def found(path: str) -> Callable[..., Any]:
     """The function at a path.
 
@@ -278,16 +253,7 @@ def _refuse_other_than_json(path: str, name: int | str, value: Any) -> None:
 
 
 class CallPublisher(Publisher):
-    """Calls the function of each message, in the process of the relay, one after the other.
-
-    Args:
-        topic: the topic.
-        at_once: whether the process that has committed makes the first attempt itself, right after
-            the commit.
-    """
-
-    def __init__(self, topic: str, *, at_once: bool = False) -> None:
-        super().__init__(topic)
+    """Calls the function of each message, in the process of the relay, one after the other."""
 
     def send(self, message: Outgoing) -> Exception | None:
         most = topic(self.topic).max_attempts

@@ -32,8 +32,7 @@ def _topic(name: str) -> Iterator[CheckMessage]:
     name = "others" if name == ALL_OTHERS else name
     try:
         known = topic(name)
-        if known.relay:
-            known.publisher()
+        known.publisher()
         yield from _timeout(known)
     except ImproperlyConfigured as error:
         yield Error(str(error), id="idempotency_django.E043")

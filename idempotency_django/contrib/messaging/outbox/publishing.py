@@ -29,12 +29,12 @@ from django.db.models.sql import InsertQuery
 from ....conf import is_duration
 from ....engine import ExecutionContext, current_execution, current_step
 from ....models import DatabaseNow, unlocked
-from ....policy import canonical, digest, keys
+from ....policy import canonical, digest
 from ...concurrency.locks import on_rollback
 from ..databases import database
 from ..events import validate_nesting
-from ..models import MessageState, OutboxMessage, OutboxStream
-from .topics import Topic, topic
+from ..models import OutboxMessage, OutboxStream
+from .topics import topic
 
 
 @dataclass(slots=True)
@@ -122,7 +122,6 @@ def refuse_unfit(
     kind: Any,
     group: Any,
     headers: Any,
-    message_id: Any,
     durations: Mapping[str, timedelta | None],
 ) -> None:
     """Refuse what cannot be stored, or what no broker could be given.
@@ -131,7 +130,6 @@ def refuse_unfit(
         kind: the type of the message.
         group: its group; ``None`` or empty: it has none.
         headers: its headers.
-        message_id: its id, where the program gives one.
         durations: its delay and its window, by the name of the argument.
 
     Raises:
@@ -152,11 +150,6 @@ def refuse_unfit(
         raise ValueError(
             f"{headers!r} are not valid headers of a message. Pass a dict of strings: names as in "
             "HTTP, and values without control characters."
-        )
-    if message_id is not None and not _is(message_id, keys.VALID):
-        raise ValueError(
-            f"{message_id!r} is not a valid message_id. Use 1 to 255 visible ASCII characters, or "
-            "omit it."
         )
     for name, duration in durations.items():
         if duration is not None and not is_duration(duration, LONGEST):
@@ -205,23 +198,6 @@ _NUMBER_MYSQL: Final = """
     INSERT INTO {table} ({stream}, {last}) VALUES (%(stream)s, LAST_INSERT_ID(%(count)s))
     ON DUPLICATE KEY UPDATE {last} = LAST_INSERT_ID({last} + %(count)s)
 """
-
-
-def schedule(known: Topic, delay: timedelta | None) -> dict[str, Any]:
-    """The columns that say when a message is due, or that no relay sends it.
-
-    Raises:
-        ValueError: it has a delay, and no relay sends it.
-    """
-    now = DatabaseNow()
-    if known.relay:
-        return {"process_after": now + delay if delay else now}
-    if delay:
-        raise ValueError(
-            f"The topic {known.name!r} has no relay (RELAY=False), so delay= has no effect. "
-            "Remove delay="
-        )
-    return {"state": MessageState.EXTERNAL, "purge_at": now + known.retention}
 
 
 def insert(rows: Sequence[OutboxMessage], using: str) -> int:
@@ -332,9 +308,6 @@ def existing(row: OutboxMessage, using: str) -> OutboxMessage:
 
 logger = logging.getLogger("idempotency_django")
 
-CONTENT: Final = object()
-"""The ``dedup_id`` for duplicates with the same type, group and data."""
-
 
 class ContentId(str):
     """A ``dedup_id`` that is made of what is asked for, however the data says it."""
@@ -357,7 +330,6 @@ class Message:
     dedup_id: Any = None
     window: timedelta | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    message_id: str | None = None
     delay: timedelta | None = None
 
 
@@ -370,7 +342,6 @@ def publish(
     dedup_id: Any = None,
     window: timedelta | None = None,
     headers: Mapping[str, str] | None = None,
-    message_id: str | None = None,
     delay: timedelta | None = None,
     using: str | None = None,
 ) -> str:
@@ -395,11 +366,9 @@ def publish(
             next transaction that publishes to the group waits until this one has ended.
         dedup_id: within the window, only the first message with this id is accepted in the topic;
             it is an error to publish another type, group or data under it.
-            :data:`CONTENT`: the id is made of type, group and data, as if it were omitted.
-        window: how long; by default five minutes if there is a ``dedup_id``.
+        window: how long; by default five minutes if there is a ``dedup_id``. Without one, the type,
+            the group and the data are the id.
         headers: texts for the broker, beside the data; up to 32 KiB.
-        message_id: an id of your own, up to 255 visible ASCII characters; the message is dropped if
-            the topic still has it, and refused if another message has the id.
         delay: send it only after this time. A group waits for it.
         using: the alias of the database; by default ``IDEMPOTENCY["MESSAGING_DATABASE"]``.
 
@@ -420,7 +389,6 @@ def publish(
         dedup_id=dedup_id,
         window=window,
         headers=headers or {},
-        message_id=message_id,
         delay=delay,
     )
     return publish_many([message], using=using)[0]
@@ -449,7 +417,7 @@ def publish_many(messages: Iterable[Message], *, using: str | None = None) -> li
     rows = [_row(message) for message in given]
     refuse_autocommit(using)
     order = sorted(range(len(given)), key=lambda place: _rank(rows[place]))
-    if current_execution() or any(m.message_id or rows[at].dedup for at, m in enumerate(given)):
+    if current_execution() or any(row.dedup for row in rows):
         for place in order:
             _write_once(rows[place], given[place], using)
     else:
@@ -459,20 +427,19 @@ def publish_many(messages: Iterable[Message], *, using: str | None = None) -> li
 
 def _rank(row: OutboxMessage) -> tuple[str, ...]:
     """The sort key for locks: messages are locked in this order, and a group keeps its order."""
-    return (row.stream,) if row.stream else ("", row.dedup or "", row.message_id)
+    return (row.stream,) if row.stream else ("", row.dedup or "")
 
 
 def _row(message: Message) -> OutboxMessage:
     """The row of a message, without the columns that need a query."""
     group = message.group or ""
     durations = {"delay": message.delay, "window": message.window}
-    refuse_unfit(message.type, group, message.headers, message.message_id, durations)
+    refuse_unfit(message.type, group, message.headers, durations)
     known, execution = topic(message.topic), current_execution()
     payload, is_base64 = _payload(message)
     refuse_large(payload, message.headers)
     dedup, window = _dedup(message, payload)
     return OutboxMessage(
-        message_id=message.message_id or "",
         topic=known.name,
         stream=f"{known.name}/{group}" if group else "",
         type=message.type,
@@ -480,7 +447,7 @@ def _row(message: Message) -> OutboxMessage:
         payload=payload,
         is_base64=is_base64,
         headers=json.dumps({**message.headers}),
-        **schedule(known, message.delay),
+        process_after=DatabaseNow() + message.delay if message.delay else DatabaseNow(),
         caused_by=execution.reference if execution else "",
         dedup=dedup,
         dedup_until=DatabaseNow() + window if window else None,
@@ -508,11 +475,11 @@ def _dedup(message: Message, payload: str) -> tuple[str | None, timedelta | None
     window = WINDOW if message.window is None else message.window
     if window <= timedelta(0):
         raise ValueError(f"The window of a message is {window}. Use a duration above 0.")
-    if message.dedup_id is None or message.dedup_id is CONTENT:
+    if message.dedup_id is None:
         return digest(message.topic, message.type, message.group or "", payload), window
     if not isinstance(message.dedup_id, str):
         raise TypeError(
-            f"The dedup_id {message.dedup_id!r} is not a string. Pass a string, or CONTENT."
+            f"The dedup_id {message.dedup_id!r} is not a string. Pass a string, or only a window."
         )
     return dedup_of(message.topic, message.dedup_id), window
 
@@ -553,45 +520,36 @@ def _write_once(row: OutboxMessage, given: Message, using: str) -> None:
     Raises:
         ValueError: the existing message differs, so this one would be lost.
     """
-    message_id, execution = given.message_id, current_execution()
+    execution = current_execution()
     if row.dedup:
         end_window(row.dedup, using)
     if row.stream:
         row.sequence = next_sequence(row.stream, using)
     while True:
-        if not message_id:
-            what = (row.topic, row.type, row.group)
-            row.message_id = next_id(execution, using, *what) if execution else uuid7()
+        what = (row.topic, row.type, row.group)
+        row.message_id = next_id(execution, using, *what) if execution else uuid7()
         if insert([row], using):
             if execution:
                 published_by(execution).add(row.message_id)
             return
-        if message_id or not execution or row.message_id not in published_by(execution):
+        if not execution or row.message_id not in published_by(execution):
             break
     if row.stream:
         release_sequence(row.stream, using)
     first = existing(row, using)
-    if first.topic != row.topic:
-        raise ValueError(
-            f"The id {first.message_id!r} is already used by a message of the topic "
-            f"{first.topic!r}. An id must be unique in the whole outbox. Add a prefix, for "
-            "example the topic."
-        )
     if _content(first) != _content(row) and not isinstance(given.dedup_id, ContentId):
-        if not message_id and first.message_id == row.message_id:
-            logger.warning(
-                "The message %s of the topic %r was not changed: an earlier attempt published it "
-                "with another type, group or data.",
-                first.message_id,
-                first.topic,
-            )
-        else:
-            name, value = ("message_id", message_id) if message_id else ("dedup_id", given.dedup_id)
+        if first.message_id != row.message_id:
             raise ValueError(
-                f"The {name} {value!r} is already used by a message with different content, so "
-                f"this message would be lost. Use a different {name} for each type, group and "
-                "data."
+                f"The dedup_id {given.dedup_id!r} is already used by a message with different "
+                "content, so this message would be lost. Use a different dedup_id for each type, "
+                "group and data."
             )
+        logger.warning(
+            "The message %s of the topic %r was not changed: an earlier attempt published it "
+            "with another type, group or data.",
+            first.message_id,
+            first.topic,
+        )
     row.message_id = first.message_id
 
 

@@ -36,7 +36,7 @@ from ..loops import handling, hanging, repeat
 from ..models import MessageState, OutboxMessage
 from ..queue import Queue, counted
 from .publishing import insert, next_sequence, uuid7
-from .topics import ALL_OTHERS, DEAD_LETTER, Topic, topic, topic_names
+from .topics import ALL_OTHERS, DEAD_LETTER, Topic, has_topic, topic, topics
 
 BACKOFF: Final = Backoff(timedelta(seconds=1), timedelta(minutes=5))
 PER_GROUP: Final = 10
@@ -411,7 +411,7 @@ class Relay:
         """The topics that it sends, in words."""
         if not self.topics and ALL_OTHERS in conf.outbox:
             return "all topics"
-        return f"the topics {', '.join(map(repr, self.topics or topic_names(relay=True)))}"
+        return f"the topics {', '.join(map(repr, self.topics or topics()))}"
 
     @property
     def unreachable(self) -> list[str]:
@@ -454,7 +454,8 @@ class Relay:
         now = time.monotonic()
         waiting = [name for name, sender in self._senders.items() if sender.resumes_at > now]
         waiting += hanging("outbox")
-        wanted = Q(to__in=self.topics) if self.topics else _relayed()
+        all_topics = not self.topics and ALL_OTHERS in conf.outbox
+        wanted = Q() if all_topics else Q(to__in=self.topics or topics())
         return wanted & ~Q(to__in=waiting) if waiting else wanted
 
     def work(self) -> bool:
@@ -498,8 +499,8 @@ def log_abandoned(using: str) -> None:
     """Log for which topics messages wait that no relay sends."""
     for name, count in abandoned(using).items():
         logger.error(
-            "No relay sends the topic %r (%s waiting), because IDEMPOTENCY['OUTBOX'] lacks it or "
-            "has RELAY=False. No message is lost. Add the topic again, with its publisher.",
+            "No relay sends the topic %r (%s waiting), because IDEMPOTENCY['OUTBOX'] lacks it. "
+            "No message is lost. Add the topic again, with its publisher.",
             name,
             counted(count),
         )
@@ -507,16 +508,4 @@ def log_abandoned(using: str) -> None:
 
 def abandoned(using: str) -> dict[str, int]:
     """The number of waiting messages of each topic without a relay, by its name."""
-    return OUTBOX.unserved(using, _is_relayed)
-
-
-def _is_relayed(name: str) -> bool:
-    if ALL_OTHERS in conf.outbox:
-        return name not in topic_names(relay=False)
-    return name in topic_names(relay=True)
-
-
-def _relayed() -> Q:
-    if ALL_OTHERS in conf.outbox:
-        return ~Q(to__in=topic_names(relay=False))
-    return Q(to__in=topic_names(relay=True))
+    return OUTBOX.unserved(using, has_topic)

@@ -44,8 +44,6 @@ class Topic:
             is a dead letter, and its group waits, until an operator retries or discards it.
             ``"discard"``: it is discarded, and its group continues.
         retention: how long a message is kept after it was sent.
-        relay: whether relays send its messages. ``False``: others do, who read them in the log of
-            the database, such as Debezium.
     """
 
     name: str
@@ -55,7 +53,6 @@ class Topic:
     max_attempts: int | None = 10
     on_poison: str = DEAD_LETTER
     retention: timedelta = timedelta(days=7)
-    relay: bool = True
 
     def __post_init__(self) -> None:
         for wrong, what, wanted in (
@@ -64,9 +61,7 @@ class Topic:
                 self.name,
                 "up to 100 letters, digits and '_.-'",
             ),
-            (not isinstance(self.relay, bool), "RELAY", "True or False"),
-            (bool(self.backend) != self.relay, "BACKEND", "set unless RELAY is False"),
-            (not isinstance(self.backend, str), "BACKEND", "a path"),
+            (not (isinstance(self.backend, str) and self.backend), "BACKEND", "set, to a path"),
             (not isinstance(self.options, Mapping), "OPTIONS", "a dict"),
             (not isinstance(self.source, str), "SOURCE", "a URI reference, such as '/shop'"),
             (not _is_count(self.max_attempts), "MAX_ATTEMPTS", "1 or more, or None"),
@@ -131,20 +126,13 @@ _SETTINGS: Final = {each.name.upper(): each.name for each in fields(Topic)[1:]}
 
 
 def topics() -> list[str]:
-    """The names of all topics; ``"*"`` may be one of them."""
-    return list({**conf.outbox, **OWN})
+    """The names of all topics, without ``"*"``."""
+    return [name for name in {**conf.outbox, **OWN} if name != ALL_OTHERS]
 
 
-def topic_names(*, relay: bool) -> list[str]:
-    """The names of the topics that a relay sends, or does not; without ``"*"``."""
-    return [name for name in topics() if name != ALL_OTHERS and _is_relayed(name) == relay]
-
-
-def _is_relayed(name: str) -> bool:
-    try:
-        return topic(name).relay
-    except ImproperlyConfigured:  # the relay reports it when it has a message to send
-        return True
+def has_topic(name: str) -> bool:
+    """Whether a relay sends messages of that topic."""
+    return name in topics() or ALL_OTHERS in conf.outbox
 
 
 @until_settings_change

@@ -12,6 +12,7 @@ from django.test import Client, override_settings
 
 from idempotency_django.contrib.messaging import Relay
 from idempotency_django.contrib.messaging.models import OutboxMessage
+from idempotency_django.models import DatabaseNow
 from tests.support.admin_pages import member, page
 
 from .test_relay import got, make_due, publish_each, refuse, states
@@ -92,6 +93,47 @@ def test_buttons(using: str) -> None:
     assert "so this action does not apply" in again
 
 
+def dead_ones(using: str, count: int, **columns: Any) -> list[int]:
+    """Dead letters of the outbox."""
+    first = OutboxMessage.objects.using(using).count()
+    rows = [
+        OutboxMessage(
+            message_id=f"d-{first + at}",
+            type="t",
+            payload="1",
+            state="dead",
+            created_at=DatabaseNow(),
+            **columns,
+        )
+        for at in range(count)
+    ]
+    OutboxMessage.objects.using(using).bulk_create(rows)
+    return [*OutboxMessage.objects.using(using).filter(**columns).values_list("pk", flat=True)]
+
+
+def test_all_with_the_same_error(using: str) -> None:
+    """From the page of one dead letter, all of its topic with its error are settled, no others."""
+    [pk, *_] = dead_ones(using, 1_200, topic="orders", error="ConnectionError: refused")
+    dead_ones(using, 2, topic="orders", error="ValueError: No such customer")
+    dead_ones(using, 2, topic="mails", error="ConnectionError: refused")
+    settler, rows = member(VIEW, SETTLE), OutboxMessage.objects.using(using)
+    assert f'{LIST}{pk}/retry_alike/"' in page(settler, f"{LIST}{pk}/change/")
+    question = page(settler, f"{LIST}{pk}/retry_alike/")
+    assert "all dead letters with this error and topic or source: 1200." in question
+    assert "refused" not in question  # which this user may not see
+    assert rows.filter(state="dead").count() == 1_204
+    assert settler.post(f"{LIST}{pk}/retry_alike/").status_code == 302
+    assert rows.filter(state="pending", topic="orders", error="").count() == 1_200
+    assert rows.filter(state="dead").count() == 4
+    [pk, _] = rows.filter(state="dead", topic="orders").values_list("pk", flat=True)
+    with override_settings(IDEMPOTENCY={"MESSAGING_DATABASE": using}):
+        refused = settler.post(f"{LIST}{pk}/discard_alike/", follow=True)
+    assert "There is no topic &#x27;orders&#x27;" in refused.content.decode()
+    assert settler.post(f"{LIST}{pk}/discard_alike/").status_code == 302
+    assert rows.filter(state="discarded", topic="orders").count() == 2
+    assert rows.filter(state="dead").count() == 2
+
+
 def test_discard_of_a_topic_that_is_gone(using: str) -> None:
     """A message whose topic was removed is left alone, in words."""
     dead(using)
@@ -163,17 +205,3 @@ def test_permissions(using: str) -> None:
     assert plain.get(LIST, {"payload__startswith": "4"}).status_code == 400
     do(plain, "resend_selected", 4711)
     assert OutboxMessage.objects.using(using).count() == 1
-
-
-def test_streams(using: str) -> None:
-    """The list of groups says how much waits, and which have a dead letter."""
-    dead(using)
-    text = page(
-        member("view_outboxstream"),
-        "/admin/idempotency_messaging/outboxstream/",
-    )
-    assert "orders/g" in text
-    assert '<td class="field-waiting">2</td>' in text
-    assert '<span class="idempotency-held">dead</span>' in text
-    # A tick beside what is dead, and a cross beside what is not.
-    assert not re.search("icon-(yes|no)", text)

@@ -17,7 +17,6 @@ from django.test import override_settings
 from idempotency_django.contrib.messaging import Consumer, Relay, run_relay
 from idempotency_django.contrib.messaging.models import OutboxMessage
 from idempotency_django.contrib.messaging.outbox import (
-    CONTENT,
     Message,
     apublish,
     publish,
@@ -191,25 +190,14 @@ def test_time(using: str, broker: type[Broker], use_tz: bool) -> None:
     assert abs(time - datetime.now(UTC)) < timedelta(hours=1)
 
 
-def test_own_id(using: str, broker: type[Broker]) -> None:
-    """A message with an id that is there is dropped, and leaves no gap in its group."""
-    for _ in range(2):
-        with transaction.atomic(using=using):
-            mine = publish("orders", 1, type="n", group="g", message_id="mine", using=using)
-            assert mine == "mine"
-    publish_each([3], using, group="g")
-    Relay(using=using).drain()
-    assert [(m.data, m.sequence) for m in broker.got] == [(1, 1), (3, 2)]
-
-
 def test_content(using: str, broker: type[Broker]) -> None:
-    """Without an id of its own, a message is recognised by its type, group and data."""
+    """With a window only, a message is recognised by its type, group and data."""
     with transaction.atomic(using=using):
         ids = publish_many(
             [
-                Message(topic="orders", data=1, type="n", dedup_id=CONTENT),
+                Message(topic="orders", data=1, type="n", window=timedelta(minutes=5)),
                 Message(topic="orders", data=1, type="n", window=timedelta(hours=1)),
-                Message(topic="orders", data=2, type="n", dedup_id=CONTENT),
+                Message(topic="orders", data=2, type="n", window=timedelta(minutes=5)),
             ],
             using=using,
         )

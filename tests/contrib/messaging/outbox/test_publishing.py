@@ -116,35 +116,18 @@ def test_window_of_a_discarded_message(using: str, on_poison: str, broker: type[
 
 
 @pytest.mark.parametrize("group", ["g", None], ids=["grouped", "ungrouped"])
-def test_id_of_another_topic(using: str, group: str | None, broker: type[Broker]) -> None:
-    """An id that a message of another topic has is refused: this one would get lost in silence."""
-    with (
-        outbox(other={"BACKEND": "tests.contrib.messaging.outbox.conftest.Broker"}),
-        transaction.atomic(using=using),
-    ):
-        for _ in range(2):
-            assert paid(17, using, group=group, message_id="order-17") == "order-17"
-        with pytest.raises(ValueError, match="used by a message of the topic 'orders'"):
-            publish("other", 17, type="n", group=group, message_id="order-17", using=using)
-        publish("other", 18, type="n", group=group, message_id="order-18", using=using)
-    rows = OutboxMessage.objects.using(using).order_by("pk").values_list("message_id", "sequence")
-    assert list(rows) == [("order-17", 1 if group else 0), ("order-18", 1 if group else 0)]
-
-
-@pytest.mark.parametrize("name", ["dedup_id", "message_id"])
-@pytest.mark.parametrize("group", ["g", None], ids=["grouped", "ungrouped"])
 @pytest.mark.parametrize(
     "other",
     [{"data": {"a": 2, "b": [1]}}, {"data": b"1"}, {"type": "order.sent"}],
     ids=["data", "bytes", "type"],
 )
 def test_other_content(
-    using: str, other: dict[str, Any], group: str | None, name: str, broker: type[Broker]
+    using: str, other: dict[str, Any], group: str | None, broker: type[Broker]
 ) -> None:
     """A message whose id another content has is refused: it would get lost in silence. The order of
     keys is no content.
     """
-    named: Any = {"type": "order.paid", "group": group, name: "17", "using": using}
+    named: Any = {"type": "order.paid", "group": group, "dedup_id": "17", "using": using}
     with transaction.atomic(using=using):
         first = publish("orders", {"a": 1, "b": [1]}, **named)
         assert publish("orders", {"b": [1], "a": 1}, **named) == first
@@ -162,10 +145,9 @@ def test_other_content(
 def test_other_group(using: str) -> None:
     """A message in another group is another one."""
     with transaction.atomic(using=using):
-        for name in ("dedup_id", "message_id"):
-            paid(1, using, group="a", **{name: "17"})
-            with pytest.raises(ValueError, match="different content"):
-                paid(1, using, group="b", **{name: "17"})
+        paid(1, using, group="a", dedup_id="17")
+        with pytest.raises(ValueError, match="different content"):
+            paid(1, using, group="b", dedup_id="17")
 
 
 @pytest.mark.parametrize(
@@ -180,23 +162,15 @@ def test_data_that_json_would_change(using: str, data: Any) -> None:
     assert not OutboxMessage.objects.using(using).exists()
 
 
-@pytest.mark.parametrize("message_id", ["", "a b", "é", "x" * 256, 17], ids=repr)
-def test_malformed_id(using: str, message_id: Any) -> None:
-    """An id that cannot be one is the program's mistake, and not the key of its client."""
-    with transaction.atomic(using=using), pytest.raises(ValueError, match="not a valid message_id"):
-        publish("orders", 1, type="n", message_id=message_id, using=using)
-
-
-@pytest.mark.parametrize("name", ["dedup_id", "message_id"])
-def test_opposite_order(using: str, name: str, broker: type[Broker]) -> None:
+def test_opposite_order(using: str, broker: type[Broker]) -> None:
     """Calls with the same ids in opposite order wait for each other, and do not deadlock."""
     if connections[using].vendor == "sqlite":
         pytest.skip("SQLite has one writer")
 
     def publish_all(numbers: list[int]) -> None:
         for turn in range(20):
-            ids = [{name: f"{turn}-{number}"} for number in numbers]
-            messages = [Message(topic="orders", data=1, type="n", **each) for each in ids]
+            ids = [f"{turn}-{number}" for number in numbers]
+            messages = [Message(topic="orders", data=1, type="n", dedup_id=each) for each in ids]
             with transaction.atomic(using=using):
                 publish_many(messages, using=using)
 

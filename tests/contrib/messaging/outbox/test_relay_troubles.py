@@ -70,22 +70,6 @@ def test_ctrl_c_ends_the_relay(broker: type[Broker]) -> None:
     assert OutboxMessage.objects.get().state == "pending"
 
 
-def interrupted(*_: object) -> None:
-    """A call at which the operator presses Ctrl-C."""
-    raise KeyboardInterrupt
-
-
-def test_ctrl_c_in_a_call_at_once() -> None:
-    """It is not swallowed, and the call stays for a relay."""
-    with (
-        outbox(after_commit={"OPTIONS": {"at_once": True}}),
-        pytest.raises(KeyboardInterrupt),
-        transaction.atomic(),
-    ):
-        after_commit(interrupted)
-    assert OutboxMessage.objects.get().state == "pending"
-
-
 def test_function_that_does_not_tell_its_signature() -> None:
     """Its arguments are taken as they are; built-in functions are such."""
     with outbox(), transaction.atomic():

@@ -45,7 +45,7 @@ def states(**of: str) -> set[str]:
 
 def test_by_topic_and_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dead letters of the topic with the error are settled, however many, and no others."""
-    path = "idempotency_django.contrib.messaging.management.commands.settle_messages._AT_ONCE"
+    path = "idempotency_django.contrib.messaging.settling.AT_ONCE"
     monkeypatch.setattr(path, 7)
     dead("orders", 30, "ConnectionError: Connection refused")
     dead("orders", 2, "ValueError: No such customer")

@@ -9,9 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
-from django.test import override_settings
 
 from idempotency_django.contrib.messaging import (
     BrokerUnavailable,
@@ -21,7 +19,6 @@ from idempotency_django.contrib.messaging import (
     Refused,
     Relay,
     publish,
-    topic,
 )
 from idempotency_django.contrib.messaging.models import OutboxMessage
 from tests.contrib.messaging.outbox.conftest import Broker as Memory
@@ -136,34 +133,3 @@ def test_never_used_up_by_others(error: Exception) -> None:
             OutboxMessage.objects.update(process_after=LONG_AGO, attempts=1)
             Relay().drain()
     assert OutboxMessage.objects.get().state == "pending"
-
-
-def left(**more: Any) -> Any:
-    """Settings in which nobody relays the topic."""
-    entry = {"RELAY": False, "RETENTION": timedelta(hours=2), **more}
-    return override_settings(IDEMPOTENCY={"OUTBOX": {"orders": entry}})
-
-
-def test_left_to_others() -> None:
-    """No relay sends a topic with RELAY=False: its messages are written, numbered and purged."""
-    with left():
-        with transaction.atomic():
-            for _ in range(2):
-                publish("orders", {}, type="order.paid", group="a", dedup_id="d")
-        publish_late = {"type": "order.paid", "delay": timedelta(seconds=1)}
-        with transaction.atomic(), pytest.raises(ValueError, match="no relay"):
-            publish("orders", {}, **publish_late)
-        assert Relay().drain() == 0
-    message = OutboxMessage.objects.get()
-    assert (message.state, message.process_after, message.sequence) == ("external", None, 1)
-    assert message.purge_at - message.created_at == timedelta(hours=2)
-
-
-@pytest.mark.parametrize("entry", [{}, {"RELAY": False, "BACKEND": "a.b"}, {"RELAY": "off"}])
-def test_relay_or_not(entry: dict[str, Any]) -> None:
-    """A topic has a publisher, or it has none and says so."""
-    with (
-        override_settings(IDEMPOTENCY={"OUTBOX": {"orders": entry}}),
-        pytest.raises(ImproperlyConfigured, match=r"BACKEND|RELAY"),
-    ):
-        topic("orders")

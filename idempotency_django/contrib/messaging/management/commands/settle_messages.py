@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 from argparse import ArgumentParser
-from collections import Counter
 from typing import Any, Final
 
 from django.core.management.base import BaseCommand
@@ -14,10 +13,9 @@ from ...inbox.processing import INBOX
 from ...models import MessageState
 from ...outbox.relay import OUTBOX
 from ...queue import counted
-from ...settling import NotSettled, discard, retry
+from ...settling import discard, retry, settle_all
 
 ACTIONS: Final = {"retry": retry, "discard": discard}
-_AT_ONCE: Final = 500
 
 
 class Command(BaseCommand):
@@ -43,21 +41,13 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         queue = OUTBOX if options["topic"] else INBOX
         place = {queue.place: options["topic"] or options["source"]}
-        rows = queue.all(database()).filter(state=MessageState.DEAD, **place)
-        rows = rows.filter(error__contains=options["error"]).order_by("pk")
+        chosen = {**place, "error__contains": options["error"]}
         if options["dry_run"]:
-            self.stdout.write(f"Would {options['action']} {counted(rows.count())}.")
+            dead = queue.all(database()).filter(state=MessageState.DEAD, **chosen)
+            self.stdout.write(f"Would {options['action']} {counted(dead.count())}.")
             return
-        refusals: Counter[str] = Counter()
-        last = settled = 0
-        while some := list(rows.filter(pk__gt=last)[:_AT_ONCE]):
-            for row in some:
-                try:
-                    ACTIONS[options["action"]](row, by=getpass.getuser())
-                    settled += 1
-                except NotSettled as error:
-                    refusals[str(error)] += 1
-            last = some[-1].pk
+        change = ACTIONS[options["action"]]
+        settled, refusals = settle_all(queue.model, change, getpass.getuser(), **chosen)
         self.stdout.write(f"{counted(settled)}: {options['action']}.")
         for refusal, number in refusals.items():
             self.stdout.write(f"Left unchanged: {counted(number)}. {refusal}")
