@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.apps import apps
-from django.db import DatabaseError
+from django.db import Error as DatabaseFault
 
 from ...models import DatabaseNow
 from .databases import close_lost_connections, database
@@ -45,14 +45,14 @@ class Beat:
         if not is_installed or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + INTERVAL
-        with suppress(DatabaseError):  # the next one may succeed
+        with suppress(DatabaseFault):  # the next one may succeed
             close_lost_connections()
             self._write()
 
     def end(self) -> None:
         """Say that the process has ended in good order."""
         if self._pk is not None:
-            with suppress(DatabaseError):
+            with suppress(DatabaseFault):
                 self._rows().filter(pk=self._pk).delete()
 
     def _write(self) -> None:

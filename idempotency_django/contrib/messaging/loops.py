@@ -1,7 +1,9 @@
 """The loop of each command that runs until it is stopped, and what notices that it hangs.
 
 A handler that hangs cannot be ended. So the loop goes on in a fresh thread, without the topic or
-source that hangs. A handler that returns after all is settled by its own thread, which then ends.
+source that hangs: there is at most one thread for each. A handler that returns after all is settled
+by its own thread, which then ends. What it owns is fenced as between two processes: where its lease
+is over and another one has claimed a message since, the late thread changes nothing.
 """
 
 from __future__ import annotations

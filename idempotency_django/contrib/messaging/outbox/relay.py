@@ -225,8 +225,7 @@ class TopicSender:
             if self.publisher is None:
                 self.publisher = topic(self.name).publisher()
             self.publisher.deadline = deadline
-            with handling("outbox", self.name, f"messages of the topic {self.name!r}"):
-                results = self.publisher.publish([outgoing(message) for message in messages])
+            results = self.publisher.publish([outgoing(message) for message in messages])
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001  # it says nothing of any message
@@ -399,8 +398,12 @@ class Relay:
         senders = [self._senders.setdefault(name, TopicSender(name)) for name in by_sender]
         try:
             # In turns: a slow topic may use up the time, and the others come first then.
-            turns = sorted(senders, key=attrgetter("turn"))
-            return sum(self._send(batch, each, by_sender[each.name], deadline) for each in turns)
+            tried = 0
+            for sender in sorted(senders, key=attrgetter("turn")):
+                # Until it is noted what was sent: no other thread sends it in between.
+                with handling(OUTBOX.name, sender.name, f"messages of the topic {sender.name!r}"):
+                    tried += self._send(batch, sender, by_sender[sender.name], deadline)
+            return tried
         finally:
             batch.release()
             is_quick = time.monotonic() - begun <= QUICK_BATCH.total_seconds()
@@ -453,7 +456,7 @@ class Relay:
         """The topics that this relay sends now."""
         now = time.monotonic()
         waiting = [name for name, sender in self._senders.items() if sender.resumes_at > now]
-        waiting += hanging("outbox")
+        waiting += hanging(OUTBOX.name)
         all_topics = not self.topics and ALL_OTHERS in conf.outbox
         wanted = Q() if all_topics else Q(to__in=self.topics or topics())
         return wanted & ~Q(to__in=waiting) if waiting else wanted

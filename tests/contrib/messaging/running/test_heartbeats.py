@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.core.management import CommandError, call_command
-from django.db import OperationalError, connection
+from django.db import InterfaceError, OperationalError, connection
 from django.test import Client, override_settings
 
 from idempotency_django.contrib.messaging import Relay, heartbeats, loops, run_relay
@@ -103,11 +103,12 @@ def test_row_that_was_deleted_comes_again(using: str) -> None:
     assert [row.name for row in rows(using)] == ["relay"]
 
 
-def test_outage_is_survived() -> None:
+@pytest.mark.parametrize("error", [OperationalError, InterfaceError])
+def test_outage_is_survived(error: type[Exception]) -> None:
     """A process without its database works, or waits, as before."""
 
     def away(*_: Any) -> Any:
-        raise OperationalError("the server has gone away")
+        raise error("the server has gone away")
 
     beat = Beat("relay")
     with connection.execute_wrapper(away):

@@ -8,7 +8,6 @@ from html import unescape
 import pytest
 from django.test import Client, override_settings
 
-from idempotency_django.contrib.messaging.errors import StreamFenced
 from idempotency_django.contrib.messaging.models import StreamPosition
 from idempotency_django.contrib.messaging.streams import (
     Stream,
