@@ -13,11 +13,11 @@ UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo $(VENV)/bin/uv)
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 
-# Each part of the tests is one process on one core, the longest first. Many parts mostly wait, so
-# one more runs than there are cores.
-PARTS := $(addprefix test-,inside outside ring databases faults)
+# Each part of the tests is one process on one core, the longest first. Most parts wait for other
+# processes half of their time, so two more run than there are cores.
+PARTS := $(addprefix test-,inside ring outside faults databases)
 NIGHTLY := $(addprefix nightly-,outside inside ring faults psycopg2 naive)
-JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 2)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
