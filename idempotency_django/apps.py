@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.util import find_spec
 
 from django.apps import AppConfig, apps
-from django.conf import settings as django_settings
 from django.core.checks import Tags, register
 from django.utils.translation import gettext_lazy as _
 
@@ -16,7 +14,7 @@ from .contrib.messaging import errors as _messaging  # noqa: F401
 
 
 class IdempotencyConfig(AppConfig):
-    """Registers the system checks, and REST framework's adapter, when the apps are ready."""
+    """Registers the system checks, and what else has to be, when the apps are ready."""
 
     name = "idempotency_django"
     verbose_name = _("Idempotency")
@@ -24,10 +22,12 @@ class IdempotencyConfig(AppConfig):
 
     def ready(self) -> None:
         # What needs the models can only be imported now.
+        from .checks.consumers import check_consumers  # noqa: PLC0415
         from .checks.health import check_processes  # noqa: PLC0415
 
         register_checks()
         register(check_processes, Tags.database, deploy=True)
+        register(check_consumers, Tags.compatibility)
         if find_spec("rest_framework"):
             # Each registers itself. Neither can be imported where it is not installed.
             from .checks import drf as _checks  # noqa: F401, PLC0415
@@ -38,14 +38,3 @@ class IdempotencyConfig(AppConfig):
             from .checks.celery import check_celery  # noqa: PLC0415
 
             register(check_celery, Tags.compatibility)
-        if _may_have_consumers():
-            # Without one, messaging is not needed.
-            from .checks.consumers import check_consumers  # noqa: PLC0415
-
-            register(check_consumers, Tags.compatibility)
-
-
-def _may_have_consumers() -> bool:
-    settings = getattr(django_settings, "IDEMPOTENCY", None)
-    named = isinstance(settings, Mapping) and "CONSUMERS" in settings
-    return named or apps.is_installed("idempotency_django.contrib.messaging")

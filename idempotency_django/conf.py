@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import _lru_cache_wrapper, cached_property
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeGuard, TypeVar
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
@@ -53,25 +53,24 @@ def did_you_mean(name: object, known: Iterable[str], otherwise: str = "Known nam
     return f"Did you mean {close[0]!r}?" if close else f"{otherwise}: {listed}."
 
 
-def seconds_of(name: str, value: object, *, may_be_zero: bool = False) -> float:
+def seconds_of(name: str, value: object) -> float:
     """The seconds of an option that is a duration.
 
     Args:
         name: the option.
         value: its value.
-        may_be_zero: whether it may be 0.
 
     Raises:
-        ImproperlyConfigured: it is no ``timedelta``, but a number, for example; or it is negative.
+        ImproperlyConfigured: it is no ``timedelta`` above 0.
     """
-    if isinstance(value, timedelta) and is_duration(value) and (value or may_be_zero):
+    if is_duration(value) and value:
         return value.total_seconds()
     raise ImproperlyConfigured(
         f"{name} is {value!r}; it must be a timedelta, such as timedelta(seconds=10)."
     )
 
 
-def is_duration(value: object, longest: timedelta = timedelta.max) -> bool:
+def is_duration(value: object, longest: timedelta = timedelta.max) -> TypeGuard[timedelta]:
     """Whether it is a ``timedelta`` from 0 to the longest one."""
     return isinstance(value, timedelta) and timedelta(0) <= value <= longest
 
