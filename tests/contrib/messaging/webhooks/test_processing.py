@@ -418,6 +418,8 @@ def test_other_sources_go_on_beside_one_that_hangs(
     inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message that hangs is handled once, and its source goes on after it."""
+    if connections[inbox.alias].vendor == "sqlite":
+        pytest.skip("SQLite has one writer")
     monkeypatch.setattr(loops, "PATIENCE", timedelta(seconds=0.05))
     monkeypatch.setattr(loops, "BEAT", 0.01)
     stop, hangs, released = threading.Event(), threading.Event(), threading.Event()
