@@ -1,4 +1,4 @@
-"""The admin of idempotency keys: inspect requests, and complete or release interrupted ones.
+"""The admin of idempotency keys: inspect requests, and settle interrupted ones.
 
 Stored responses, results of steps and errors carry personal data, and a fingerprint is a digest of
 such data. They are fetched for holders of the permission ``idempotency_django.view_response`` only,
@@ -7,43 +7,25 @@ on the page of one record. No list shows them, searches or filters by them.
 
 from __future__ import annotations
 
+from http.client import responses as reasons
 from typing import Any
 
 from django.contrib import admin
-from django.core.exceptions import PermissionDenied
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.urls import URLPattern, path
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from ..contrib.timeline import (
-    CONFIDENTIAL,
-    HELD,
-    STATES,
-    Confidential,
-    Moment,
-    administered,
-    state_of,
-)
-from ..models import INTERRUPTED, IdempotencyKey, IdempotencyKeyQuerySet
-from ..stores.records import Status, reference
+from ..contrib.timeline import CONFIDENTIAL, HELD, STATES, Moment, administered, state_of
+from ..models import INTERRUPTED, IdempotencyKey, IdempotencyKeyQuerySet, IdempotencyStep
+from ..stores import Status, decode, derived_key, reference
 from .actions import ACTIONS
 from .base import Action, ListAdmin
-from .changelist import OperationFilter, StateFilter, beginning_with
-from .responses import StoredResponse, derived_keys_page
-from .text import cut, indented, preformatted, two_lines
+from .changelist import StateFilter, beginning_with
+from .text import LONGEST_TEXT, cut, preformatted, two_lines
 
-__all__ = [
-    "Action",
-    "IdempotencyKeyAdmin",
-    "ListAdmin",
-    "cut",
-    "indented",
-    "preformatted",
-    "two_lines",
-]
+__all__ = ["Action", "IdempotencyKeyAdmin", "ListAdmin", "cut", "preformatted", "two_lines"]
 
 
 @admin.register(IdempotencyKey)
@@ -64,13 +46,18 @@ class IdempotencyKeyAdmin(ListAdmin):
         "replay_count",
     )
     ordering = ("-pk",)
-    list_filter = (StateFilter, OperationFilter)
-    search_fields = ("key", "scope", "path", "principal")
+    list_filter = (StateFilter,)
+    search_fields = ("key", "scope", "operation", "path", "principal")
     search_help_text = _(
         "Finds keys that begin with this text. Among the newest 100,000 records, it also finds the "
-        "last 100 with a matching scope, path or principal."
+        "last 100 with a matching scope, operation, path or principal."
     )
     change_form_template = "admin/idempotency_django/idempotencykey/change_form.html"
+
+    def has_remove_permission(self, request: HttpRequest) -> bool:
+        """Whether the user may delete records."""
+        may = request.user.has_perm("idempotency_django.delete_idempotencykey")
+        return may and self.has_view_permission(request)
 
     # What is read.
 
@@ -92,7 +79,7 @@ class IdempotencyKeyAdmin(ListAdmin):
             fields.append("fingerprint")
         return [
             (_("Request"), {"fields": fields}),
-            (_("State"), {"fields": ["status_shown", "attempt"]}),
+            (_("Status"), {"fields": ["status_shown", "attempt"]}),
         ]
 
     @admin.display(description=_("key"))
@@ -105,14 +92,14 @@ class IdempotencyKeyAdmin(ListAdmin):
 
     @admin.display(description=_("status"))
     def status_shown(self, record: Any) -> SafeString:
-        tombstone = record.status == Status.COMPLETED and not record.has_body
+        without_body = record.status == Status.COMPLETED and not record.has_body
         state = state_of(record)
         return format_html(
             '<span class="idempotency-{}">{}</span> {} <span class="quiet">{}</span>',
             state,
             STATES[state],
             record.response_status if record.path and record.response_status else "",
-            _("tombstone") if tombstone else "",
+            _("response not stored") if without_body else "",
         )
 
     @admin.display(description=_("created"))
@@ -129,39 +116,53 @@ class IdempotencyKeyAdmin(ListAdmin):
     def request_line(self, record: Any) -> str:
         return f"{record.method} {record.path}".strip()
 
-    def confidential(self, request: HttpRequest, row: Any) -> Confidential:
-        if not self.has_secret_permission(request):
-            return Confidential()
-        return Confidential(derived=True, results_of=reference(row.key, row.scope))
+    def results_of(self, request: HttpRequest, row: Any) -> str:
+        return reference(row.key, row.scope) if self.has_secret_permission(request) else ""
 
     def render_change_form(
         self, request: HttpRequest, context: Any, *args: Any, **options: Any
     ) -> HttpResponse:
         record = options["obj"]
-        context |= {
-            "may_view_response": self.has_secret_permission(request),
-            "interrupted": state_of(record) in (INTERRUPTED, HELD),
-        }
+        context["may_view_response"] = self.has_secret_permission(request)
+        context["interrupted"] = state_of(record) in (INTERRUPTED, HELD)
         if context["may_view_response"]:
             # From where the record is; a deferred column comes from a router's.
             rows = self.get_queryset(request).filter(pk=record.pk)
-            record.fingerprint = rows.values_list("fingerprint", flat=True).first() or ""
-            context["response"] = StoredResponse.of(rows)
+            context |= _response(rows) | _derived(rows, request.GET.get("name", ""))
+            record.fingerprint = context["fingerprint"]
         return super().render_change_form(request, context, *args, **options)
 
-    def get_urls(self) -> list[URLPattern]:
-        page = path(
-            "<path:object_id>/derived_keys/",
-            self.admin_site.admin_view(self.derived_keys_view),
-            name="idempotency_django_idempotencykey_derived_keys",
-        )
-        return [page, *super().get_urls()]
 
-    def derived_keys_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Show the keys that the handler of one record derived."""
-        # With a derived key or a fingerprint, a guess at the request can be tested.
-        if not (self.has_view_permission(request) and self.has_secret_permission(request)):
-            raise PermissionDenied
-        record = self.row_or_404(request, object_id)
-        rows = self.get_queryset(request).filter(pk=record.pk)
-        return derived_keys_page(self, request, rows, record)
+def _response(rows: QuerySet[Any]) -> dict[str, Any]:
+    """The stored response of the one record, or what its last attempt failed with, as text."""
+    columns = ("response_status", "response_headers", "response_body", "error", "path")
+    stored = rows.values_list(*columns).first()
+    if stored is None:  # it has been purged since
+        return {}
+    code, headers, body, error, path = stored
+    payload = decode(code, headers, body)
+    return {
+        "error": error,
+        "response": code is not None,
+        "status": f"{code} {reasons.get(code, '')}".strip() if path else _("Result"),
+        "headers": payload.sent_headers if path else (),
+        "body": payload.body,
+        "text": (payload.body or b"").decode(errors="backslashreplace")[:LONGEST_TEXT],
+    }
+
+
+def _derived(rows: QuerySet[Any], name: str) -> dict[str, Any]:
+    """The keys that the handler of the one record derived, by name: of its steps, and of a name
+    that was typed.
+    """
+    record = rows.only("key", "scope", "fingerprint").first()
+    if record is None:
+        return {"fingerprint": ""}
+    steps = IdempotencyStep.objects.using(rows.db).filter(record=record.pk).order_by("pk")
+    names = dict.fromkeys([*steps.values_list("name", flat=True), *filter(None, [name])])
+    known = {"scope": record.scope, "key": record.key, "fingerprint": record.fingerprint}
+    return {
+        "fingerprint": record.fingerprint,
+        "derived": {each: derived_key(**known, name=each) for each in names},
+        "name": name,
+    }

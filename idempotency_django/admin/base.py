@@ -10,13 +10,7 @@ from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin import helpers
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
-from django.contrib.admin.utils import (
-    label_for_field,
-    lookup_field,
-    model_ngettext,
-    quote,
-    unquote,
-)
+from django.contrib.admin.utils import label_for_field, lookup_field, model_ngettext
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.db import transaction
@@ -33,8 +27,8 @@ from .timeline import TimelineMixin
 COUNTED: Final = 10_000
 """The most rows that a list counts and shows; filters find older rows."""
 
-MOST: Final = 1_000
-"""The most rows that one action takes; each is logged."""
+MOST: Final = 500
+"""The most rows that one action takes. Each is logged, and in the page's address."""
 
 _NAMED: Final = 3  # rows that a message names
 _IN_USE: Final = gettext_lazy("It is in use now, or was deleted. Try again later.")
@@ -60,15 +54,16 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not subscriptabl
 
 
 class Action:
-    """One of the things that an operator can do to rows.
+    """One of the things that an operator can do to rows; an action of Django's admin.
 
-    It has a page for one row and a button that leads there; if it is ``for_many``, the list offers
-    it, too. Either way it asks first, locks the rows, skips rows in use, and is logged.
+    It has a page, for one row or several. The page of a row has a button that leads there; if it is
+    ``for_many``, the list offers it, too. It asks first, locks the rows, skips rows in use, and is
+    logged.
 
     Attributes:
         name: of its page; the list calls it ``<name>_selected``.
         title: what is going to be done.
-        button: what leads to its page from a row's; empty if Django's own button does.
+        button: what leads to its page from a row's.
         permission: who may do it: the list's method ``has_<permission>_permission`` says.
         for_many: whether rows can be selected for it in the list.
         flag: the kind of log entry.
@@ -80,7 +75,7 @@ class Action:
 
     name: str
     title: Any
-    button: Any = ""
+    button: Any
     permission: str = "settle"
     for_many: bool = True
     flag: int = CHANGE
@@ -89,12 +84,39 @@ class Action:
     log: Any
     done: Any
 
+    # What Django's admin asks of an action.
+
+    @property
+    def __name__(self) -> str:
+        return f"{self.name}_selected"
+
+    @property
+    def short_description(self) -> Any:
+        """What the list offers."""
+        return self.title
+
+    @property
+    def allowed_permissions(self) -> Sequence[str]:
+        """Who is offered it."""
+        return (self.permission,)
+
+    def __call__(self, page: Any, request: HttpRequest, rows: QuerySet[Any]) -> Any:
+        pks = list(rows.order_by().values_list("pk", flat=True)[: MOST + 1])
+        if len(pks) <= MOST:
+            return HttpResponseRedirect(page.address(self.name, *pks))
+        text = _("Select at most %(most)d %(rows)s for this action.")
+        values = {"most": MOST, "rows": page.opts.verbose_name_plural}
+        page.message_user(request, text % values, messages.ERROR)
+        return None
+
+    # What an action is.
+
     def offers(self, row: Any) -> bool:
         """Whether the row's page has the button."""
         return not self.refusal(row, {})
 
     def initial(self, row: Any) -> dict[str, Any]:
-        """The values that the form of one row begins with."""
+        """The values that the form begins with."""
         return {}
 
     def refusal(self, row: Any, given: Mapping[str, Any]) -> str:
@@ -145,6 +167,10 @@ class ListAdmin(TimelineMixin):
     show_facets = admin.ShowFacets.NEVER
     sortable_by: ClassVar[Any] = ()
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.actions = [action for action in self.operations if action.for_many]
+
     # What may be done.
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -154,8 +180,7 @@ class ListAdmin(TimelineMixin):
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        deletes = any(action.permission == "delete" for action in self.operations)
-        return deletes and super().has_delete_permission(request, obj)
+        return False
 
     def has_settle_permission(self, request: HttpRequest) -> bool:
         """Whether the user may do what an operator does."""
@@ -187,85 +212,49 @@ class ListAdmin(TimelineMixin):
     def render_change_form(
         self, request: HttpRequest, context: Any, *args: Any, **options: Any
     ) -> HttpResponse:
-        context |= {
-            "subtitle": None,  # the page shows it
-            "buttons": [
-                action
-                for action in self.operations
-                if action.button and self._may(action, request) and action.offers(options["obj"])
-            ],
-        }
+        row = options["obj"]
+        offered = (a for a in self.operations if self._may(a, request) and a.offers(row))
+        context["subtitle"] = None  # the page shows it
+        context["buttons"] = [(a.button, self.address(a.name, row.pk)) for a in offered]
         return super().render_change_form(request, context, *args, **options)
 
     # What an operator does.
+
+    def address(self, page: str, *pks: Any) -> str:
+        """The address of a page of one or several rows; of the list if there are none."""
+        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}"
+        args = [",".join(map(str, pks))] if pks else []
+        return reverse(name, args=args, current_app=self.admin_site.name)
 
     def get_urls(self) -> list[URLPattern]:
         name = f"{self.opts.app_label}_{self.opts.model_name}"
         view = self.admin_site.admin_view(self.action_view)
         pages = [
-            path(
-                f"<path:object_id>/{action.name}/",
-                view,
-                {"action": action},
-                name=f"{name}_{action.name}",
-            )
-            for action in self.operations
+            path(f"<path:pks>/{each.name}/", view, {"action": each}, name=f"{name}_{each.name}")
+            for each in self.operations
         ]
         return [*pages, *super().get_urls()]
 
-    def action_view(self, request: HttpRequest, object_id: str, action: Action) -> HttpResponse:
-        """Do something to one row, after asking."""
+    def action_view(self, request: HttpRequest, pks: str, action: Action) -> HttpResponse:
+        """Do something to rows, after asking."""
         if not self._may(action, request):
             raise PermissionDenied
-        row = self.row_or_404(request, object_id)
-        data = request.POST if request.method == "POST" else None
-        form = action.form(data, initial=action.initial(row))
-        if not form.is_valid():
-            return self._question(request, action, form, [row], original=row)
-        self._perform(request, action, form, [row], self.get_queryset(request).filter(pk=row.pk))
-        gone = action.flag == DELETION
-        page = f"admin:{self.opts.app_label}_{self.opts.model_name}_"
-        return HttpResponseRedirect(
-            reverse(
-                page + ("changelist" if gone else "change"),
-                args=[] if gone else [quote(row.pk)],
-                current_app=self.admin_site.name,
-            )
-        )
-
-    def row_or_404(self, request: HttpRequest, object_id: str) -> Any:
-        """The row with this quoted primary key."""
-        row = self.get_object(request, unquote(object_id))
-        if row is None:
-            raise Http404
-        return row
-
-    def get_actions(self, request: HttpRequest, action_location: Any = None) -> Any:
-        # Django 6.1 says which page it asks for: without it, an override is deprecated.
-        place = {} if action_location is None else {"action_location": action_location}
-        offered = {
-            function.__name__: self.get_action(function, **place)
-            for function in map(_on_selected, self.operations)
-            if function.action.for_many and self._may(function.action, request)
-        }
-        own = {name: action for name, action in offered.items() if action}
-        return super().get_actions(request, **place) | own
-
-    def act_on_selected(
-        self, request: HttpRequest, rows: QuerySet[Any], action: Action
-    ) -> HttpResponse | None:
-        """Do something to the selected rows, after asking."""
-        if rows.order_by().values("pk")[: MOST + 1].count() > MOST:
-            text = _("Select at most %(most)d %(rows)s for this action.")
-            values = {"most": MOST, "rows": self.opts.verbose_name_plural}
-            self.message_user(request, text % values, messages.ERROR)
-            return None
-        form = action.form(request.POST if "post" in request.POST else None)
+        rows = self.get_queryset(request)
+        try:
+            rows = rows.filter(pk__in=pks.split(",") if action.for_many else [pks])
+        except ValueError:
+            raise Http404 from None
         chosen = list(rows)
+        if not chosen:
+            raise Http404
+        data = request.POST if request.method == "POST" else None
+        form = action.form(data, initial=action.initial(chosen[0]))
         if not form.is_valid():
             return self._question(request, action, form, chosen)
         self._perform(request, action, form, chosen, rows)
-        return None
+        alone = len(chosen) == 1 and action.flag != DELETION
+        page = self.address("change", pks) if alone else self.address("changelist")
+        return HttpResponseRedirect(page)
 
     def _perform(
         self,
@@ -294,14 +283,9 @@ class ListAdmin(TimelineMixin):
             self.message_user(request, line, messages.WARNING)
 
     def _question(
-        self,
-        request: HttpRequest,
-        action: Action,
-        form: forms.Form,
-        rows: Sequence[Any],
-        original: Any = None,
+        self, request: HttpRequest, action: Action, form: forms.Form, rows: Sequence[Any]
     ) -> HttpResponse:
-        """The confirmation page with the consequences; of one row, if there is an original."""
+        """The confirmation page with the consequences."""
         given = form.cleaned_data if form.is_bound else {}
         refusals = {row.pk: action.refusal(row, given) for row in rows}
         chosen = [row for row in rows if not refusals[row.pk]]
@@ -313,34 +297,17 @@ class ListAdmin(TimelineMixin):
             "opts": self.opts,
             "media": self.media,
             "title": action.title,
-            "original": original,
+            "original": rows[0] if len(rows) == 1 else None,
             "heads": [label_for_field(column, self.model, self) for column in columns],
-            "rows": [
-                [lookup_field(column, row, self)[2] for column in columns]
-                for row in ([original] if original else chosen)
-            ],
+            "rows": [[lookup_field(column, row, self)[2] for column in columns] for row in rows],
             "left_unchanged": _left_unchanged(rows, refusals),
-            "chosen": chosen,
             "consequences": action.consequences(chosen) if chosen else (),
-            "action": action,
             "form": form,
             "fieldset": next(
                 iter(layout(form, [(None, {"fields": fields})], {}, (), model_admin=self))
             ),
-            "action_checkbox_name": helpers.ACTION_CHECKBOX_NAME,
         }
         return TemplateResponse(request, "admin/idempotency_django/action.html", context)
-
-
-def _on_selected(action: Action) -> Any:
-    """The action as the list offers it."""
-
-    def on_selected(page: Any, request: HttpRequest, rows: QuerySet[Any]) -> Any:
-        return page.act_on_selected(request, rows, action)
-
-    on_selected.__name__ = f"{action.name}_selected"
-    vars(on_selected).update(action=action, short_description=action.title)
-    return on_selected
 
 
 def _left_unchanged(rows: Sequence[Any], refusals: Mapping[Any, str]) -> Iterator[str]:

@@ -14,14 +14,12 @@ from django.utils.translation import gettext_lazy as _
 
 from ..contrib.timeline import HELD, STATES
 from ..models import DatabaseNow, IdempotencyKey
-from ..stores.records import Status
+from ..stores import Status
 
 NEWEST: Final = 100_000
 """The number of the newest records that a filter or a search looks at, where no index helps."""
-SAMPLED: Final = 1_000
-"""The number of the newest records whose operations the filter offers."""
 FOUND: Final = 100
-"""The most records that a search finds by scope, path or principal."""
+"""The most records that a search finds by what has no index."""
 
 _AFTER_ASCII: Final = "\x7f"
 
@@ -33,7 +31,7 @@ def among_the_newest(rows: QuerySet[Any]) -> QuerySet[Any]:
 
 
 def beginning_with(rows: QuerySet[Any], text: str) -> QuerySet[Any]:
-    """The rows whose key, scope, path or principal begins with the text.
+    """The rows whose key, scope, operation, path or principal begins with the text.
 
     Keys are ASCII and compared byte by byte, so that their index finds them. LIKE would use no
     index on SQLite, which ignores case there, nor on MariaDB. The others have no index, which every
@@ -41,15 +39,16 @@ def beginning_with(rows: QuerySet[Any], text: str) -> QuerySet[Any]:
     """
     if not text:
         return rows
-    matching = Q(path__startswith=text) | Q(principal__startswith=text)
+    matching = Q()
+    for column in ("operation", "path", "principal"):
+        matching |= Q(**{f"{column}__startswith": text})
+    keyed = Q()
     if text.isascii():
         beyond = text + _AFTER_ASCII
         matching |= Q(scope__gte=text, scope__lt=beyond)
+        keyed = Q(key__gte=text, key__lt=beyond)
     recent = among_the_newest(rows).filter(matching).order_by("-pk").values_list("pk", flat=True)
-    found = Q(pk__in=list(recent[:FOUND]))
-    if text.isascii():
-        found |= Q(key__gte=text, key__lt=beyond)
-    return rows.filter(found)
+    return rows.filter(Q(pk__in=list(recent[:FOUND])) | keyed)
 
 
 def in_state(rows: Any, state: str) -> Any:
@@ -76,19 +75,3 @@ class StateFilter(SimpleListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         state = self.value()
         return in_state(queryset, state) if state in STATES else queryset
-
-
-class OperationFilter(SimpleListFilter):
-    """By operation; offers those of the newest records, as all would take reading them all."""
-
-    title = _("operation")
-    parameter_name = "operation"
-
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, Any]]:
-        newest = model_admin.get_queryset(request).order_by("-pk")
-        names = {*newest.values_list("operation", flat=True)[:SAMPLED], self.value() or ""}
-        return [(name, name) for name in sorted(names - {""})]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        name = self.value()
-        return queryset if name is None else among_the_newest(queryset).filter(operation=name)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from django.contrib.admin import AdminSite, ModelAdmin
 from django.contrib.admin.utils import quote
@@ -14,27 +14,16 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from ..contrib.timeline import (
-    DEEPEST,
-    MISSING,
-    MOST,
-    Confidential,
-    Entry,
-    Member,
-    Timeline,
-    member_of,
-    trace,
-)
-from .text import indented
+from ..contrib.timeline import DEEPEST, MISSING, MOST, Entry, Member, Timeline, member_of, trace
 
-VIEW_RECORDS: Final = "idempotency_django.view_idempotencykey"
+_INDENT = "\N{EM SPACE}"
 
 
 class TimelineMixin(ModelAdmin):  # type: ignore[type-arg]  # not subscriptable at runtime
     """Shows the timeline of the chain of causes on the page of a row that a source knows.
 
     A user sees only the existence of each row of the chain, unless the row's own page would be
-    shown to them. Of responses, a timeline shows what :meth:`confidential` allows.
+    shown to them.
     """
 
     change_form_template = "admin/idempotency_django/change_form.html"
@@ -42,9 +31,9 @@ class TimelineMixin(ModelAdmin):  # type: ignore[type-arg]  # not subscriptable 
     class Media:
         css: ClassVar[dict[str, list[str]]] = {"all": ["idempotency_django/admin.css"]}
 
-    def confidential(self, request: HttpRequest, row: Any) -> Confidential:
-        """The confidential parts of the timeline that are shown to the user."""
-        return Confidential(derived=request.user.has_perm("idempotency_django.view_response"))
+    def results_of(self, request: HttpRequest, row: Any) -> str:
+        """The reference of the record whose results of steps are shown; empty: of none."""
+        return ""
 
     def render_change_form(
         self, request: HttpRequest, context: Any, *args: Any, **options: Any
@@ -52,7 +41,7 @@ class TimelineMixin(ModelAdmin):  # type: ignore[type-arg]  # not subscriptable 
         row = options.get("obj")
         member = member_of(row) if row is not None else None
         if member is not None:
-            timeline = trace(member, self.confidential(request, row))
+            timeline = trace(member, self.results_of(request, row))
             members = [member for _depth, member in timeline.members]
             context["chain"] = Chain(timeline, _addresses(self.admin_site, request, members))
         return super().render_change_form(request, context, *args, **options)
@@ -67,8 +56,6 @@ def _addresses(
     for member in members:
         if member.row is not None:
             by_table.setdefault((type(member.row), member.where), []).append(member)
-        elif member.kind != MISSING and request.user.has_perm(VIEW_RECORDS):
-            addresses[member] = ""
     for (model, where), found in by_table.items():
         page = site._registry.get(model)
         if page is None or not page.has_view_permission(request):
@@ -77,11 +64,10 @@ def _addresses(
         here = rows.using(where).filter(pk__in=[member.row.pk for member in found])
         allowed = set(here.values_list("pk", flat=True))
         name = f"admin:{model._meta.app_label}_{model._meta.model_name}_change"
-        for member in found:
-            if member.row.pk in allowed:
-                address = reverse(name, args=[quote(member.row.pk)], current_app=site.name)
-                # The page of another database's row would be that of another row.
-                addresses[member] = address if where == rows.db else ""
+        for member in (each for each in found if each.row.pk in allowed):
+            address = reverse(name, args=[quote(member.row.pk)], current_app=site.name)
+            # The page of another database's row would be that of another row.
+            addresses[member] = address if where == rows.db else ""
     return addresses
 
 
@@ -109,22 +95,18 @@ class Chain:
         """
         for entry in self.timeline.entries:
             if entry.member == self.timeline.focus:
-                yield replace(entry, result=indented(entry.result)), SafeString("")
+                yield entry, SafeString("")
             elif entry.member in self.addresses and not entry.ahead:
                 yield entry, self._linked(entry.member)
 
     @property
-    def tree(self) -> list[Any]:
-        """The members as ``unordered_list`` takes them; empty if there is one alone."""
+    def causes(self) -> list[SafeString]:
+        """The members, each indented below its cause; empty if there is one alone."""
         members = self.timeline.members
-        lists: list[list[Any]] = [[]]
-        for depth, member in members if len(members) > 1 else ():
-            del lists[depth + 1 :]
-            while len(lists) <= depth:
-                lists.append([])
-                lists[-2].append(lists[-1])
-            lists[depth].append(self._described(member))
-        return lists[0]
+        lines = [
+            format_html("{}{}", _INDENT * depth, self._described(each)) for depth, each in members
+        ]
+        return lines if len(members) > 1 else []
 
     def _described(self, member: Member) -> SafeString:
         if member == self.timeline.focus:

@@ -23,10 +23,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..conf import default_store
-from ..errors import StoreUnavailable
 from ..models import INTERRUPTED, DatabaseNow, IdempotencyKey, IdempotencyStep
 from ..policy import Policy, keys
-from ..stores import Status, derived_key, load_text, reference, referred, stores
+from ..stores import Status, load_text, reference, referred, stores
 
 # Moments, as people read them.
 
@@ -56,13 +55,18 @@ class Moment:
         if abs(self.at - self.now) < timedelta(minutes=1):
             return _("now")
         if self.ahead:
-            return _("in %(time)s") % {"time": timeuntil(self.at, self.now, depth=1)}
-        return _("%(time)s ago") % {"time": timesince(self.at, self.now, depth=1)}
+            text = _("in %(time)s") % {"time": timeuntil(self.at, self.now, depth=1)}
+        else:
+            text = _("%(time)s ago") % {"time": timesince(self.at, self.now, depth=1)}
+        return text.replace(" ", "\xa0")  # so that no line breaks within it
 
     @property
     def exactly(self) -> str:
-        """The moment to the second, with its time zone."""
-        return f"{local(self.at):%Y-%m-%d %H:%M:%S %Z}".strip() if self.at else ""
+        """The moment to the millisecond, with its time zone."""
+        if self.at is None:
+            return ""
+        at = local(self.at)
+        return f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03} {at:%Z}".strip()
 
     @property
     def html(self) -> SafeString:
@@ -113,12 +117,12 @@ class Member:
     Attributes:
         kind: what it is: ``"record"``, ``"outbox message"``, ``"inbox message"`` or ``"missing"``.
         reference: what its effects name as their cause: key and scope, or message id and scope.
-        where: the alias of the database that it is in, or of the store if that is none.
+        where: the alias of the database that it is in.
         title: what is done, for people.
         state: how far it is, for people.
         caused_by: the reference of its cause; empty: it has none, or none is known.
         since: when it came to be, or its last attempt began; ``None``: unknown.
-        row: the row as its source has read it; ``None``: it is none of a database.
+        row: the row as its source has read it; ``None``: it is missing.
         source: the source that has found it; ``None``: it is missing.
     """
 
@@ -153,17 +157,14 @@ class Entry(Moment):
         what: what happened, for people.
         member: what it happened to.
         by: the user who did it; empty: no user of the admin.
-        result: what came of it, as JSON; only of steps, and for those who may see responses.
-        derived: the key that the step gave another service if it called ``derive_key()`` with its
-            own name; for those who may see responses.
-        timed: whether its time is known; a store outside of a database tells none.
+        result: what came of it, as JSON or an error, for those who may see responses.
+        timed: whether its time is known.
     """
 
     what: str
     member: Member
     by: str = ""
     result: str = ""
-    derived: str = ""
     timed: bool = True
 
     @property
@@ -178,19 +179,6 @@ class Entry(Moment):
 
 
 @dataclass(frozen=True, slots=True)
-class Confidential:
-    """The parts of a timeline that only those see who may see responses.
-
-    Attributes:
-        derived: whether the keys are shown that steps gave other services.
-        results_of: the reference of the record whose results of steps are shown; empty: of none.
-    """
-
-    derived: bool = False
-    results_of: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Timeline:
     """A chain of causes, and what happened in it.
 
@@ -199,7 +187,7 @@ class Timeline:
         members: the members with their depth in the chain: each cause before its effects.
         entries: what happened, in order of time; what has no time is at the end.
         more: whether members were left out, because a timeline holds no more.
-        unreachable: what could not be asked for members, such as ``"store 'redis'"``.
+        unreachable: what could not be asked for members, such as ``"database 'other'"``.
     """
 
     focus: Member
@@ -244,11 +232,6 @@ class Source:
         """The entries of a member, in order."""
         raise NotImplementedError
 
-    @property
-    def place(self) -> str:
-        """The name that a timeline gives the source if it cannot be reached."""
-        return f"database {self.using!r}"
-
     def rows(self) -> QuerySet[Any]:
         """The rows of the table, with the database's time as ``now``."""
         rows: QuerySet[Any] = self.model._base_manager.using(self.using).order_by("pk")
@@ -265,7 +248,7 @@ class Source:
         # That it is not empty is what a partial index asks for.
         return self.members(self.rows().filter(~Q(caused_by=""), caused_by__in=causes)[:limit])
 
-    def entries(self, members: Sequence[Member], shown: Confidential) -> Iterable[Entry]:
+    def entries(self, members: Sequence[Member], results_of: str) -> Iterable[Entry]:
         """The entries of members of this source."""
         for member in members:
             yield from self.moments(member)
@@ -363,10 +346,10 @@ class Records(Source):
         if row.purge_at and state_of(row) != HELD:
             yield entry(member, _("may be purged"), row.purge_at)
 
-    def entries(self, members: Sequence[Member], shown: Confidential) -> Iterator[Entry]:
-        yield from self._earlier(members, shown)
+    def entries(self, members: Sequence[Member], results_of: str) -> Iterator[Entry]:
+        yield from self._earlier(members, results_of)
         steps: dict[Any, list[Entry]] = {}
-        for step in self._steps({member.row.pk: member for member in members}, shown):
+        for step in self._steps({member.row.pk: member for member in members}, results_of):
             steps.setdefault(step.member, []).append(step)
         for member in members:
             # In the order in which it may have happened at one moment.
@@ -375,7 +358,7 @@ class Records(Source):
         if self.using == administered():  # the log does not tell in which database a row is
             yield from _logged(members)
 
-    def _earlier(self, members: Sequence[Member], shown: Confidential) -> Iterator[Entry]:
+    def _earlier(self, members: Sequence[Member], results_of: str) -> Iterator[Entry]:
         """The attempts before the last one of each record, in one query if there are any."""
         retried = {member.row.pk: member for member in members if member.row.attempt > 1}
         rows = IdempotencyKey.objects.using(self.using).filter(pk__in=list(retried))
@@ -384,82 +367,23 @@ class Records(Source):
             for each in attempts or ():
                 member, values = retried[pk], {**each, "state": STATES[each["state"]]}
                 begun = _("created") if each["attempt"] == 1 else _("attempt %(attempt)d began")
-                is_shown = member.reference == shown.results_of
+                is_shown = member.reference == results_of
                 error = load_text(each["error"]) if is_shown else ""
                 yield entry(member, begun % values, datetime.fromisoformat(each["began"]))
                 ended = datetime.fromisoformat(each["ended"])
                 what = _("attempt %(attempt)d: %(state)s") % values
                 yield entry(member, what, ended, result=error)
 
-    def _steps(self, members: dict[Any, Member], shown: Confidential) -> Iterator[Entry]:
-        """The steps of all members, in one query; two more, if confidential things are shown."""
+    def _steps(self, members: dict[Any, Member], results_of: str) -> Iterator[Entry]:
+        """The steps of all members, in one query; one more for those whose results are shown."""
         every = IdempotencyStep.objects.using(self.using).order_by("record", "pk")
-        steps = every.filter(record__in=list(members)).defer("result")
-        own = [pk for pk, member in members.items() if member.reference == shown.results_of]
+        own = [pk for pk, member in members.items() if member.reference == results_of]
         results = dict(every.filter(record__in=own).values_list("pk", "result")) if own else {}
-        found = list(steps)
-        fingerprints: dict[Any, str] = {}
-        if shown.derived and found:
-            rows = IdempotencyKey.objects.using(self.using)
-            rows = rows.filter(pk__in={step.record_id for step in found})
-            fingerprints = dict(rows.values_list("pk", "fingerprint"))
-        for step in found:
-            member = members[step.record_id]
-            values = {"name": step.name, "attempt": step.attempt}
+        for step in every.filter(record__in=list(members)).defer("result"):
             what = _("step %(name)s, by attempt %(attempt)d")
-            yield entry(
-                member,
-                what % values,
-                step.completed_at,
-                result=results.get(step.pk, ""),
-                derived=_derived(member, fingerprints.get(step.record_id, ""), step.name),
-            )
-
-
-def _derived(member: Member, fingerprint: str, name: str) -> str:
-    """The key that a step gave another service if it derived one of its own name."""
-    if not fingerprint:  # which is not shown
-        return ""
-    return derived_key(scope=member.scope, key=member.key, fingerprint=fingerprint, name=name)
-
-
-@register
-class StoredRecords(Source):
-    """The records of a store outside of a database are found by key and scope only.
-
-    They tell neither times nor causes.
-    """
-
-    @classmethod
-    def everywhere(cls) -> Iterable[Source]:
-        return (cls(store.alias) for store in stores.all() if not store.using)
-
-    @property
-    def place(self) -> str:
-        return f"store {self.using!r}"
-
-    def find(self, name: str, scope: str | None) -> Iterator[Member]:
-        if scope is None:
-            return
-        for key in _possible_keys(name):
-            record = stores[self.using].get(key, scope)
-            if record is not None:
-                state = INTERRUPTED if record.interrupted else str(record.status)
-                yield Member(
-                    kind="record",
-                    reference=reference(key, scope),
-                    where=self.using,
-                    title=key,
-                    state=str(STATES[HELD if record.held else state]),
-                    source=self,
-                )
-
-    def effects(self, members: Collection[Member], limit: int) -> Iterable[Member]:
-        return ()
-
-    def entries(self, members: Sequence[Member], shown: Confidential) -> Iterable[Entry]:
-        for each in members:
-            yield Entry(at=None, now=None, what=each.state, member=each, timed=False)
+            what %= {"name": step.name, "attempt": step.attempt}
+            result = results.get(step.pk, "")
+            yield entry(members[step.record_id], what, step.completed_at, result=result)
 
 
 def administered() -> str:
@@ -514,7 +438,7 @@ def member_of(row: Any) -> Member | None:
     return None
 
 
-def trace(focus: Member, shown: Confidential = Confidential()) -> Timeline:  # frozen
+def trace(focus: Member, results_of: str = "") -> Timeline:
     """The timeline of the chain that a member is in.
 
     Causes come first: up to the root, or ``DEEPEST`` of them. Then come what the member has caused,
@@ -523,14 +447,15 @@ def trace(focus: Member, shown: Confidential = Confidential()) -> Timeline:  # f
 
     Args:
         focus: where to begin, from :func:`find`.
-        shown: what of it is confidential and shown nevertheless.
+        results_of: the reference of the record whose results of steps and errors of attempts are
+            shown; empty: of none.
     """
     chain = _Chain(focus)
     chain.up(focus)
     chain.down([focus])
     chain.down(chain.causes)
     members = tuple(chain.ordered())
-    entries = tuple(chain.entries([member for _, member in members], shown))
+    entries = tuple(chain.entries([member for _, member in members], results_of))
     return Timeline(focus, members, entries, chain.more, tuple(sorted(chain.unreachable)))
 
 
@@ -538,8 +463,8 @@ def _ask(source: Source, unreachable: set[str], question: str, *args: Any) -> li
     """What a source returns; nothing if it cannot be reached, which is noted."""
     try:
         return list(getattr(source, question)(*args))
-    except (StoreUnavailable, OperationalError, InterfaceError):
-        unreachable.add(source.place)
+    except (OperationalError, InterfaceError):
+        unreachable.add(f"database {source.using!r}")
         return []
 
 
@@ -621,7 +546,7 @@ class _Chain:
                 below = effects.get(member.reference, ())
                 pending += [(depth + 1, effect) for effect in reversed(below)]
 
-    def entries(self, ordered: Sequence[Member], shown: Confidential) -> list[Entry]:
+    def entries(self, ordered: Sequence[Member], results_of: str) -> list[Entry]:
         """The entries in order of time; at one moment, in the order of members and sources.
 
         Some databases tell time in milliseconds, in which an operation can have caused another.
@@ -633,7 +558,7 @@ class _Chain:
         told = [
             entry
             for source, members in by_source.items()
-            for entry in _ask(source, self.unreachable, "entries", members, shown)
+            for entry in _ask(source, self.unreachable, "entries", members, results_of)
         ]
         places = {member: place for place, member in enumerate(ordered)}
         return sorted(told, key=lambda entry: (*_by_time(entry.at), places[entry.member]))
@@ -641,9 +566,8 @@ class _Chain:
 
 def _as_written(member: Member) -> tuple[Any, ...]:
     """Sorts members by time; those of one moment by table, and then as their rows were inserted."""
-    table = (type(member.source).__name__, member.where, member.row is None)
-    place = member.reference if member.row is None else member.row.pk
-    return (*_by_time(member.since), *table, place)
+    place = (member.where, member.reference if member.row is None else member.row.pk)
+    return (*_by_time(member.since), type(member.source).__name__, *place)
 
 
 def _by_time(at: datetime | None) -> tuple[bool, float]:

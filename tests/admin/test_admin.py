@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.contrib.admin import site
-from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.auth.models import User
 from django.db import connections
 from django.http import HttpResponse
@@ -18,10 +18,9 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext, override_settings
 from django.utils import timezone
 
-from idempotency_django.admin import IdempotencyKeyAdmin, base, changelist, responses, text
-from idempotency_django.admin.responses import StoredResponse
+from idempotency_django.admin import IdempotencyKeyAdmin, base, changelist
 from idempotency_django.contrib.timeline import MOST, Member, Moment, Records, member_of, trace
-from idempotency_django.models import DatabaseNow, IdempotencyKey, IdempotencyStep
+from idempotency_django.models import IdempotencyKey, IdempotencyStep
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.records import Claim, Operation, reference
 from idempotency_django.testing import an_operation
@@ -83,11 +82,11 @@ class TestList:
         rows = page(operator, LIST).split("<tbody>")[1].split("</tbody>")[0].split("</tr>")
         texts = {row.partition('title="')[2][0]: row for row in rows if "title=" in row}
         told = {
-            "a": ["completed", "201", ">7<", ">11<", "5\xa0hours ago", "in 18\xa0hours"],
-            "b": ["tombstone", ">never<", ">now<", "POST /api/charges/"],
+            "a": ["completed", "201", ">7<", ">11<", "5\xa0hours\xa0ago", "in\xa018\xa0hours"],
+            "b": ["response not stored", ">never<", ">now<", "POST /api/charges/"],
             "c": ["failed", ">–<", "user:1|POST /api/charges/"],
             "d": ["in progress"],
-            "e": ["1\xa0day ago"],
+            "e": ["1\xa0day\xa0ago"],
             "f": [">interrupted<"],
             "g": [">held<"],
         }
@@ -95,14 +94,7 @@ class TestList:
         assert {key: [w for w in words if w not in texts[key]] for key, words in told.items()} == {
             key: [] for key in told
         }
-        assert "tombstone" not in texts["a"] + texts["c"] + texts["d"]
-
-    def test_words_are_not_broken(self, alias: str, auditor: Client) -> None:
-        """A name breaks between its words, not within them."""
-        record(alias, operation="shop.tasks.send_receipt")
-        text = page(auditor, LIST)
-        assert "shop.<wbr>tasks.<wbr>send_<wbr>receipt</span>" in text
-        assert 'title="shop.tasks.send_receipt"' in text
+        assert "response not stored" not in texts["a"] + texts["c"] + texts["d"]
 
     def test_long_texts_are_cut(self, alias: str, auditor: Client) -> None:
         """A long key or scope does not blow up the list; the whole of it is a tooltip."""
@@ -161,8 +153,7 @@ class TestList:
         ):
             page(operator, LIST)
             page(operator, detail(made))
-            operator.post(detail(made, "expire"), {"post": "yes"})
-            operator.post(detail(made, "delete"), {"post": "yes"})
+            operator.post(detail(made, "remove"))
         assert not IdempotencyKey.objects.using(ALIASES[0]).exists()
         assert [query["sql"] for query in queries] == []
 
@@ -197,9 +188,9 @@ class TestFinding:
                 {"state": "completed"},
                 {"stored", "permanent", "tombstone", "expired", "purgeable"},
             ),
-            ({"state": "klingon", "operation": "POST /other/"}, {"permanent"}),
-            ({"operation": "POST /other/"}, {"permanent"}),
-            ({"operation": "POST /other/", "state": "failed"}, set()),
+            ({"state": "klingon", "q": "POST /other/"}, {"permanent"}),
+            ({"q": "POST /other/"}, {"permanent"}),
+            ({"q": "POST /other/", "state": "failed"}, set()),
         ],
     )
     def test_filters(
@@ -212,21 +203,6 @@ class TestFinding:
         for trait in traits.split():
             record(alias, key=trait, **{trait: True})
         assert set(listed(auditor, **query)) == found
-
-    def test_operations_offered(
-        self, alias: str, auditor: Client, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The filter offers the operations of the newest records, and the one that is chosen."""
-        monkeypatch.setattr(changelist, "SAMPLED", 2)
-        for name in ("old", "b", "a"):
-            record(alias, operation=name)
-
-        def offered(**query: str) -> list[str]:
-            _, operation, *_ = auditor.get(LIST, query).context["cl"].filter_specs
-            return [name for name, _ in operation.lookup_choices]
-
-        assert offered() == ["a", "b"]
-        assert offered(operation="old") == ["a", "b", "old"]
 
     @pytest.mark.parametrize(
         ("text", "found"),
@@ -309,13 +285,13 @@ def test_big_table(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         {"p": 100},
         {"q": "00ab"},
         {"q": "user:4711|"},
-        {"operation": "POST /api/charges/"},
+        {"q": "POST /api/charges/"},
         {"state": "in_progress"},
         {"state": "interrupted"},
         {"state": "held"},
         {"state": "completed"},
         {"state": "failed"},
-        {"state": "failed", "operation": "POST /nowhere/"},
+        {"state": "failed", "q": "POST /nowhere/"},
     ]
     with override_settings(IDEMPOTENCY={"STORES": {"default": store}}):
         for query in queries:
@@ -434,25 +410,12 @@ class TestDetail:
             assert connections[alias].ops.quote_name(column) not in asked
 
     def test_json(self, alias: str, operator: Client) -> None:
-        """With the permission the response is there: status, headers and indented JSON."""
+        """With the permission the response is there: status, headers, and the body as it is."""
         body = b'{"id":17,"amount":10.50,"amount":1e2,"none":[],"deep":{"a":["x, y"]}}'
         said = page(operator, detail(record(alias, response_body=body)))
         assert "201 Created" in said
         assert '<tr><th scope="row">Location</th><td>/api/charges/17/</td></tr>' in said
-        lines = [
-            "{",
-            '  "id": 17,',
-            '  "amount": 10.50,',
-            '  "amount": 1e2,',
-            '  "none": [],',
-            '  "deep": {',
-            '    "a": [',
-            '      "x, y"',
-            "    ]",
-            "  }",
-            "}",
-        ]
-        assert "\n".join(lines) in said
+        assert body.decode() in said
         assert "5ec2e7" not in said  # the owner's token, which nobody sees
 
     def test_superuser(self, alias: str) -> None:
@@ -464,8 +427,8 @@ class TestDetail:
     def test_html_is_text(self, alias: str, operator: Client) -> None:
         """A response in HTML, and whatever a header or an error holds, is shown and never run."""
         script = "<script>alert(1)</script>"
-        headers = json.dumps([["Content-Type", "text/html; charset=latin-1"], ["X", script]])
-        made = record(alias, response_headers=headers, response_body=f"ü{script}".encode("latin-1"))
+        headers = json.dumps([["Content-Type", "text/html; charset=utf-8"], ["X", script]])
+        made = record(alias, response_headers=headers, response_body=f"ü{script}".encode())
         failed = record(alias, failed=True, error=script)
         for shown in (made, failed):
             response = operator.get(detail(shown)).content.decode()
@@ -483,7 +446,7 @@ class TestDetail:
             ({"in_progress": True}, ["No response is stored."]),
             (
                 {"response_headers": "[]", "response_body": b"\x00\x01PDF" + b"\xff" * 400},
-                ["Binary body:", "405\xa0bytes", "00000000  00 01 50 44 46 ff", "..PDF."],
+                ["405\xa0bytes", "PDF\\xff\\xff"],
             ),
         ],
     )
@@ -499,7 +462,7 @@ class TestDetail:
         made = record(alias, method="TASK", path="", response_status=200)
         told = page(operator, detail(made))
         assert "<h3>Result</h3>" in told
-        assert '"customer": "alice@example.org"' in told
+        assert "alice@example.org" in told
         for said in (told, page(operator, LIST)):
             assert not re.search(r"\b200\b|Content-Type", said.partition("<main")[2])
 
@@ -524,7 +487,7 @@ class TestDetail:
         ]
         for item, words in zip(told, expected, strict=True):
             assert words in item
-        assert '{\n  "note": "<script>alert(1)</script>"\n}' in told[0]
+        assert script in told[0]
         assert "Retries are refused until" in said
         raw = operator.get(detail(made)).content.decode()
         assert "<script>alert" not in raw
@@ -548,11 +511,36 @@ class TestDetail:
             with CaptureQueriesContext(connections[alias]) as queries:
                 page(operator, detail(made))
             counts.append(len(queries))
-        assert counts[1:] == [counts[0] + 1] * 2  # the fingerprint that keys are derived from
+        assert len(set(counts)) == 1
 
-    def test_purged_meanwhile(self, alias: str) -> None:
+    def test_long_text(self, alias: str, operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A long text is cut."""
+        monkeypatch.setattr("idempotency_django.admin.LONGEST_TEXT", 10)
+        made = record(alias, response_body=b"0123456789a")
+        assert ">0123456789<" in page(operator, detail(made))
+
+    def test_purged_meanwhile(self, alias: str, operator: Client) -> None:
         """A record that is purged while its page is made has no response."""
-        assert StoredResponse.of(IdempotencyKey.objects.using(alias).all()) is None
+        made = record(alias)
+        shown = IdempotencyKeyAdmin.get_queryset
+
+        def purged(admin: Any, request: Any) -> Any:
+            rows = shown(admin, request)
+            if made in rows:  # it has been found for the page
+                return rows
+            return rows.none()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(IdempotencyKeyAdmin, "get_queryset", purged)
+            found = IdempotencyKeyAdmin.get_object
+
+            def vanish(admin: Any, *args: Any) -> Any:
+                row = found(admin, *args)
+                IdempotencyKey.objects.using(alias).all().delete()
+                return row
+
+            patch.setattr(IdempotencyKeyAdmin, "get_object", vanish)
+            assert "No response is stored." in page(operator, detail(made))
 
 
 class TestReadOnly:
@@ -563,7 +551,9 @@ class TestReadOnly:
         made = record()
         assert operator.get(f"{LIST}add/").status_code == 403
         assert operator.post(detail(made), {"key": "other"}).status_code == 403
-        assert 'type="text"' not in page(operator, detail(made))
+        assert 'method="post"' not in page(operator, detail(made)).split("<main")[1].replace(
+            'method="post" id="idempotencykey_form"', ""
+        )
 
     @pytest.mark.parametrize("path", ["", "change/"])
     def test_strangers(self, path: str) -> None:
@@ -572,43 +562,35 @@ class TestReadOnly:
         client = member("view_response")
         assert client.get(f"{LIST}{made.pk}/change/" if path else LIST).status_code == 403
 
-    @pytest.mark.parametrize("view", ["expire", "delete"])
-    def test_buttons(self, auditor: Client, view: str) -> None:
-        """Without the permission to delete there are no buttons, and their pages are refused."""
+    def test_buttons(self, auditor: Client) -> None:
+        """Without the permission to delete there is no button, and its page is refused."""
         made = record()
-        assert detail(made, view) not in page(auditor, detail(made))
-        assert f"{view}_selected" not in page(auditor, LIST)
-        assert auditor.get(detail(made, view)).status_code == 403
-        assert auditor.post(detail(made, view), {"post": "yes"}).status_code == 403
-        assert IdempotencyKey.objects.filter(expires_at__gt=DatabaseNow()).count() == 1
+        assert detail(made, "remove") not in page(auditor, detail(made))
+        assert "remove_selected" not in page(auditor, LIST)
+        assert auditor.get(detail(made, "remove")).status_code == 403
+        assert auditor.post(detail(made, "remove")).status_code == 403
+        assert IdempotencyKey.objects.count() == 1
 
-    @pytest.mark.parametrize(
-        ("traits", "offered"),
-        [
-            ({}, True),
-            ({"permanent": True}, True),
-            ({"expired": True}, False),
-            ({"failed": True}, False),
-        ],
-    )
-    def test_expire_is_offered(
-        self, operator: Client, traits: dict[str, bool], offered: bool
-    ) -> None:
-        """What is replayed can be expired, on its page."""
-        made = record(**traits)
-        assert (detail(made, "expire") in page(operator, detail(made))) == offered
+    def test_never_as_django_deletes(self) -> None:
+        """Django's own way would delete what is in use, and forget no cached response."""
+        made = record()
+        client = Client()
+        client.force_login(User.objects.create_superuser("root"))
+        assert client.post(detail(made, "delete"), {"post": "yes"}).status_code == 403
+        assert "delete_selected" not in page(client, LIST)
+        assert detail(made, "remove") in page(client, detail(made))
 
-    @pytest.mark.parametrize("view", ["expire", "delete"])
-    @pytest.mark.parametrize("name", ["0", "nobody"])
-    def test_missing(self, operator: Client, view: str, name: str) -> None:
+    @pytest.mark.parametrize("name", ["0", "nobody", "1,x", ","])
+    def test_missing(self, operator: Client, name: str) -> None:
         """There is no page for a record that is not there."""
-        assert operator.get(f"{LIST}{name}/{view}/").status_code == 404
+        assert operator.get(f"{LIST}{name}/remove/").status_code == 404
 
 
-def act(client: Client, action: str, chosen: list[IdempotencyKey], **data: Any) -> HttpResponse:
-    """Choose an action for some rows of the list."""
-    selected = [made.pk for made in chosen]
-    return client.post(LIST, {"action": action, "_selected_action": selected, **data}, follow=True)
+def act(client: Client, chosen: list[IdempotencyKey], *, sure: bool = False) -> HttpResponse:
+    """Choose to delete some rows of the list."""
+    selected = {"action": "remove_selected", "_selected_action": [made.pk for made in chosen]}
+    asked = client.post(LIST, selected, follow=True)
+    return client.post(asked.redirect_chain[-1][0], follow=True) if sure else asked
 
 
 def claimed(alias: str, operation: Operation) -> Claim | None:
@@ -619,141 +601,99 @@ def claimed(alias: str, operation: Operation) -> Claim | None:
     return found if isinstance(found, Claim) else None
 
 
-class TestInterventions:
-    """Expiring and deleting."""
-
-    def test_expire(self, alias: str, operator: Client) -> None:
-        """An expired record is kept for its retention, and a retry runs anew."""
-        operation = an_operation(key="the-key")
-        made = record(alias, key=operation.key, scope=operation.scope)
-        assert claimed(alias, operation) is None
-        asked = act(operator, "expire_selected", [made])
-        assert "The next request with such a key is executed" in asked.content.decode()
-        assert claimed(alias, operation) is None
-        done = act(operator, "expire_selected", [made], post="yes")
-        assert messages(done) == ["1 idempotency key: expired."]
-        after = IdempotencyKey.objects.using(alias).get()
-        assert after.expires_at is not None
-        assert after.purge_at is not None
-        assert abs(after.expires_at - timezone.now()) < timedelta(minutes=1)
-        assert after.purge_at - after.expires_at == timedelta(days=30)
-        claim = claimed(alias, operation)
-        assert claim is not None
-        assert claim.attempt == 2
-
-    def test_expire_permanent(self, alias: str, operator: Client) -> None:
-        """A permanent record that is expired can be purged at once: it has no retention."""
-        made = record(alias, permanent=True)
-        act(operator, "expire_selected", [made], post="yes")
-        assert DatabaseStore("default", using=alias).purge(timedelta(0), 10) == 1
+class TestDeleting:
+    """Deleting."""
 
     def test_delete(self, alias: str, operator: Client) -> None:
-        """What is deleted after asking is gone, and nothing else is."""
+        """What is deleted after asking is gone, nothing else is, and a retry runs anew."""
         traits: list[dict[str, bool]] = [
             {},
             *({name: True} for name in ("failed", "expired", "interrupted", "held")),
         ]
+        operation = an_operation(key="the-key")
         chosen = [record(alias, **trait) for trait in traits]
+        chosen.append(record(alias, key=operation.key, scope=operation.scope))
         other = record(alias)
         for made in (*chosen, other):
             step(made)
-        asked = act(operator, "delete_selected", chosen)
-        assert asked.content.decode().count('<th scope="row">') == 5
+        assert claimed(alias, operation) is None
+        asked = act(operator, chosen)
+        assert asked.content.decode().count('<th scope="row">') == 6
         assert ">held</span>" in asked.content.decode()
-        assert IdempotencyKey.objects.using(alias).count() == 6
-        done = act(operator, "delete_selected", chosen, post="yes")
-        assert messages(done) == ["5 idempotency keys: deleted."]
+        assert "The next request with such a key is executed" in asked.content.decode()
+        assert IdempotencyKey.objects.using(alias).count() == 7
+        done = act(operator, chosen, sure=True)
+        assert messages(done) == ["6 idempotency keys: deleted."]
+        assert done.redirect_chain[-1][0] == LIST
         assert IdempotencyKey.objects.using(alias).get() == other
         assert IdempotencyStep.objects.using(alias).get().record_id == other.pk
+        assert claimed(alias, operation) is not None
 
-    @pytest.mark.parametrize("action", ["expire_selected", "delete_selected"])
-    def test_recalled_no_more(
-        self, alias: str, operator: Client, forgotten: list[Any], action: str
-    ) -> None:
+    def test_recalled_no_more(self, alias: str, operator: Client, forgotten: list[Any]) -> None:
         """Stores that recall responses forget each record, before anybody sees it changed."""
         chosen = [record(alias, key="a"), record(alias, key="b"), record(alias, in_progress=True)]
         record(alias, key="c")
-        act(operator, action, chosen)
+        act(operator, chosen)
         assert forgotten == []
-        act(operator, action, chosen, post="yes")
+        act(operator, chosen, sure=True)
         assert sorted(forgotten) == [(key, chosen[0].scope, "uncommitted") for key in "ab"]
 
-    @pytest.mark.parametrize(
-        ("action", "flag", "said"),
-        [("expire_selected", CHANGE, "Expired;"), ("delete_selected", DELETION, "Deleted;")],
-    )
-    def test_logged(self, operator: Client, action: str, flag: int, said: str) -> None:
+    def test_logged(self, operator: Client) -> None:
         """Who did it to which record is logged, with nothing of the response."""
         chosen = records(2)
-        act(operator, action, chosen)
+        act(operator, chosen)
         assert not LogEntry.objects.exists()
-        act(operator, action, chosen, post="yes")
+        act(operator, chosen, sure=True)
         entries = LogEntry.objects.order_by("object_id")
         assert {entry.object_id for entry in entries} == {str(made.pk) for made in chosen}
         for entry in entries:
-            assert entry.action_flag == flag
+            assert entry.action_flag == DELETION
             assert entry.user_id == int(operator.session["_auth_user_id"])
-            assert entry.get_change_message().startswith(said)
+            assert entry.get_change_message().startswith("Deleted;")
             assert "example.org" not in entry.object_repr + entry.change_message
 
-    @pytest.mark.parametrize("view", ["expire", "delete"])
-    def test_one_record(self, alias: str, operator: Client, view: str) -> None:
+    def test_one_record(self, alias: str, operator: Client) -> None:
         """It can be done from the page of a record, too."""
         made, other = record(alias), record(alias)
-        said = page(operator, detail(made, view))
+        said = page(operator, detail(made, "remove"))
         assert made.key in said
         assert other.key not in said
-        done = operator.post(detail(made, view), {"post": "yes"})
-        then = detail(made) if view == "expire" else LIST
-        assert (done.status_code, done.headers["Location"]) == (302, then)
-        live = IdempotencyKey.objects.using(alias).filter(expires_at__gt=DatabaseNow())
-        assert live.get() == other
+        done = operator.post(detail(made, "remove"))
+        assert (done.status_code, done.headers["Location"]) == (302, LIST)
+        assert IdempotencyKey.objects.using(alias).get() == other
 
-    @pytest.mark.parametrize(
-        ("action", "spared", "reason"),
-        [
-            ("expire_selected", "in_progress", "Only completed keys that have not expired yet"),
-            ("expire_selected", "failed", "Only completed keys that have not expired yet"),
-            ("expire_selected", "expired", "Only completed keys that have not expired yet"),
-            ("expire_selected", "held", "Only completed keys that have not expired yet"),
-            ("delete_selected", "in_progress", "A key in progress can be deleted only after"),
-        ],
-    )
-    def test_what_is_left_alone(
-        self, alias: str, operator: Client, action: str, spared: str, reason: str
-    ) -> None:
-        """What it cannot be done to is named before, and left alone if it is sent all the same."""
-        made = record(alias, **{spared: True})
+    def test_what_is_left_alone(self, alias: str, operator: Client) -> None:
+        """What is in progress is named before, and left alone if it is sent all the same."""
+        made = record(alias, in_progress=True)
         before = IdempotencyKey.objects.using(alias).values().get()
-        asked = act(operator, action, [made])
-        assert f"{reason}" in asked.content.decode()
-        assert 'type="submit" value="Yes' not in asked.content.decode()
-        done = act(operator, action, [made], post="yes")
-        [said] = messages(done)
+        reason = "A key in progress can be deleted only after"
+        asked = act(operator, [made]).content.decode()
+        assert reason in asked
+        assert 'type="submit" value="Yes' not in asked
+        [said] = messages(act(operator, [made], sure=True))
         assert said.startswith(f"Left unchanged: {made}. {reason}")
         assert IdempotencyKey.objects.using(alias).values().get() == before
         assert not LogEntry.objects.exists()
 
-    @pytest.mark.parametrize("action", ["expire_selected", "delete_selected"])
-    def test_in_use(self, alias: str, operator: Client, action: str) -> None:
+    def test_in_use(self, alias: str, operator: Client) -> None:
         """A record that a request holds at this moment is neither touched nor waited for."""
         if not connections[alias].features.has_select_for_update_skip_locked:
             pytest.skip("SQLite has no locks on rows")
         chosen = [record(alias, key="held"), record(alias, key="free")]
         with held(alias, "held"):
-            done = act(operator, action, chosen, post="yes")
+            done = act(operator, chosen, sure=True)
         in_use = "It is in use now, or was deleted. Try again later."
         assert messages(done)[1] == f"Left unchanged: {chosen[0]}. {in_use}"
         assert LogEntry.objects.get().object_repr.startswith("free ")
-        live = IdempotencyKey.objects.using(alias).filter(expires_at__gt=DatabaseNow())
-        assert live.get().key == "held"
+        assert IdempotencyKey.objects.using(alias).get().key == "held"
 
     def test_too_many(self, alias: str, operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         """Who selects all of a big table is stopped before anything is read or logged."""
         monkeypatch.setattr(base, "MOST", 2)
-        chosen = records(3, alias)
-        for data in ({}, {"post": "yes"}, {"select_across": "1"}):
-            done = act(operator, "delete_selected", chosen, **data)
+        chosen = [made.pk for made in records(3, alias)]
+        for across in ("0", "1"):
+            data = {"_selected_action": chosen, "select_across": across}
+            done = operator.post(LIST, {"action": "remove_selected", **data}, follow=True)
             assert messages(done) == ["Select at most 2 idempotency keys for this action."]
         assert IdempotencyKey.objects.using(alias).count() == 3
 
@@ -768,7 +708,7 @@ class TestInterventions:
 
         monkeypatch.setattr(type(LogEntry.objects), "log_actions", fail)
         with pytest.raises(RuntimeError, match="full"):
-            act(operator, "delete_selected", [made], post="yes")
+            act(operator, [made], sure=True)
         assert IdempotencyKey.objects.using(alias).count() == 1
 
 
@@ -784,8 +724,8 @@ class TestTimeline:
             (None, "never", True),
             (NOW, "now", False),
             (NOW + timedelta(seconds=59), "now", True),
-            (NOW - timedelta(seconds=61), "1\xa0minute ago", False),
-            (NOW + timedelta(hours=25), "in 1\xa0day", True),
+            (NOW - timedelta(seconds=61), "1\xa0minute\xa0ago", False),
+            (NOW + timedelta(hours=25), "in\xa01\xa0day", True),
         ],
     )
     def test_age(self, at: datetime | None, age: str, ahead: bool) -> None:
@@ -796,8 +736,8 @@ class TestTimeline:
     def test_exactly(self) -> None:
         """The exact moment has seconds and a time zone, where the project has time zones."""
         with timezone.override("Europe/Berlin"):
-            assert Moment(NOW, NOW).exactly == "2030-01-01 13:00:00 CET"
-        assert Moment(NOW.replace(tzinfo=None), NOW).exactly == "2030-01-01 12:00:00"
+            assert Moment(NOW, NOW).exactly == "2030-01-01 13:00:00.000 CET"
+        assert Moment(NOW.replace(tzinfo=None), NOW).exactly == "2030-01-01 12:00:00.000"
         assert Moment(None, NOW).exactly == ""
 
     @pytest.mark.parametrize(
@@ -833,84 +773,6 @@ class TestTimeline:
             Records("default").moments(life), key=lambda each: (each.at is None, each.at or NOW)
         )
         assert [entry.what for entry in entries] == told
-
-
-def stored_response(
-    body: bytes | None, content_type: str = "application/json", **headers: str
-) -> StoredResponse:
-    """A response with this body."""
-    pairs = [("content-type", content_type), *headers.items()]
-    return StoredResponse(status="200 OK", headers=pairs, body=body, error="")
-
-
-class TestStoredResponses:
-    """How a stored response is made legible."""
-
-    @pytest.mark.parametrize(
-        ("body", "text"),
-        [
-            (b'{"a":1}', '{\n  "a": 1\n}'),
-            (b"[]", "[]"),
-            (b'{"a":{},"b":[[1]]}', '{\n  "a": {},\n  "b": [\n    [\n      1\n    ]\n  ]\n}'),
-            (b'  "a\\"b{"  ', '"a\\"b{"'),
-            (b"not JSON {", "not JSON {"),
-            (b"[" * 100_000, "[" * 100_000),
-            (b'"Stra\\u00dfe"', '"Straße"'),
-            (b'"\\u202e\\ud800"', '"\\u202e\\ud800"'),
-            (b"12345678901234567890.10", "12345678901234567890.10"),
-        ],
-    )
-    def test_json(self, body: bytes, text: str) -> None:
-        """JSON is indented and says what it said: numbers, order and what is invisible."""
-        assert stored_response(body).text == text
-        assert stored_response(body, "application/problem+json; charset=utf-8").text == text
-
-    @pytest.mark.parametrize(
-        ("content_type", "legible"),
-        [
-            ("text/plain", True),
-            ("text/html; charset=utf-8", True),
-            ("application/xml", True),
-            ("application/atom+xml", True),
-            ("application/x-www-form-urlencoded", True),
-            ("text/plain; charset=klingon", False),
-            ("text/plain; charset=hex", False),
-            ("text/plain; charset=utf-16", False),
-            ("application/pdf", False),
-            ("", False),
-        ],
-    )
-    def test_text(self, content_type: str, legible: bool) -> None:
-        """Text is what says that it is text, in a character set that fits."""
-        assert stored_response(b"a < b", content_type).text == ("a < b" if legible else None)
-
-    def test_characters_that_no_page_can_show(self) -> None:
-        """A character set that makes half characters does not break the page."""
-        assert stored_response(b"\\ud800", "text/plain; charset=unicode_escape").text is None
-
-    def test_encoded(self) -> None:
-        """What is compressed is not opened: it may be a bomb."""
-        assert stored_response(b"a", "text/plain", **{"content-encoding": "gzip"}).text is None
-
-    def test_long_text(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A long text is cut."""
-        monkeypatch.setattr(text, "LONGEST_TEXT", 10)
-        assert stored_response(b"0123456789", "text/plain").text == "0123456789"
-        assert stored_response(b"0123456789a", "text/plain").text == "0123456789…"
-        assert stored_response(b'["aaaaaaaaaaaaa"]').text == '[\n  "aaaaa…'
-
-    def test_dump(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Anything else is shown as its first bytes, in hexadecimal and ASCII."""
-        monkeypatch.setattr(responses, "LONGEST_DUMP", 17)
-        shown = stored_response(bytes(range(0x20, 0x31)))
-        assert shown.size == 17
-        assert shown.dump == (
-            "00000000  20 21 22 23 24 25 26 27 28 29 2a 2b 2c 2d 2e 2f   !\"#$%&'()*+,-./\n"
-            "00000010  30                                               0"
-        )
-        assert stored_response(b"\n" * 18).dump.endswith("\n…")
-        assert stored_response(None).dump == ""
-        assert stored_response(None).size == 0
 
 
 def test_registered() -> None:

@@ -31,6 +31,7 @@ __all__ = ["alias", "forgotten"]  # fixtures
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 WAYS = ["complete", "release"]
+SETTLE = "settle"
 LEASE = timedelta(milliseconds=1)
 
 
@@ -40,10 +41,11 @@ def settler() -> Client:
     return member("view_idempotencykey", "settle")
 
 
-def settlement(made: IdempotencyKey, **changed: Any) -> dict[str, Any]:
-    """What an operator sends for a record: enough for both ways."""
+def settlement(made: IdempotencyKey, way: str, **changed: Any) -> dict[str, Any]:
+    """What an operator sends for a record."""
     return {
         "attempt": made.attempt,
+        "outcome": way,
         "status": 201,
         "content_type": "application/json",
         "body": '{"id": 17}',
@@ -54,7 +56,7 @@ def settlement(made: IdempotencyKey, **changed: Any) -> dict[str, Any]:
 
 def settle(client: Client, made: IdempotencyKey, way: str, **changed: Any) -> HttpResponse:
     """Settle a record; the page that is shown then."""
-    return client.post(detail(made, way), settlement(made, **changed), follow=True)
+    return client.post(detail(made, SETTLE), settlement(made, way, **changed), follow=True)
 
 
 def interrupted(alias: str, *, hold: bool = True, **changes: Any) -> tuple[DatabaseStore, Claim]:
@@ -93,7 +95,7 @@ class TestCompleting:
         found = row(alias)
         body = '{\r\n "name": "Zoë 🎈 <b>",\r\n "amount": 10.50\r\n}\r\n'
         done = settle(settler, found, "complete", body=body)
-        assert messages(done) == ["1 idempotency key: completed by hand."]
+        assert messages(done) == ["1 idempotency key: settled."]
         assert done.redirect_chain == [(detail(found), 302)]
         retried = store.acquire(claim.operation)
         assert isinstance(retried, Record)
@@ -126,9 +128,7 @@ class TestCompleting:
     def test_permanent(self, alias: str, settler: Client) -> None:
         """What never expires can be completed, and the page says that it is for ever."""
         made = record(alias, held=True, permanent=True)
-        assert "Every retry gets this response, and nothing is executed." in page(
-            settler, detail(made, "complete")
-        )
+        assert "until the record expires (never)" in page(settler, detail(made, SETTLE))
         settle(settler, made, "complete")
         assert row(alias).status == Status.COMPLETED
 
@@ -138,9 +138,6 @@ class TestCompleting:
         step(made)
         before = state(alias)
         refusal = "so a retry would execute the operation again and not get this response."
-        asked = page(settler, detail(made, "complete"))
-        assert refusal in asked
-        assert "<textarea" not in asked
         [said] = messages(settle(settler, made, "complete"))
         assert said.startswith(f"Left unchanged: {made}. Its time to live ended at ")
         assert refusal in said
@@ -160,28 +157,22 @@ class TestCompleting:
             ({"body": '{"id": 17'}, "Invalid JSON: Expecting ',' delimiter: line 1 column 10"),
             ({"body": "[" * 100_000}, "Invalid JSON"),
             ({"content_type": "application/problem+json", "body": "no"}, "Invalid JSON"),
-            ({"content_type": ""}, "Enter the media type of the body."),
-            ({"body": ""}, "Enter JSON, such as null, or leave out the content type."),
-            ({"content_type": "application/problem+json", "body": ""}, "Enter JSON, such as null"),
-            ({"status": 204}, "A response with this status code has no body. Remove the body."),
-            ({"content_type": "text"}, "Enter a media type, for example application/json."),
-            ({"content_type": "text/plain\r\nSet-Cookie: a=b"}, "Enter a media type"),
-            ({"content_type": "text/plain; charset=utf-8\n"}, None),
-            ({"content_type": "text/plain; charset=latin-1"}, "Remove the charset: the body"),
+            ({"content_type": ""}, "Remove the body, or choose another status or type."),
+            ({"status": 204}, "Remove the body, or choose another status or type."),
+            ({"body": ""}, "Invalid JSON"),
+            ({"content_type": "application/problem+json", "body": ""}, "Invalid JSON"),
+            ({"content_type": "text"}, "Select a valid choice."),
+            ({"content_type": "text/plain\r\nSet-Cookie: a=b"}, "Select a valid choice."),
+            ({"outcome": ""}, "This field is required."),
             ({"body": "a\0b"}, "Null characters are not allowed."),
             ({"attempt": ""}, "This field is required."),
         ],
     )
-    def test_what_is_no_response(
-        self, settler: Client, given: dict[str, Any], error: str | None
-    ) -> None:
+    def test_what_is_no_response(self, settler: Client, given: dict[str, Any], error: str) -> None:
         """A mistake is explained beside what was entered, and nothing is done."""
         made = record(held=True)
         before = state("default")
         said = settle(settler, made, "complete", **given)
-        if error is None:  # only its end is cut off
-            assert row("default").status == Status.COMPLETED
-            return
         assert error in said.content.decode().replace("&#x27;", "'")
         assert "The provider has charge 17." in said.content.decode() or "reason" in given
         assert state("default") == before
@@ -192,8 +183,11 @@ class TestCompleting:
         [
             ({"status": 204, "body": ""}, [], b""),
             ({"content_type": "", "body": ""}, [], b""),
-            ({"content_type": "text/plain", "body": " é\n"}, ["text/plain; charset=utf-8"], None),
-            ({"content_type": 'text/csv; charset="UTF-8"'}, ['text/csv; charset="UTF-8"'], None),
+            (
+                {"content_type": "text/plain; charset=utf-8", "body": " é\n"},
+                ["text/plain; charset=utf-8"],
+                None,
+            ),
             ({"content_type": "application/xml"}, ["application/xml"], None),
         ],
     )
@@ -205,7 +199,7 @@ class TestCompleting:
         settle(settler, made, "complete", **given)
         after = row("default")
         assert json.loads(after.response_headers) == [["Content-Type", value] for value in headers]
-        expected = settlement(made, **given)["body"].encode() if body is None else body
+        expected = settlement(made, "complete", **given)["body"].encode() if body is None else body
         assert bytes(after.response_body) == expected
 
 
@@ -218,7 +212,7 @@ class TestReleasing:
         store, late = interrupted(alias, hold=hold)
         found = row(alias)
         done = settle(settler, found, "release", reason="Not charged: <b>sure</b>")
-        assert messages(done) == ["1 idempotency key: released; the next retry is executed."]
+        assert messages(done) == ["1 idempotency key: settled."]
         after = row(alias)
         assert (after.status, after.lease_expires_at) == (Status.FAILED, None)
         assert after.owner_token == late.origin != late.token
@@ -249,7 +243,7 @@ class TestReleasing:
             (
                 {},
                 1,
-                "The retry resumes after the one stored step and doesn't run it again. A retry af",
+                "The retry resumes after the one stored step and doesn't run it again.",
             ),
             (
                 {},
@@ -271,7 +265,7 @@ class TestReleasing:
         made = record(alias, held=True, fingerprint="f" * 64, **traits)
         for number in range(steps):
             step(made, number)
-        assert said in page(settler, detail(made, "release"))
+        assert said in page(settler, detail(made, SETTLE))
         settle(settler, made, "release")
         store = DatabaseStore("default", using=alias)
         claim = store.acquire(an_operation(key=made.key, scope=made.scope, lease=LEASE))
@@ -287,14 +281,14 @@ class TestBothWays:
         """The page says what follows; looking at it changes nothing."""
         made = record(alias, held=True, key="<i>k", attempt=3)
         before = state(alias)
-        raw = settler.get(detail(made, way)).content.decode()
+        raw = settler.get(detail(made, SETTLE)).content.decode()
         assert "What happens then" in raw
         assert "can no longer complete" in raw
         assert "&lt;i&gt;k" in raw
         assert "<i>k" not in raw
         assert 'name="attempt" value="3"' in raw
-        settler.get(detail(made, way), settlement(made))
-        settler.head(detail(made, way))
+        settler.get(detail(made, SETTLE), settlement(made, way))
+        settler.head(detail(made, SETTLE))
         assert state(alias) == before
         assert not LogEntry.objects.exists()
 
@@ -344,9 +338,9 @@ class TestBothWays:
         before = state(alias)
         client = member(*permissions)
         if "settle" not in permissions:
-            assert detail(made, way) not in page(client, detail(made))
-        assert client.get(detail(made, way)).status_code == 403
-        assert client.post(detail(made, way), settlement(made)).status_code == 403
+            assert detail(made, SETTLE) not in page(client, detail(made))
+        assert client.get(detail(made, SETTLE)).status_code == 403
+        assert client.post(detail(made, SETTLE), settlement(made, way)).status_code == 403
         assert state(alias) == before
 
     @pytest.mark.parametrize("way", WAYS)
@@ -356,19 +350,20 @@ class TestBothWays:
         client.force_login(StaffFactory(permissions=["view_idempotencykey", "settle"]))
         made = record(held=True)
         before = state("default")
-        assert client.post(detail(made, way), settlement(made)).status_code == 403
+        assert client.post(detail(made, SETTLE), settlement(made, way)).status_code == 403
         assert state("default") == before
-        client.get(detail(made, way))
+        client.get(detail(made, SETTLE))
         token = client.cookies["csrftoken"].value
-        sent = settlement(made, csrfmiddlewaretoken=token)
-        assert client.post(detail(made, way), sent).status_code == 302
+        sent = settlement(made, way, csrfmiddlewaretoken=token)
+        assert client.post(detail(made, SETTLE), sent).status_code == 302
         assert state("default") != before
 
-    @pytest.mark.parametrize("way", WAYS)
-    @pytest.mark.parametrize("name", ["0", "nobody"])
-    def test_missing(self, settler: Client, way: str, name: str) -> None:
-        """There is no page for a record that is not there."""
-        url = f"{LIST}{name}/{way}/"
+    @pytest.mark.parametrize("name", ["0", "nobody", "1,2"])
+    def test_missing(self, settler: Client, name: str) -> None:
+        """There is no page for a record that is not there, nor for several."""
+        record(held=True, pk=1)
+        record(held=True, pk=2)
+        url = f"{LIST}{name}/{SETTLE}/"
         assert settler.get(url).status_code == 404
         assert settler.post(url).status_code == 404
 
@@ -387,23 +382,23 @@ class TestBothWays:
         """Nothing else is offered, or done if it is sent all the same."""
         made = record(alias, **traits)
         before = state(alias)
-        assert detail(made, way) not in page(settler, detail(made))
+        assert detail(made, SETTLE) not in page(settler, detail(made))
         because = f"Only an interrupted record can be settled; this one is {state_said}."
-        asked = page(settler, detail(made, way))
+        asked = page(settler, detail(made, SETTLE))
         assert because in asked
         assert "<textarea" not in asked
         told = messages(settle(settler, made, way))
         assert told == [f"Left unchanged: {made}. {because}"]
-        assert because in settle(settler, made, way, reason="").content.decode()
+        assert because in page(settler, detail(made, SETTLE))
         assert state(alias) == before
         assert not LogEntry.objects.exists()
 
     @pytest.mark.parametrize("trait", ["interrupted", "held"])
     def test_offered(self, alias: str, settler: Client, trait: str) -> None:
-        """Both ways are on the page of what was interrupted, held or not."""
+        """The page of what was interrupted has the button, held or not."""
         made = record(alias, **{trait: True})
         said = page(settler, detail(made))
-        assert [detail(made, way) in said for way in WAYS] == [True, True]
+        assert detail(made, SETTLE) in said
 
     @pytest.mark.parametrize("way", WAYS)
     def test_resumed_meanwhile(self, alias: str, settler: Client, way: str) -> None:
@@ -477,7 +472,7 @@ class TestBothWays:
     ) -> None:
         """Stores that recall responses forget the record, before anybody sees it changed."""
         made = record(alias, held=True)
-        page(settler, detail(made, way))
+        page(settler, detail(made, SETTLE))
         settle(settler, made, way, reason="")
         assert forgotten == []
         settle(settler, made, way)
@@ -497,7 +492,7 @@ class TestBothWays:
         made = record(alias, held=True)
         step(made)
         with CaptureQueriesContext(connections[alias]) as queries:
-            page(settler, detail(made, way))
+            page(settler, detail(made, SETTLE))
             settle(settler, made, way)
         asked = [query["sql"] for query in queries if query["sql"].startswith("SELECT")]
         names = connections[alias].ops.quote_name

@@ -51,7 +51,7 @@ def _clean() -> None:
 
 
 def page_of(record: IdempotencyKey) -> str:
-    return detail(record, "derived_keys")
+    return detail(record)
 
 
 def paid(reference: str = "a") -> tuple[str, dict[str, str]]:
@@ -76,23 +76,16 @@ class TestPage:
         said = client.get(page_of(record), {"name": "refund"}).content.decode()
         assert handed_out["charge"] in said
         assert handed_out["refund"] in said
-        change = f"/admin/idempotency_django/idempotencykey/{record.pk}/change/"
-        assert page_of(record) in client.get(change).content.decode()
 
     def test_permissions(self) -> None:
         """Without ``view_response`` nobody sees them: a guess could be compared with them."""
         record = IdempotencyKey.objects.get(key=paid()[0])
         auditor = member("view_idempotencykey", "settle", "delete_idempotencykey")
-        assert auditor.get(page_of(record)).status_code == 403
-        change = f"/admin/idempotency_django/idempotencykey/{record.pk}/change/"
-        assert page_of(record) not in auditor.get(change).content.decode()
+        said = auditor.get(page_of(record), {"name": "charge"}).content.decode()
+        assert "Derived keys" not in said
+        assert derived[-1]["charge"] not in said
         assert member("view_response").get(page_of(record)).status_code == 403
         assert Client().get(page_of(record)).status_code == 302
-
-    def test_no_record(self) -> None:
-        """A record that is gone is told as everywhere in the admin."""
-        client = member("view_idempotencykey", "view_response")
-        assert client.get(page_of(IdempotencyKey(pk=4711))).status_code == 404
 
     def test_rotation(self, settings: Any) -> None:
         """They are made of what is stored, so that a rotation of SECRET_KEY changes nothing."""

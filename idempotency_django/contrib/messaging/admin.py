@@ -15,7 +15,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ...admin import Action, ListAdmin, cut, indented, preformatted, two_lines
+from ...admin import Action, ListAdmin, cut, preformatted, two_lines
 from ..timeline import Moment
 from . import settling
 from .databases import database
@@ -238,7 +238,7 @@ class MessageAdmin(MessagingAdmin):
     since: ClassVar[str]
     identity: ClassVar[Sequence[str]]
     content: ClassVar[str]
-    list_display = ("short_id", "state_shown", "type_and_place", "attempts_shown", "came")
+    list_display = ("short_id", "state_shown", "type_and_place", "attempts_shown", "received")
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         sections: list[Any] = [
@@ -272,8 +272,8 @@ class MessageAdmin(MessagingAdmin):
         of_consumer = getattr(message, self.place).startswith(CONSUMER)
         return "–" if of_consumer and not message.attempts else str(message.attempts)
 
-    @admin.display(description=gettext_lazy("came"))
-    def came(self, message: Any) -> SafeString:
+    @admin.display(description=gettext_lazy("received"))
+    def received(self, message: Any) -> SafeString:
         return Moment(getattr(message, self.since), message.now).html
 
     @admin.display(description=gettext_lazy("error"))
@@ -291,7 +291,7 @@ class MessageAdmin(MessagingAdmin):
         content = getattr(message, self.content)
         if not isinstance(content, str):
             content = bytes(content).decode(errors="backslashreplace")
-        return preformatted(indented(content))
+        return preformatted(content)
 
 
 class SourceFilter(admin.SimpleListFilter):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
-from ...contrib.timeline import DEEPEST, MISSING, MOST, Confidential, Timeline, find, local, trace
+from ...contrib.timeline import DEEPEST, MISSING, MOST, Member, Timeline, find, trace
+from ...stores import derived_key
 
 
 class Command(BaseCommand):
@@ -28,24 +28,22 @@ class Command(BaseCommand):
         parser.add_argument(
             "--scope",
             help="The scope of the key; for a message, outbox:TOPIC or inbox:SOURCE. Required if "
-            "the key is in several chains, or in a store outside of the database.",
+            "the key is in several chains.",
         )
         parser.add_argument(
-            "--format",
-            choices=["text", "json"],
-            default="text",
-            help="The output format: text, or one JSON object (default: text).",
+            "--derive",
+            metavar="NAME",
+            help="Also print the key that derive_key(NAME) gave to another service.",
         )
 
-    def handle(self, *, name: str, scope: str | None, **options: Any) -> None:
+    def handle(self, *, name: str, scope: str | None, derive: str | None, **options: Any) -> None:
         try:
             timeline = _timeline(name, scope)
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
-        if options["format"] == "json":
-            self.stdout.write(json.dumps(_document(timeline), indent=2, ensure_ascii=False))
-        else:
-            self.stdout.write("\n".join(_lines(timeline)))
+        self.stdout.write("\n".join(_lines(timeline)))
+        if derive:
+            self.stdout.write(f"\nderive_key({derive!r}): {_derived(timeline.focus, derive)}")
 
 
 def _timeline(name: str, scope: str | None) -> Timeline:
@@ -53,7 +51,7 @@ def _timeline(name: str, scope: str | None) -> Timeline:
     members, unreachable = find(name, scope)
     if not members:
         raise CommandError(_nothing(name, scope, unreachable))
-    timeline = trace(members[0], Confidential(derived=True))
+    timeline = trace(members[0])
     if not {member for _, member in timeline.members}.issuperset(members):
         scopes = sorted({member.scope for member in members})
         listed = "\n".join(f"  --scope '{scope}'" for scope in scopes)
@@ -69,9 +67,14 @@ def _nothing(name: str, scope: str | None, unreachable: list[str]) -> str:
             f"{text} Unavailable: {', '.join(unreachable)}. Check that they are running and "
             "migrated (manage.py migrate)."
         )
-    if scope is None:
-        text += " For a store outside of the database, pass --scope."
-    return f"{text} It may have been purged or rolled back."
+    return f"{text} It may have been purged or rolled back, or is in a store without a database."
+
+
+def _derived(member: Member, name: str) -> str:
+    if member.kind != "record":
+        raise CommandError("Only a record derives keys. Name it by its key, and --scope.")
+    known = {"scope": member.scope, "key": member.key, "fingerprint": member.row.fingerprint}
+    return derived_key(**known, name=name)
 
 
 def _lines(timeline: Timeline) -> Iterator[str]:
@@ -89,46 +92,11 @@ def _lines(timeline: Timeline) -> Iterator[str]:
             f"  Only {len(numbers)} are listed. A timeline has at most {MOST} members, and at "
             f"most {DEEPEST} causes or effects in a row."
         )
-    for place in timeline.unreachable:
-        yield f"  Unavailable, so entries may be missing: the {place}."
+    if timeline.unreachable:
+        yield f"  Unavailable, so entries may be missing: {', '.join(timeline.unreachable)}."
     yield ""
     yield "Timeline"
     for entry in timeline.entries:
-        when = local(entry.at).isoformat(" ", "microseconds") if entry.at else entry.age
         by = f" (by {entry.by})" if entry.by else ""
+        when = entry.exactly or entry.age
         yield f"  {when:<32}  [{numbers[entry.member]:>{width}}] {entry.what}{by}"
-        if entry.derived:
-            yield f"{'':<38}derived key, if the step derived one of its name: {entry.derived}"
-
-
-def _document(timeline: Timeline) -> dict[str, Any]:
-    numbers = {member: number for number, (_, member) in enumerate(timeline.members)}
-    return {
-        "focus": numbers[timeline.focus],
-        "members": [
-            {
-                "kind": member.kind,
-                "title": member.title,
-                "state": member.state,
-                "key": member.key,
-                "scope": member.scope,
-                "where": member.where,
-                "caused_by": member.caused_by,
-                "depth": depth,
-            }
-            for depth, member in timeline.members
-        ],
-        "entries": [
-            {
-                "at": entry.at.isoformat() if entry.at else None,
-                "what": entry.what,
-                "member": numbers[entry.member],
-                "by": entry.by,
-                "derived_key": entry.derived,
-                "ahead": entry.ahead,
-            }
-            for entry in timeline.entries
-        ],
-        "more": timeline.more,
-        "unreachable": list(timeline.unreachable),
-    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
-from functools import partial
 from typing import Any
 from unittest.mock import ANY
 
@@ -28,7 +27,6 @@ from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMess
 from idempotency_django.contrib.timeline import (
     DEEPEST,
     MOST,
-    Confidential,
     Entry,
     Member,
     Source,
@@ -44,14 +42,11 @@ from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.models import IdempotencyKey, IdempotencyStep
 from idempotency_django.policy import Policy
-from idempotency_django.stores import stores
 from idempotency_django.stores.records import reference
-from idempotency_django.testing import an_operation
 from tests.contrib.timeline.messages import named, published, received
 from tests.models import Effect
 from tests.support.factories import ago, copies, record, step
 from tests.support.plans import rows_read
-from tests.support.servers import valkey
 from tests.support.shared import new_key, post
 
 pytestmark = [
@@ -96,10 +91,10 @@ def app() -> Iterator[Celery]:
         yield app
 
 
-def traced(name: str, scope: str | None = None, **shown: Any) -> Timeline:
+def traced(name: str, scope: str | None = None) -> Timeline:
     """The timeline of the one member with a name."""
     [member], _ = find(name, scope)
-    return trace(member, Confidential(**shown))
+    return trace(member)
 
 
 def titles(timeline: Timeline) -> list[tuple[int, str]]:
@@ -133,7 +128,7 @@ def test_from_request_to_step(client: Client, app: Celery) -> None:
     IdempotencyStep.objects.update(completed_at=members.get(key="task-17").created_at)
     lines = None
     for row in [*members, message]:
-        timeline = traced(*named(row).split(" ", 1), derived=True)
+        timeline = traced(*named(row).split(" ", 1))
         assert titles(timeline) == [
             (0, "POST /orders/"),
             (1, "order.paid to orders"),
@@ -277,7 +272,7 @@ def test_queries() -> None:
             step(record(key=message.message_id, caused_by=named(message)))
         list(find(f"root-{members}"))
         with CaptureQueriesContext(connection) as queries:
-            assert len(traced(f"root-{members}", derived=True).members) == 1 + 2 * members
+            assert len(traced(f"root-{members}").members) == 1 + 2 * members
         counts.append(len(queries))
     assert counts[0] == counts[1]
     assert counts[0] <= 14 + 4 * (len(django_settings.ALIASES) - 1)
@@ -344,17 +339,6 @@ def test_messages_are_in_the_index() -> None:
     by_cause = [query["sql"] for query in queries if asked in query["sql"]]
     assert len(by_cause) == 2
     assert all(rows_read("default", sql) <= 2 for sql in by_cause)
-
-
-def test_derived_keys() -> None:
-    """Each step tells the key that it gave another service, if it derived one of its own name."""
-    charge = partial(ExecutionContext.derive_key, name="charge")
-    given = idempotent_call(charge, key="key", scope="s")
-    row = IdempotencyKey.objects.get()
-    step(row, 0, name="charge")
-    for derived, told in ((True, [given]), (False, [])):
-        entries = traced(row.key, derived=derived).entries
-        assert [entry.derived for entry in entries if entry.derived] == told
 
 
 def at(columns: dict[str, Any]) -> dict[str, Any]:
@@ -534,45 +518,6 @@ def test_cause_of_a_stranger() -> None:
 
 
 STORES = {"default": {"BACKEND": "idempotency_django.stores.database.DatabaseStore"}}
-REDIS = {
-    "redis": {
-        "BACKEND": "idempotency_django.contrib.redis.RedisStore",
-        "OPTIONS": {"cache": "redis"},
-    }
-}
-
-
-def test_redis() -> None:
-    """A record in Redis is found by key and scope; of it a timeline tells the state, and no time.
-
-    What cannot be asked is named, and the rest is shown.
-    """
-    cache = {"BACKEND": "django_redis.cache.RedisCache"}
-    made = an_operation(lease=timedelta(minutes=1))
-    with (
-        valkey() as server,
-        override_settings(
-            IDEMPOTENCY={"STORES": STORES | REDIS},
-            CACHES={"redis": {**cache, "LOCATION": server.url}},
-        ),
-    ):
-        stores["redis"].acquire(made)
-        message = published(caused_by=reference(made.key, made.scope))
-        for name, scope in ((message.message_id, None), (made.key, made.scope)):
-            timeline = traced(name, scope)
-            cause = timeline.members[0][1]
-            assert (cause.where, cause.state) == ("redis", "in progress")
-            [told] = [entry for entry in timeline.entries if entry.member == cause]
-            assert (told.what, told.at, told.ahead) == ("in progress", None, False)
-        assert find(made.key) == ([], [])
-        stores["redis"]._server.client().connection_pool.disconnect()
-    with override_settings(
-        IDEMPOTENCY={"STORES": STORES | REDIS},
-        CACHES={"redis": {**cache, "LOCATION": "redis://127.0.0.1:1/0"}},
-    ):
-        timeline = traced(message.message_id)
-        assert timeline.unreachable == ("store 'redis'",)
-        assert [member.kind for _, member in timeline.members] == ["missing", "outbox message"]
 
 
 @pytest.mark.skipif(len(django_settings.ALIASES) < 2, reason="takes two databases")

@@ -152,11 +152,11 @@ def test_reprocess_selected(inbox: Inbox, settler: Client) -> None:
     process_due()
     deliver(Hook, "m-2")
     chosen = {"action": "reprocess_selected", "_selected_action": [r.pk for r in inbox.rows()]}
-    question = settler.post(LIST, chosen)
+    question = settler.post(LIST, chosen, follow=True)
     unchanged = "Left unchanged: m-2 (shop). Its state is “pending”, so this action does not apply."
     assert unchanged in question.content.decode()
     assert b"writes them a second time" in question.content
-    response = settler.post(LIST, {**chosen, "post": "yes"}, follow=True)
+    response = settler.post(question.redirect_chain[-1][0], follow=True)
     assert messages(response) == ["2 inbox messages: handled again soon.", unchanged]
     process_due()
     assert sorted(inbox.effects()) == ["shop m-0", "shop m-0", "shop m-1", "shop m-1", "shop m-2"]
