@@ -155,14 +155,13 @@ def _derived(rows: QuerySet[Any], name: str) -> dict[str, Any]:
     """The keys that the handler of the one record derived, by name: of its steps, and of a name
     that was typed.
     """
-    record = rows.only("key", "scope", "fingerprint").first()
-    if record is None:
+    known = rows.values("pk", "key", "scope", "fingerprint").first()
+    if known is None:
         return {"fingerprint": ""}
-    steps = IdempotencyStep.objects.using(rows.db).filter(record=record.pk).order_by("pk")
+    steps = IdempotencyStep.objects.using(rows.db).filter(record=known.pop("pk")).order_by("pk")
     names = dict.fromkeys([*steps.values_list("name", flat=True), *filter(None, [name])])
-    known = {"scope": record.scope, "key": record.key, "fingerprint": record.fingerprint}
     return {
-        "fingerprint": record.fingerprint,
+        "fingerprint": known["fingerprint"],
         "derived": {each: derived_key(**known, name=each) for each in names},
         "name": name,
     }

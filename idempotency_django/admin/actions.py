@@ -8,7 +8,11 @@ from typing import Any, Final
 
 from django import forms
 from django.contrib.admin.models import DELETION
-from django.contrib.admin.widgets import AdminIntegerFieldWidget, AdminTextareaWidget
+from django.contrib.admin.widgets import (
+    AdminIntegerFieldWidget,
+    AdminRadioSelect,
+    AdminTextareaWidget,
+)
 from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -88,7 +92,7 @@ class SettleForm(forms.Form):
                 ),
             ),
         ],
-        widget=forms.RadioSelect,
+        widget=AdminRadioSelect(attrs={"class": "radiolist"}),
     )
     reason = forms.CharField(
         label=gettext_lazy("Reason"),
@@ -106,6 +110,7 @@ class SettleForm(forms.Form):
     content_type = forms.ChoiceField(
         label=gettext_lazy("Content type"),
         choices=[*((each, each) for each in _TYPES), ("", gettext_lazy("none: the body is empty"))],
+        initial=JSON,
         required=False,
     )
     body = forms.CharField(

@@ -301,7 +301,7 @@ def test_big_table(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
                 q["sql"] for q in asked if "idempotency_django_idempotencykey" in q["sql"]
             ]
             # One more finds paths and principals, or what is in progress without a lease.
-            assert 3 <= len(statements) <= 5 + ("q" in query or "state" in query)
+            assert 2 <= len(statements) <= 4 + ("q" in query or "state" in query)
             for sql in statements:
                 assert rows_read(using, sql) <= changelist.NEWEST + 1, (query, sql)
 
