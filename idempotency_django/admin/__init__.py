@@ -145,7 +145,7 @@ def _response(rows: QuerySet[Any]) -> dict[str, Any]:
         "error": error,
         "response": code is not None,
         "status": f"{code} {reasons.get(code, '')}".strip() if path else _("Result"),
-        "headers": payload.sent_headers if path else (),
+        "headers": payload.headers if path else (),
         "body": payload.body,
         "text": (payload.body or b"").decode(errors="backslashreplace")[:LONGEST_TEXT],
     }
