@@ -36,7 +36,7 @@ from .http.routes import is_covered
 from .http.rule import problem_of_view, protected_part
 from .http.serving import log_unread_field
 from .http.wrapping import log_unclaimed, once, refuse_key, replace_handler, takes_part
-from .policy import PROJECT_POLICY, UNSAFE_METHODS, UNSET, Policy, resolve
+from .policy import INHERITED, UNSAFE_METHODS, UNSET, Policy
 
 logger = logging.getLogger("idempotency_django")
 
@@ -174,12 +174,12 @@ def _to_run(request: HttpRequest, view: ViewFunction) -> ViewFunction | None:
 
 def _policy_for(request: HttpRequest, view: ViewFunction, method: str) -> Policy | None:
     """The policy of a view, or the project's, if the middleware protects the view."""
-    declared = policy_of(view, method)
+    declared: Policy | None = policy_of(view, method)
     if declared is not UNSET:
-        return declared and resolve(declared)
+        return declared and declared.resolved()
     match = request.resolver_match
     is_chosen = is_covered(request.path_info, match.namespaces if match else [])
-    return resolve(PROJECT_POLICY) if is_chosen else None
+    return INHERITED.resolved() if is_chosen else None
 
 
 def _look_for_marks(view_class: Any) -> None:

@@ -23,7 +23,7 @@ from ..errors import (
     StoreUnavailable,
 )
 from ..lazy import extra
-from ..policy import PROJECT_POLICY, UNSET, Policy, canonical, digest, keys, scopes
+from ..policy import INHERITED, UNSET, Policy, canonical, digest, keys, scopes
 from ..stores import Status, derived_key
 from .jobs import KeyRule, check_rule, enqueue, fingerprint_of, key_of
 
@@ -313,7 +313,7 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
             nesting = request.replaced_task_nesting
             key = keys.fit(f"{request.id}:{nesting}" if nesting else request.id)
         return plan_call(
-            (self.idempotency_policy or PROJECT_POLICY).resolved(),
+            (self.idempotency_policy or INHERITED).resolved(),
             key=key,
             scope=scopes.fit(f"task:{self.name}"),
             name=self.name,

@@ -12,7 +12,7 @@ from typing import Any, Final, assert_never
 from django.core.exceptions import ImproperlyConfigured
 
 from ..errors import IdempotencyError, ResponseNotStored
-from ..policy import PROJECT_POLICY, UNSET, Policy, resolve
+from ..policy import INHERITED, UNSET, Policy
 from ..policy.digests import canonical, digest
 from ..stores.records import Payload
 from .context import ExecutionContext
@@ -165,7 +165,7 @@ def _plan(
         )
     innermost = _innermost(function)
     return plan_call(
-        resolve(policy or PROJECT_POLICY),
+        (policy or INHERITED).resolved(),
         key=key,
         scope=scope,
         name=name or innermost.__qualname__,

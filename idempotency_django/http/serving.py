@@ -39,7 +39,7 @@ from ..errors import (
     OperationInProgress,
     StoreUnavailable,
 )
-from ..policy import UNSAFE_METHODS, Policy, keys, resolve
+from ..policy import UNSAFE_METHODS, Policy, keys
 from ..stores.records import Record
 from .marking import IN_PROGRESS, NOT_STORED, executed, mark, replayed
 from .messages import (
@@ -97,7 +97,7 @@ async def _serve(
     adapter: Adapter, policy: Policy, driver: _Blocking | _Awaiting
 ) -> HttpResponseBase:
     request: Any = adapter.http_request
-    adapter.policy = resolve(policy)
+    adapter.policy = policy.resolved()
     request.idempotency = running = getattr(request, "idempotency", None)
     takes_part = running is None and adapter.method in UNSAFE_METHODS
     plan = None

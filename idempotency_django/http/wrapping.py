@@ -25,7 +25,7 @@ from django.views.generic import View
 
 from ..errors import KeyUnsupported
 from ..logs import escaped
-from ..policy import UNSAFE_METHODS, Policy, resolve
+from ..policy import UNSAFE_METHODS, Policy
 from ..stores.records import Record
 from .declared import BY_DECORATOR, POLICY, PROTECTED, ViewFunction, name_of
 from .messages import (
@@ -197,7 +197,7 @@ def replace_handler(view: Any, request: Any, policy: Policy) -> None:
 
 def takes_part(view: Any, request: Any, policy: Policy) -> bool:
     """Whether a request has a key, may have one that nothing here can see, or needs one."""
-    policy = resolve(policy)
+    policy = policy.resolved()
     hook = getattr(view, "get_idempotency_key", functools.partial(key_header, request))
     return hook() is not None or bool(policy.key) or policy.requires_key(request.method)
 

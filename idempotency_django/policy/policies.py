@@ -400,9 +400,11 @@ class Policy:
         given = {**base._given(), **self._given()}
         return Policy(**given)
 
+    @until_settings_change
+    @lru_cache(maxsize=1024)  # noqa: B019  # one result for all policies with the same values
     def resolved(self) -> Policy:
         """This policy, with unset fields taken from the project's policy and the defaults."""
-        return resolve(self)
+        return self.over(_project_policy().over(DEFAULTS.replace(store=default_store())))
 
     def requires_key(self, method: str) -> bool:
         """Whether a request with this method must bring a key."""
@@ -418,8 +420,8 @@ FIELDS: Final = {
 DEFAULTS: Final = Policy(**{name: field.metadata["default"] for name, field in FIELDS.items()})
 """The default values of all fields."""
 
-PROJECT_POLICY: Final = Policy()
-"""The project's policy, for views and calls without their own policy."""
+INHERITED: Final = Policy()
+"""It sets no field, so all are the project's: for views and calls without a policy of their own."""
 
 PAYMENT: Final = Policy(mode="leased", required=True, ttl=timedelta(days=30))
 """For payments at a provider, in steps. The key is required, and lives as long as a settlement."""
@@ -443,10 +445,3 @@ def _project_policy() -> Policy:
             f"not {type(setting).__name__}."
         )
     return setting
-
-
-@until_settings_change
-@lru_cache(maxsize=1024)
-def resolve(policy: Policy) -> Policy:
-    """:meth:`Policy.resolved`, once for all policies with the same values."""
-    return policy.over(_project_policy().over(DEFAULTS.replace(store=default_store())))

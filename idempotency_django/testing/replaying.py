@@ -27,7 +27,6 @@ from ..checks import Endpoint, endpoint_of
 from ..conf import conf
 from ..http import REPLAYED_HEADER, meta_name, readable_route
 from ..policy import NEVER_STORED, UNSAFE_METHODS, Policy
-from ..policy import resolve as resolved
 from ..stores import Operation
 from .clients import BODY, copied_body
 from .plugin import IGNORE, OFF, OPTION
@@ -253,7 +252,7 @@ def _is_protected(endpoint: Endpoint) -> bool:
 
 def _takes_key(client: Any, environ: dict[str, Any], endpoint: Endpoint) -> bool:
     """Whether the request has no key, and its endpoint takes one, but does not need it."""
-    header, policy = meta_name(conf.header), resolved(endpoint.policy or Policy())
+    header, policy = meta_name(conf.header), (endpoint.policy or Policy()).resolved()
     if header in environ or header in client.defaults or not _is_protected(endpoint):
         return False
     is_optional = policy.key is None and not policy.requires_key(environ["REQUEST_METHOD"])

@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ....conf import did_you_mean
 from ....engine import choose_mode
-from ....policy import PROJECT_POLICY, resolve
+from ....policy import INHERITED
 from ....stores import stores
 from .receivers import WebhookReceiver, policy_of, receivers
 
@@ -45,7 +45,7 @@ def _is_sound() -> bool:
     """Whether the project's own policy and stores can be used; else, other checks say it once."""
     try:
         stores.all()
-        policy = resolve(PROJECT_POLICY)
+        policy = INHERITED.resolved()
         choose_mode(policy, stores[policy.store])
     except ImproperlyConfigured:
         return False

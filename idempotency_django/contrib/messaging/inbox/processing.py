@@ -20,7 +20,7 @@ from ....backoff import Backoff
 from ....conf import did_you_mean
 from ....errors import FingerprintMismatch, OperationInProgress, StoreUnavailable
 from ....models import DatabaseNow
-from ....policy import PROJECT_POLICY
+from ....policy import INHERITED
 from ..databases import close_lost_connections, database, reason, unindexed
 from ..dead_letters import release
 from ..errors import DeadLettered, UnknownEventType
@@ -97,7 +97,7 @@ def claim(sources: Collection[str], at_most: int) -> list[InboxMessage]:
     wanted = wanted.exclude(of__in=hanging(INBOX.name))
     if sources:
         wanted = wanted.filter(of__in=sources)
-    lease = PROJECT_POLICY.resolved().lease
+    lease = INHERITED.resolved().lease
     changes = {"process_after": DatabaseNow() + lease}
     heads = INBOX.claim(wanted, at_most, changes, begun={"attempts": F("attempts") + 1})
     return INBOX.rows(using, heads, changes)
