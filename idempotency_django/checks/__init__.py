@@ -60,9 +60,10 @@ from .configuration import (
     check_stores,
 )
 from .inventory import Endpoint, endpoint_of, endpoints
+from .routes import readable_route
 from .views import check_views
 
-__all__ = ["Endpoint", "endpoint_of", "endpoints", "register_checks"]
+__all__ = ["Endpoint", "endpoint_of", "endpoints", "readable_route", "register_checks"]
 
 
 def register_checks() -> None:

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import Any, Final, Literal, NamedTuple
@@ -33,17 +33,18 @@ from ..http.declared import (
     initkwargs_of,
     innermost,
     is_exempt,
-    is_from,
     module_of,
+    modules_of,
     operations_of,
     part_for,
     policy_of,
     variables_of,
     view_class_of,
 )
-from ..http.routes import is_covered, literal_of, readable_route
+from ..http.routes import is_covered
 from ..http.rule import problem_of_view, protected_part
 from ..policy import UNSAFE_METHODS, UNSET, Policy
+from .routes import literal_of, readable_route
 
 How = Literal["mixin", "decorator", "middleware", "inbox", "exempt", ""]
 
@@ -231,6 +232,15 @@ def _handlers(view: Any) -> Iterator[tuple[str, str]]:
         yield from handlers.items()
     elif has_own_dispatch(view_class) and not _passes_on(view_class.dispatch):
         yield "*", ""
+
+
+def is_from(view: Any, modules: Collection[str]) -> bool:
+    """Whether the view, or a base of its class, is from one of the modules or one below it."""
+    return any(
+        module == prefix or module.startswith(f"{prefix}.")
+        for module in modules_of(view)
+        for prefix in modules
+    )
 
 
 def _passes_on(dispatch: Any) -> bool:

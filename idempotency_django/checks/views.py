@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final
 
+from asgiref.sync import iscoroutinefunction
 from django.conf import settings
 from django.core.checks import (
     CheckMessage,
     Error,
     Warning,  # noqa: A004  # Django's name
 )
+from django.db import connections
 
 from ..conf import conf, did_you_mean
 from ..engine import choose_mode
 from ..http.declared import (
     EXEMPT,
-    HOOKS,
     INBOX,
     POLICIES,
     POLICY,
     PROTECTED,
     handlers_of,
-    is_async,
     is_exempt,
-    is_from,
     module_of,
     policy_of,
-    transactions_around,
     variables_of,
     vars_of,
     view_class_of,
@@ -40,12 +39,21 @@ from ..policy import UNSET, Policy
 from ..stores import stores
 from ..stores.atomic_blocks import IN_NINJA
 from .configuration import PROJECT, check_policy, each_once, listed, promise, tried
-from .inventory import NOT_ENFORCED, Endpoint, endpoints, routes
+from .inventory import NOT_ENFORCED, Endpoint, endpoints, is_from, routes
 
 _FORMS_WITHOUT_KEYS: Final = ("django.contrib.admin", "django.contrib.auth")
 """Packages of Django whose own forms send no key."""
 
-_READ: Final = {POLICY, POLICIES, *HOOKS}
+_HOOKS: Final = (
+    "check_idempotent_replay",
+    "get_idempotency_key",
+    "get_idempotency_policy",
+    "get_idempotency_scope",
+    "rebuild_idempotent_response",
+)
+"""The methods of the mixin that a view may have without it."""
+
+_READ: Final = {POLICY, POLICIES, *_HOOKS}
 """The names of attributes that a project can set on a view, or override."""
 
 _SET: Final = {PROTECTED, EXEMPT, INBOX}
@@ -230,7 +238,7 @@ def _is_conditional(view: Any) -> bool:
 
 def _leased_in_transaction(endpoint: Endpoint) -> Iterator[CheckMessage]:
     """A view of the leased mode, whose claim cannot be committed under ``ATOMIC_REQUESTS``."""
-    around = set() if is_async(endpoint.view) else transactions_around(endpoint.view)
+    around = set() if _is_async(endpoint.view) else _transactions_around(endpoint.view)
     policy, _ = tried((endpoint.policy or Policy()).resolved)
     if policy is None or not around:
         return
@@ -246,6 +254,19 @@ def _leased_in_transaction(endpoint: Endpoint) -> Iterator[CheckMessage]:
             ),
             id="idempotency_django.E062",
         )
+
+
+def _is_async(view: Any) -> bool:
+    """Whether the view is a coroutine function, or a class-based view of coroutine functions."""
+    view_class = view if inspect.isclass(view) else view_class_of(view)
+    return iscoroutinefunction(view) or bool(getattr(view_class, "view_is_async", False))
+
+
+def _transactions_around(view: Any) -> set[str]:
+    """The databases on which Django opens a transaction around it, because of ATOMIC_REQUESTS."""
+    databases = connections.settings.items()
+    wanted = {using for using, options in databases if options["ATOMIC_REQUESTS"]}
+    return wanted.difference(getattr(view, "_non_atomic_requests", ()))
 
 
 def _misspelled(endpoint: Endpoint) -> Iterator[CheckMessage]:

@@ -16,7 +16,6 @@ from .messages import (
     status_of,
 )
 from .replays import has_object, is_named_by_key, lookup_of
-from .routes import readable_route
 from .serving import aserve, serve
 from .views import IdempotencyStatusView
 from .wrapping import ADAPTER, ViewAdapter
@@ -42,7 +41,6 @@ __all__ = [
     "name_of",
     "principal_of",
     "problem_response",
-    "readable_route",
     "serve",
     "status_of",
 ]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from types import FunctionType
 from typing import Any, Final
 
-from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
 from django.views.generic import View
 
 from ..policy import UNSAFE_METHODS, UNSET, Policy
@@ -29,15 +27,6 @@ BUILT_IN: Final = ("django.", "rest_framework.", "idempotency_django.")
 """The beginnings of modules that are not a project's."""
 
 BY_DECORATOR: Final = "decorator"
-
-HOOKS: Final = (
-    "check_idempotent_replay",
-    "get_idempotency_key",
-    "get_idempotency_policy",
-    "get_idempotency_scope",
-    "rebuild_idempotent_response",
-)
-"""The methods of the mixin that a view may have without it."""
 
 ViewFunction = Callable[..., Any]
 
@@ -145,19 +134,6 @@ def is_exempt(view: Any) -> bool:
     return EXEMPT in vars_of(view) or EXEMPT in vars_of(view_class_of(view))
 
 
-def is_async(view: Any) -> bool:
-    """Whether the view is a coroutine function, or a class-based view of coroutine functions."""
-    view_class = view if inspect.isclass(view) else view_class_of(view)
-    return iscoroutinefunction(view) or bool(getattr(view_class, "view_is_async", False))
-
-
-def transactions_around(view: Any) -> set[str]:
-    """The databases on which Django opens a transaction around it, because of ATOMIC_REQUESTS."""
-    databases = connections.settings.items()
-    wanted = {using for using, options in databases if options["ATOMIC_REQUESTS"]}
-    return wanted.difference(getattr(view, "_non_atomic_requests", ()))
-
-
 def policy_of(view: ViewFunction, method: str = "") -> Any:
     """The policy that a view declares, in ``idempotency_policy`` or ``idempotency_policies``.
 
@@ -196,15 +172,6 @@ def checked(declared: Any, view: Any) -> Policy | None:
     raise ImproperlyConfigured(
         f"idempotency_policy of {view!r} is a {type(declared).__name__}; it must be a Policy or "
         "None."
-    )
-
-
-def is_from(view: Any, modules: Collection[str]) -> bool:
-    """Whether the view, or a base of its class, is from one of the modules or one below it."""
-    return any(
-        module == prefix or module.startswith(f"{prefix}.")
-        for module in modules_of(view)
-        for prefix in modules
     )
 
 

@@ -298,9 +298,9 @@ def _problem_of_framework(view: Any) -> str:
         return ""
     functions = [name_of(innermost(each.view_func)) for each in operations_of(view)]
     return (
-        f"{' and '.join(functions) or name_of(view)} is a view of {framework}, which identifies "
-        "its callers itself. Put @idempotent on the function, below @api.post(…) in django-ninja, "
-        "or protect the work itself with idempotent_call(). To leave the view unprotected, add "
-        "@idempotency_exempt, or list the paths that the middleware protects in "
+        f"{' and '.join(functions) or name_of(view)} is a view of {framework}, which the "
+        "middleware cannot protect. Put @idempotent on the function, below @api.post(…) of "
+        "django-ninja, or protect the work itself with idempotent_call(). To leave the view "
+        "unprotected, add @idempotency_exempt, or list the paths that the middleware protects in "
         "IDEMPOTENCY['MIDDLEWARE_PROTECTS']."
     )

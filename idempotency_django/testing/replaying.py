@@ -23,9 +23,9 @@ from django.test.client import FakePayload
 from django.urls import Resolver404, resolve
 
 from .. import signals
-from ..checks import Endpoint, endpoint_of
+from ..checks import Endpoint, endpoint_of, readable_route
 from ..conf import conf
-from ..http import REPLAYED_HEADER, meta_name, readable_route
+from ..http import REPLAYED_HEADER, meta_name
 from ..policy import NEVER_STORED, UNSAFE_METHODS, Policy
 from ..stores import Operation
 from .clients import BODY, copied_body
