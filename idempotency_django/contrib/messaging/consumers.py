@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final, Self, TypeVar, assert_never
 
-from asgiref.sync import iscoroutinefunction, sync_to_async
+from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
@@ -119,11 +118,6 @@ class Handler:
     def __call__(self, event: Event, execution: ExecutionContext) -> Any:
         return self.function(event, execution) if self.takes_execution else self.function(event)
 
-    @property
-    def is_async(self) -> bool:
-        """Whether it is a coroutine function."""
-        return iscoroutinefunction(self.function)
-
     def policy(self, policy: Policy) -> Policy:
         """The policy of an event for this handler: the given one, leased if it has steps."""
         return policy.replace(mode="leased") if self.steps else policy
@@ -135,7 +129,6 @@ def registering(
     owner: str,
     *,
     steps: bool,
-    asynchronous: bool = True,
 ) -> Callable[[_Function], _Function]:
     """The decorator that registers a function for events of these types.
 
@@ -144,7 +137,6 @@ def registering(
         types: the types.
         owner: whose handlers these are, for errors.
         steps: whether the function has steps.
-        asynchronous: whether it may be a coroutine function.
 
     Raises:
         ValueError: no type is given, or one of them has a handler already.
@@ -166,12 +158,12 @@ def registering(
             )
 
     def register(function: _Function) -> _Function:
-        handler = Handler(function, _takes_execution(function, owner), steps)
-        if handler.is_async and not asynchronous:
+        if iscoroutinefunction(function):
             raise ImproperlyConfigured(
                 f"The handler {function} of {owner} is async. Make it a plain function, which may "
                 "use async_to_sync()."
             )
+        handler = Handler(function, _takes_execution(function, owner), steps)
         handlers.update(dict.fromkeys(types, handler))
         return function
 
@@ -199,19 +191,15 @@ def _takes_execution(function: Callable[..., Any], owner: str) -> bool:
 
 
 @contextmanager
-def without_exits(*, awaited: bool = False) -> Iterator[None]:
+def without_exits() -> Iterator[None]:
     """Make what would end the process a failure of the message: the process is for others, too.
 
     That is ``sys.exit()`` and any other exception that is no error, such as gevent's ``Timeout``.
     Ctrl-C is not the handler's.
-
-    Args:
-        awaited: whether the handler is a coroutine, which others may cancel or close.
     """
-    passing = (CancelledError, GeneratorExit) if awaited else ()
     try:
         yield
-    except (Exception, KeyboardInterrupt, *passing):
+    except (Exception, KeyboardInterrupt):
         raise
     except BaseException as error:
         raise RuntimeError(
@@ -265,19 +253,6 @@ class EventExecution:
             raise
         return self._remembered(self.to_outcome(ended))
 
-    async def arun(self) -> Handled | Duplicate:
-        """:meth:`run` for an async handler."""
-        if known := await sync_to_async(self._known_duplicate)():
-            return known
-        plan = self.plan
-        try:
-            ended = await engine.arun(plan.store, plan.operation, self._aexecute, engine.reraise)
-        except Exception as error:
-            if dead := await sync_to_async(self._dead_lettered)(error):
-                raise dead from error
-            raise
-        return await sync_to_async(self._remembered)(self.to_outcome(ended))
-
     @property
     def name(self) -> str:
         """Its name in a filter: different for each consumer, source and id."""
@@ -287,11 +262,6 @@ class EventExecution:
         """Call the handler, within an execution of the operation."""
         with without_exits():
             return json_result(self.plan, self.handler(self.event, execution))
-
-    async def _aexecute(self, execution: ExecutionContext) -> engine.Result:
-        with without_exits(awaited=True):
-            result = await self.handler(self.event, execution)
-            return json_result(self.plan, result)
 
     def to_outcome(self, ended: engine.Outcome) -> Handled | Duplicate:
         """The consumer's outcome for an outcome of the engine.
@@ -509,7 +479,7 @@ class Consumer:
         Raises:
             ValueError: no type is given, or one of them has a handler already.
             TypeError: a type is not a text.
-            ImproperlyConfigured: the function cannot be called with an event.
+            ImproperlyConfigured: the function cannot be called with an event, or is async.
         """
         return registering(self._handlers, types, f"the consumer {self.name!r}", steps=steps)
 
@@ -549,29 +519,17 @@ class Consumer:
         self._validate_no_transaction(execution)
         return execution.run(claim_first=redelivered)
 
-    async def ahandle(
-        self, event: Event, *, sender: str = "", redelivered: bool = False
-    ) -> Handled | Duplicate:
-        """:meth:`handle` in an event loop, for async handlers and others.
-
-        No transaction can span a coroutine function: an async handler runs in the leased mode.
-        """
-        if not self._handler(event).is_async:
-            return await sync_to_async(self.handle)(event, sender=sender, redelivered=redelivered)
-        return await self._execution(event, sender, asynchronous=True).arun()
-
-    def handle_many(
-        self, events: Sequence[Event], *, sender: str = "", redelivered: bool = False
-    ) -> list[Outcome]:
+    def handle_many(self, events: Sequence[Event], *, sender: str = "") -> list[Outcome]:
         """Handle events in their order, in one transaction if none of them fails.
 
         If one fails, all are rolled back, and each is handled alone: no failure undoes a
         neighbour. A store without transactions, and the leased mode, handle one after the other.
+        An attempt that ends with its process is not counted: pass what the broker delivers again to
+        :meth:`handle`.
 
         Args:
             events: the events, of which some may be the same.
             sender: who sent all of them; for a federated consumer.
-            redelivered: as for :meth:`handle`. Each event is then handled alone.
 
         Returns:
             The outcomes in the order of the events. Each is :class:`Handled`,
@@ -590,13 +548,7 @@ class Consumer:
                 outcomes[place] = Failed(error)
         for execution in [*executions.values()][:1]:  # they have one store
             self._validate_no_transaction(execution)
-        if redelivered:
-            for place, execution in executions.items():
-                try:
-                    outcomes[place] = execution.run(claim_first=True)
-                except Exception as error:  # noqa: BLE001  # it is this event's, whatever it is
-                    outcomes[place] = Failed(error)
-        elif executions:
+        if executions:
             outcomes |= self._handle_together(executions)
         return [outcomes[place] for place in range(len(events))]
 
@@ -617,14 +569,12 @@ class Consumer:
         """Refuse to begin, where :meth:`handle` could not handle events of each of its types.
 
         Raises:
-            ImproperlyConfigured: a handler is async, or a policy needs what its store or mode
-                cannot promise.
+            ImproperlyConfigured: a policy needs what its store or mode cannot promise.
         """
         policy = self._policy.resolved()
         store = stores[policy.store]
         choose_mode(policy, store)
         for kind, handler in self._handlers.items():
-            self._validate_sync(kind, handler)
             choose_mode(handler.policy(policy), store)
             if handler.steps and not store.supports_steps:
                 raise ImproperlyConfigured(
@@ -639,12 +589,8 @@ class Consumer:
         scope = self._scope(event.source, sender)
         return RecordOf.named(store, keys.fit(event.id), scope, _content_digest(event))
 
-    def _execution(
-        self, event: Event, sender: str, *, asynchronous: bool = False
-    ) -> EventExecution:
+    def _execution(self, event: Event, sender: str) -> EventExecution:
         handler = self._handler(event)
-        if not asynchronous:
-            self._validate_sync(event.type, handler)
         plan = plan_call(
             handler.policy(self._policy.resolved()),
             key=keys.fit(event.id),
@@ -652,7 +598,6 @@ class Consumer:
             name=f"{self.name} {event.type}",
             content_digest=_content_digest(event),
             method=METHOD,
-            asynchronous=asynchronous,
             max_attempts=self.max_attempts,
             caused_by="" if self.federated else event.caused_by,
         )
@@ -683,13 +628,6 @@ class Consumer:
                 f"{using!r}. The message is acknowledged when the call returns, so its effects "
                 "must be committed by then. Call it outside of transaction.atomic(), and mark a "
                 "view that calls it with transaction.non_atomic_requests and @idempotency_exempt."
-            )
-
-    def _validate_sync(self, kind: str, handler: Handler) -> None:
-        if handler.is_async:
-            raise ImproperlyConfigured(
-                f"The handler of {kind!r} in the consumer {self.name!r} is async. Call ahandle(), "
-                "or make it a plain function."
             )
 
     def _handler(self, event: Event) -> Handler:

@@ -172,7 +172,7 @@ class WebhookReceiver(View):
             ImproperlyConfigured: the function cannot be called so, or is async.
         """
         owner = f"the receiver {cls.__qualname__}"
-        return registering(cls._handlers, types, owner, steps=steps, asynchronous=False)
+        return registering(cls._handlers, types, owner, steps=steps)
 
     @classmethod
     def handler_of(cls, type: str) -> Handler | None:  # noqa: A002  # CloudEvents' name for it

@@ -154,8 +154,8 @@ class Worker:
 
         events = [Event.from_json(message.body) for message in messages]
         consumer = self.consumers[name]
-        if self.batches:
-            outcomes = consumer.handle_many(events, redelivered=redelivered)
+        if self.batches and not redelivered:
+            outcomes = consumer.handle_many(events)
         else:
             outcomes = [self.outcome(consumer.handle, e, redelivered) for e in events]
         for event, message, outcome in zip(events, messages, outcomes, strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -10,7 +9,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from asgiref.sync import sync_to_async
 from django.conf import settings as project
 from django.db import connections
 from django.test import override_settings
@@ -250,25 +248,6 @@ def test_announced(using: str, sent: list[str]) -> None:
     consumer.handle(event(1))
     assert sent == ["claimed", "completed", "replayed"]
     assert signals.replayed.receivers
-
-
-def test_async(using: str) -> None:
-    """An async handler has a filter, too."""
-    seen = Remembering()
-    consumer, calls = Consumer("async", seen=seen), []
-
-    @consumer.on("click")
-    async def click(event: Event, execution: Any) -> int:
-        calls.append(event.id)
-        return len(calls)
-
-    async def main() -> list[object]:
-        outcomes: list[object] = [await consumer.ahandle(event(1)) for _ in range(2)]
-        await sync_to_async(connections.close_all)()
-        return outcomes
-
-    assert asyncio.run(main()) == [Handled(1), Duplicate(1)]
-    assert calls == ["1"]
 
 
 def test_store_out_of_reach(using: str, monkeypatch: pytest.MonkeyPatch) -> None:

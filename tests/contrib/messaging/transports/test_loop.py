@@ -432,20 +432,6 @@ def test_whatever_a_handler_raises(fail: Any, told: str, mode: Any, redelivered:
     assert (record.hold, record.attempt) == (True, 2)
 
 
-def test_async_handlers() -> None:
-    """A consumer with an async handler is refused before the broker is asked for anything."""
-    consumer = Consumer("billing")
-
-    @consumer.on("order.paid")
-    async def book(event: Event, execution: Any) -> None:
-        raise AssertionError
-
-    memory = Memory(message(paid("a")))
-    with pytest.raises(ImproperlyConfigured, match="async"):
-        memory.run(consumer)
-    assert memory.done == []
-
-
 def test_federated_without_senders() -> None:
     """A federated consumer needs to know who sent a message, which no broker says."""
     with pytest.raises(ImproperlyConfigured, match="sender="):
