@@ -9,6 +9,7 @@ from django.core.checks import Tags, register
 from django.utils.translation import gettext_lazy as _
 
 from .checks import register_checks
+from .contrib import ninja as _ninja  # noqa: F401  # before any view: it registers itself
 from .contrib.concurrency import errors as _concurrency  # noqa: F401  # STATUS_CODES may name all
 from .contrib.messaging import errors as _messaging  # noqa: F401
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, Final, TypeVar, Unpack, overload
 
 from django.core.exceptions import ImproperlyConfigured
 
-from .contrib.ninja import offer
 from .http.declared import EXEMPT, PROTECTED, is_exempt, is_marked, name_of, view_class_of
 from .http.rule import problem_of
 from .http.wrapping import once
 from .policy import Policy, PolicyFields
 
 ViewT = TypeVar("ViewT", bound=Callable[..., Any])
+
+on_protected: Final[list[Callable[[Any, Policy], None]]] = []
+"""Called with each function that ``@idempotent`` has protected, and its policy.
+
+A framework that makes more than a view of a function adds what it needs, as django-ninja's adapter
+does.
+"""
 
 
 @overload
@@ -78,10 +84,17 @@ def _protected(view: Any, policy: Policy) -> Any:
         raise _contradicted(view)
     if getattr(view, PROTECTED, None) and not inspect.isclass(view):
         return view
+    if hasattr(view, "_ninja_operation"):  # also where nothing has registered the adapter
+        raise ImproperlyConfigured(
+            f"@idempotent is above the decorator that makes {name_of(view)} an operation of "
+            "django-ninja, which would call the unprotected function. Put @idempotent directly on "
+            "the function, below @api.post(…)."
+        )
     if problem := problem_of(view):
         raise ImproperlyConfigured(problem)
     protected = once(view, policy)
-    offer(protected, policy)
+    for prepare in on_protected:
+        prepare(protected, policy)
     return protected
 
 

@@ -27,12 +27,12 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from ..conf import conf
+from ..decorators import on_protected
 from ..errors import IdempotencyError
 from ..http import (
     ADAPTER,
     ViewAdapter,
     invocation_of,
-    name_of,
     principal_of,
 )
 from ..policy import UNSAFE_METHODS, Invocation, Policy
@@ -104,22 +104,15 @@ class NinjaAdapter(ViewAdapter):
 
 
 def offer(function: Any, policy: Policy) -> None:
-    """Let a protected function become an operation of django-ninja.
-
-    Raises:
-        ImproperlyConfigured: it is one already, which would stay unprotected.
-    """
-    if hasattr(function, "_ninja_operation"):
-        raise ImproperlyConfigured(
-            f"@idempotent is above the decorator that makes {name_of(function)} an operation of "
-            "django-ninja, which would call the unprotected function. Put @idempotent directly on "
-            "the function, below @api.post(…)."
-        )
+    """Let a protected function become an operation of django-ninja."""
     if isinstance(function, FunctionType):
         # A new list: functools.wraps() has copied a reference to that of the unprotected function.
         callbacks = [*getattr(function, _CALLBACKS, ()), lambda made: _prepare(made, policy)]
         setattr(function, _CALLBACKS, callbacks)
         _resolve_annotations(function)
+
+
+on_protected.append(offer)
 
 
 def _resolve_annotations(function: Any) -> None:
