@@ -153,14 +153,16 @@ def _refused(everything: Iterable[Endpoint]) -> Iterator[CheckMessage]:
     if undeclared:
         modules = [f"{name} ({n})" for name, n in Counter(undeclared.values()).most_common()]
         count = f"{len(undeclared)} view{'' if len(undeclared) == 1 else 's'}"
+        hint = "manage.py idempotency_report says why, and what to do, for each view."
+        if isinstance(conf.middleware_protects, str):  # it protects all
+            hint += (
+                " Or list the paths that the middleware protects, such as "
+                "IDEMPOTENCY['MIDDLEWARE_PROTECTS'] = ['/api/']."
+            )
         yield Warning(
             f"IdempotencyMiddleware cannot protect {count} without a policy, so it refuses their "
             f"requests with a key. They are in {listed(modules, 'module', 'modules')}.",
-            hint=(
-                "manage.py idempotency_report says why, and what to do, for each view. Or list the "
-                "paths that the middleware protects, such as "
-                "IDEMPOTENCY['MIDDLEWARE_PROTECTS'] = ['/api/']."
-            ),
+            hint=hint,
             id="idempotency_django.W023",
         )
 

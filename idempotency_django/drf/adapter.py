@@ -18,6 +18,7 @@ from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Empty, Request
 from rest_framework.response import Response
 
+from ..engine import reraise
 from ..errors import IdempotencyError
 from ..http.bodies import body_of, form_of, is_too_large, raw_body_of, rewind, was_read
 from ..http.dialects import dialect
@@ -54,11 +55,14 @@ class IdempotencyAPIException(APIException):
 def problem(view: Any, error: IdempotencyError) -> HttpResponseBase:
     """The problem as the project's exception handler renders it, or in its own media type."""
     exception = IdempotencyAPIException(error)
-    response: HttpResponseBase = view.handle_exception(exception)
+    response: Any = view.handle_exception(exception)
     if getattr(response, "data", None) == exception.detail:
-        response = render_with(ProblemRenderer(), view, response)
+        response.accepted_renderer = renderer = ProblemRenderer()
+        response.accepted_media_type = renderer.media_type
+        response.renderer_context = view.get_renderer_context()
+        response.render()
     mark_refusal(response, view.request._request, error)
-    return response
+    return response  # type: ignore[no-any-return]
 
 
 class ProblemRenderer(BaseRenderer):
@@ -71,24 +75,6 @@ class ProblemRenderer(BaseRenderer):
 
     def render(self, data: Any, *args: Any, **kwargs: Any) -> bytes:
         return (data if isinstance(data, str) else json.dumps(data)).encode()
-
-
-def render_with(renderer: BaseRenderer, view: Any, response: Any) -> Response:
-    """The content of a response, rendered by this renderer instead of the negotiated one."""
-    made = Response(
-        response.data,
-        status=response.status_code,
-        headers=response.headers,
-        exception=response.exception,
-        content_type=response.content_type,
-    )
-    del made["Content-Type"]
-    made.cookies = response.cookies
-    made.accepted_renderer = renderer
-    made.accepted_media_type = renderer.media_type
-    made.renderer_context = view.get_renderer_context()  # type: ignore[attr-defined]
-    made.render()
-    return made
 
 
 class StoredResponse(Response):
@@ -207,7 +193,12 @@ class DRFAdapter(Adapter):
     def recover(self, error: Exception) -> HttpResponseBase:
         # Not rendered here: under ATOMIC_REQUESTS the exception handler may have marked the
         # transaction for rollback, and a renderer may ask the database for something.
-        return self._finalized(self.view.handle_exception(error))
+        try:
+            response = self.view.handle_exception(error)
+        except Exception:
+            self.view.handle_exception = reraise  # for dispatch(), which would ask once more
+            raise
+        return self._finalized(response)
 
     def _finalized(self, response: HttpResponseBase) -> HttpResponseBase:
         """Finalise now, and prevent DRF from finalising the same response again."""

@@ -584,6 +584,9 @@ class TestManyRefused:
         settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": ["/api/"]}
         assert said("W023") == []
         assert {str(m.hint).split("/")[1] for m in said("E022")} == {"11", "12"}
+        settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": ["/1/"]}
+        [warning] = said("W023")
+        assert "MIDDLEWARE_PROTECTS" not in str(warning.hint)  # which names some already
 
     def test_many_modules(self, found: Any) -> None:
         """The modules with the most views are named, and the others are counted."""

@@ -302,6 +302,15 @@ class TestRefusal:
         assert response.status_code == 422
         assert response.json() == {"code": "mismatch", "own": True}
 
+    def test_exception_handler_is_called_once(self, settings: Any) -> None:
+        """An error that it does not handle is shown to it once, as without a key."""
+        settings.REST_FRAMEWORK = {"EXCEPTION_HANDLER": f"{__name__}.noting_handler"}
+        client = Client(raise_request_exception=False)
+        for key in (None, new_key()):
+            noted.clear()
+            assert post(client, "/plain/", key, "raise:error").status_code == 500
+            assert [type(error) for error in noted] == [LookupError]
+
     def test_unauthorized_first(self, client: Client) -> None:
         """Authentication comes before the key is looked at."""
         assert post(client, "/owned/", "bad key").status_code == 401
@@ -315,6 +324,13 @@ class TestRefusal:
         assert response.status_code == 400
         assert "JSON parse error" in response.json()["detail"]
         assert (record(key).status, record(key).response_body) == ("failed", None)
+
+
+noted: list[Exception] = []
+
+
+def noting_handler(error: Exception, context: Any) -> None:
+    noted.append(error)
 
 
 def own_handler(error: Exception, context: Any) -> Response | None:
