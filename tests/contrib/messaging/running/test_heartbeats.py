@@ -20,7 +20,7 @@ from idempotency_django.contrib.messaging.models import Heartbeat
 from idempotency_django.models import DatabaseNow
 from idempotency_django.testing import eventually, in_threads
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 
 @pytest.fixture(params=list(settings.ALIASES))
