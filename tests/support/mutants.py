@@ -77,7 +77,7 @@ def changed(node: ast.AST) -> ast.AST | None:
             return other.operand
         case ast.Constant(value=bool()):
             other.value = not other.value
-        case ast.Return(value=ast.expr()):
+        case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
             other.value = ast.Constant(None)
         case ast.Expr(value=ast.Call()) if "logger" not in ast.unparse(other):
             return ast.Pass()
