@@ -35,7 +35,6 @@ id                                     problem
 ``idempotency_django.E041``            a receiver of webhooks cannot be used
 ``idempotency_django.E043``            a topic of the outbox cannot be used
 ``idempotency_django.E045``            messaging's database is unknown, or has ``AUTOCOMMIT`` off
-``idempotency_django.W047``            a publisher's timeout is too long for a relay's lease
 ``idempotency_django.E050``            ``CONSUMERS`` has a path of no consumer, or one name twice
 ``idempotency_django.W055``            no relay, processor or purge runs (``--deploy --database``)
 ``idempotency_django.W056``            Django's ``@condition`` handles a retry before its record

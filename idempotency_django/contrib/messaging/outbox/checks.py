@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any
 
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's name
@@ -14,8 +13,7 @@ from django.db import connections
 from ....stores import Store, stores
 from ..conf import conf
 from ..databases import database
-from .relay import LEASE
-from .topics import ALL_OTHERS, Topic, topic
+from .topics import ALL_OTHERS, topic
 
 
 def check_outbox(**_: Any) -> Sequence[CheckMessage]:
@@ -31,27 +29,9 @@ def check_outbox(**_: Any) -> Sequence[CheckMessage]:
 def _topic(name: str) -> Iterator[CheckMessage]:
     name = "others" if name == ALL_OTHERS else name
     try:
-        known = topic(name)
-        known.publisher()
-        yield from _timeout(known)
+        topic(name).publisher()
     except ImproperlyConfigured as error:
         yield Error(str(error), id="idempotency_django.E043")
-
-
-def _timeout(known: Topic) -> Iterator[CheckMessage]:
-    timeout, longest = known.options.get("timeout"), LEASE / 2
-    if isinstance(timeout, timedelta) and timeout > longest:
-        yield Warning(
-            f"The publisher of the topic {known.name!r} has a timeout of "
-            f"{timeout.total_seconds():g} seconds; a "
-            f"relay's lease is {LEASE.total_seconds():g} seconds by default.",
-            hint=(
-                "A message that takes longer than half of the lease is sent twice. Use a timeout "
-                f"of up to {longest.total_seconds():g} seconds; or give relay_outbox a --lease of "
-                "two timeouts, and silence this warning."
-            ),
-            id="idempotency_django.W047",
-        )
 
 
 def _database(using: str) -> Iterator[CheckMessage]:

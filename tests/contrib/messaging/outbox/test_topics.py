@@ -114,18 +114,6 @@ def test_timeout_that_is_a_number() -> None:
     assert ids(OUTBOX={"orders": {"BACKEND": backend, "OPTIONS": options}}) == ["E043"]
 
 
-@pytest.mark.parametrize(("timeout", "found"), [(30, []), (31, ["W047"])])
-def test_timeout_beyond_the_lease(timeout: int, found: list[str]) -> None:
-    """A timeout that a relay's lease has no room for is warned of."""
-    backend = "idempotency_django.contrib.messaging.HttpPublisher"
-    endpoint = "tests.contrib.messaging.publishing.test_http.endpoint_of"
-    topic = {
-        "BACKEND": backend,
-        "OPTIONS": {"endpoint": endpoint, "timeout": timedelta(seconds=timeout)},
-    }
-    assert ids(OUTBOX={"orders": topic}) == found
-
-
 def nested(levels: int) -> Any:
     """As many lists and dicts within one another."""
     value: Any = {"a": []}
