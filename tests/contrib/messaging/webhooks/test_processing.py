@@ -424,14 +424,17 @@ def test_other_sources_go_on_beside_one_that_hangs(
     monkeypatch.setattr(loops, "BEAT", 0.01)
     stop, hangs, released = threading.Event(), threading.Event(), threading.Event()
 
-    def hang(event: Event, execution: Any) -> None:
-        hangs.set()
-        assert released.wait(30)
+    stepping = Stepping._handlers["order.paid"]
+
+    def hang(event: Event, execution: Any) -> Any:
+        if event.id == "m-1":  # outside of the step, whose transaction would lock all of SQLite
+            hangs.set()
+            assert released.wait(30)
+        return stepping(event, execution)
 
     def operator() -> None:
         try:
             assert hangs.wait(30)
-            behaviour.clear()
             deliver(Stepping, "m-2")
             deliver(Passing, "m-3")
             eventually(lambda: inbox.row("m-3").state == "done")
@@ -442,7 +445,7 @@ def test_other_sources_go_on_beside_one_that_hangs(
             released.set()
             stop.set()
 
-    behaviour["steps"] = hang
+    monkeypatch.setitem(Stepping._handlers, "order.paid", Handler(hang, steps=True))
     deliver(Stepping, "m-1")
     in_threads([lambda: run_inbox(stop, poll=timedelta(seconds=0.01)), operator])
     assert len(inbox.effects()) == 3
