@@ -21,7 +21,7 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 2)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo serve quick quick-stores quick-adapters test nightly mutants parts $(PARTS) $(NIGHTLY) lint types imports docs screenshots bench ci clean
+.PHONY: help install demo serve quick quick-stores quick-adapters test nightly mutants parts $(PARTS) $(NIGHTLY) lint types imports messages docs screenshots bench ci clean
 
 help:  ## Show this list.
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -151,6 +151,9 @@ types: $(VENV)/.installed-lint  ## Check the types.
 
 imports: $(VENV)/.installed-lint  ## Check the layers of modules.
 	$(VENV)/bin/lint-imports
+
+messages: $(VENV)/.installed-test  ## Find the texts that people read, and compile their translations.
+	$(PY) -m tests.support.translations
 
 docs: $(VENV)/.installed-docs  ## Build the documentation into docs/_build/html; test its links, search and Markdown.
 	$(PY) -m sphinx -E -W --keep-going -b html docs docs/_build/html

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from django.utils.translation import gettext
+
 from ..conf import conf
 from ..errors import FingerprintMismatch, IdempotencyError, KeyRefused, OperationInProgress
 
@@ -37,7 +39,7 @@ def _problem(error: IdempotencyError, status: int) -> dict[str, Any]:
     """The members of a problem that explains the error to a person and to a program."""
     return {
         "type": f"{conf.docs_url}{error.slug}",
-        "title": error.title,
+        "title": gettext(error.title),
         "status": status,
         "detail": error.detail,
         "code": error.slug,
