@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar, Unpack, overload
 
 from django.core.exceptions import ImproperlyConfigured
 
-from .http.declared import EXEMPT, PROTECTED, is_exempt, is_marked, name_of, view_class_of
+from .http.declared import EXEMPT, PROTECTED, name_of
 from .http.rule import problem_of
 from .http.wrapping import once
 from .policy import Policy, PolicyFields
@@ -57,7 +57,7 @@ def idempotent(
 
     Raises:
         ImproperlyConfigured: it is not directly above a function, so a check of the caller could
-            be below it; or the view is exempt. The error says what to do.
+            be below it. The error says what to do.
     """
     chosen = (policy or Policy()).replace(**fields) if fields else policy or Policy()
     if view is None:
@@ -68,20 +68,12 @@ def idempotent(
 
 
 def idempotency_exempt(view: ViewT) -> ViewT:
-    """Make the middleware leave a view alone: a function, a class, or what ``as_view()`` made.
-
-    Raises:
-        ImproperlyConfigured: the view is protected by ``@idempotent`` or by the mixin.
-    """
-    if is_marked(view, PROTECTED):
-        raise _contradicted(view)
+    """Make the middleware leave a view alone: a function, a class, or what ``as_view()`` made."""
     setattr(view, EXEMPT, True)
     return view
 
 
 def _protected(view: Any, policy: Policy) -> Any:
-    if is_exempt(view):
-        raise _contradicted(view)
     if getattr(view, PROTECTED, None) and not inspect.isclass(view):
         return view
     if hasattr(view, "_ninja_operation"):  # also where nothing has registered the adapter
@@ -96,13 +88,3 @@ def _protected(view: Any, policy: Policy) -> Any:
     for prepare in on_protected:
         prepare(protected, policy)
     return protected
-
-
-def _contradicted(view: Any) -> ImproperlyConfigured:
-    text = f"{name_of(view)} is both protected and exempt. Remove either @idempotency_exempt or "
-    if view_class_of(view) is None and not inspect.isclass(view):
-        return ImproperlyConfigured(f"{text}@idempotent.")
-    return ImproperlyConfigured(
-        f"{text}the protection (@idempotent, the mixin). To leave out a class with the mixin, set "
-        "idempotency_policy = None."
-    )
