@@ -20,12 +20,10 @@ id                                     problem
 ``idempotency_django.W021``            PostgreSQL with an isolation level above READ COMMITTED
 ``idempotency_django.E022``            a view with a policy cannot be protected: it refuses keys
 ``idempotency_django.W023``            the middleware cannot protect views without a policy
-``idempotency_django.E024``            a view is both protected and exempt
 ``idempotency_django.W025``            object permissions that a replay cannot check
 ``idempotency_django.W026``            a store in the memory of one process, and ``DEBUG`` is off
 ``idempotency_django.E027``            a store's database has ``AUTOCOMMIT`` off
 ``idempotency_django.W028``            tables are missing (``check --database``)
-``idempotency_django.W029``            CORS keeps scripts of other origins from keys and replays
 ``idempotency_django.W031``            a key is required from the admin's or the login's own forms
 ``idempotency_django.E032``            a model without both ``Versioned`` and one ``VersionField``
 ``idempotency_django.E034``            a form of the admin that may lack a model's version
@@ -51,7 +49,6 @@ from __future__ import annotations
 from django.core.checks import Tags, register
 
 from .configuration import (
-    check_cors,
     check_django,
     check_live_stores,
     check_middleware,
@@ -71,6 +68,5 @@ def register_checks() -> None:
     register(check_stores, Tags.security)
     register(check_middleware, Tags.security)
     register(check_views, Tags.security)
-    register(check_cors, Tags.compatibility)
     register(check_django, Tags.compatibility)
     register(check_live_stores, Tags.database)

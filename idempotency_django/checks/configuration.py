@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -15,7 +14,6 @@ from django.core.exceptions import ImproperlyConfigured
 from ..conf import MIDDLEWARE, default_store, did_you_mean
 from ..contrib.messaging.conf import conf  # of all names in IDEMPOTENCY
 from ..engine.planning import choose_mode
-from ..http.messages import REPLAYED_HEADER
 from ..http.status import status_url
 from ..policy import UNSET, Policy
 from ..stores import stores
@@ -120,48 +118,6 @@ def unknown_store(alias: str, where: str) -> Iterator[CheckMessage]:
 NEWEST_DJANGO: Final = (6, 1)
 """The newest that the tests run on; no upper bound keeps a project from a later one."""
 
-CORS = "corsheaders.middleware.CorsMiddleware"
-
-
-def _headers() -> list[str]:
-    return [conf.header, REPLAYED_HEADER, *filter(None, [conf.status_header]), "Retry-After"]
-
-
-def check_cors(**_: Any) -> Iterator[CheckMessage]:
-    """Whether a script of another origin may send a key and read the headers of a replay."""
-    if CORS not in settings.MIDDLEWARE:
-        return
-    ours = tried(_headers)[0]
-    if ours is None:
-        return  # check_settings reports it
-    header, *marks = ours
-    if _left_out([header], "CORS_ALLOW_HEADERS"):
-        yield Warning(
-            f"{header!r} is not in CORS_ALLOW_HEADERS. Browsers block every request from another "
-            "origin that has a key.",
-            hint="from corsheaders.defaults import default_headers; "
-            f"CORS_ALLOW_HEADERS = (*default_headers, {header.lower()!r})",
-            id="idempotency_django.W029",
-        )
-    hidden = _left_out(marks, "CORS_EXPOSE_HEADERS")
-    if hidden:
-        yield Warning(
-            f"{', '.join(map(repr, hidden))} {'are' if len(hidden) > 1 else 'is'} not in "
-            "CORS_EXPOSE_HEADERS. Scripts of other origins cannot see what became of a "
-            "request, or when to retry.",
-            hint=f"CORS_EXPOSE_HEADERS = {tuple(marks)!r}",
-            id="idempotency_django.W029",
-        )
-
-
-def _left_out(headers: Iterable[str], setting: str) -> list[str]:
-    """The headers that are missing in the setting of django-cors-headers."""
-    named = {str(name).lower() for name in getattr(settings, setting, ())}
-    # To a browser, "*" stands for every header, but in requests with credentials for itself.
-    if "*" in named and not getattr(settings, "CORS_ALLOW_CREDENTIALS", False):
-        return []
-    return [header for header in headers if header.lower() not in named]
-
 
 def check_django(**_: Any) -> Iterator[CheckMessage]:
     """Whether the tests of this version ran on this Django."""
@@ -200,24 +156,15 @@ def check_settings(**_: Any) -> Sequence[CheckMessage]:
 
 
 def _misnamed() -> Iterator[CheckMessage]:
-    """A setting of the project that looks like ours, where ours is missing: none of it is read."""
+    """Settings with names of ours, where the dict of ours is missing: none of them is read."""
     if hasattr(settings, "IDEMPOTENCY"):
         return
-    known = conf.names()
-    for name in filter(str.isupper, dir(settings)):
-        if "IDEMP" not in name and not difflib.get_close_matches(name, ["IDEMPOTENCY"], cutoff=0.8):
-            continue
-        value = getattr(settings, name)
-        holds_ours = isinstance(value, Mapping) and not known.isdisjoint(value)
-        if holds_ours or name.removeprefix("IDEMPOTENCY_") in known:
+    for name in sorted(conf.names()):
+        if hasattr(settings, f"IDEMPOTENCY_{name}"):
             yield Error(
-                f"The setting {name} has no effect: the settings of idempotency_django are a dict "
-                "named IDEMPOTENCY.",
-                hint=(
-                    "Rename it to IDEMPOTENCY."
-                    if holds_ours
-                    else f"Write IDEMPOTENCY = {{{name.removeprefix('IDEMPOTENCY_')!r}: …}}."
-                ),
+                f"The setting IDEMPOTENCY_{name} has no effect: the settings of idempotency_django "
+                "are a dict named IDEMPOTENCY.",
+                hint=f"Write IDEMPOTENCY = {{{name!r}: …}}.",
                 id="idempotency_django.E038",
             )
 

@@ -5,17 +5,14 @@ The app imports this module if REST framework is installed.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's name
-from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView
-from rest_framework.viewsets import ModelViewSet, ViewSetMixin
 
-from ..conf import MIDDLEWARE, did_you_mean
+from ..conf import MIDDLEWARE
 from ..drf.adapter import checks_objects, overrides_replay_check
 from ..drf.views import IdempotentViewMixin
 from ..http.declared import POLICIES, POLICY, is_exempt, is_marked, view_class_of
@@ -98,25 +95,12 @@ def _check_view(view: Any) -> Iterator[CheckMessage]:
         return
     for action, policy in policies.items():
         if not hasattr(view, action):
-            handlers = _handlers_of(view)
             yield Error(
                 f"{name}.idempotency_policies names {action!r}, which is not an action or a method "
                 "of the view.",
-                hint=did_you_mean(action, handlers, "The view has") if handlers else None,
                 id="idempotency_django.E012",
             )
         yield from check_policy(policy, f"{name}.idempotency_policies[{action!r}]")
-
-
-def _handlers_of(view: Any) -> set[str]:
-    """The names that ``idempotency_policies`` can hold for a view: its methods and actions."""
-    names = {method.lower() for method in UNSAFE_METHODS}
-    if issubclass(view, ViewSetMixin):
-        for route in SimpleRouter.routes:
-            names.update(getattr(route, "mapping", {}).values())
-        known = {*dir(ModelViewSet), *dir(IdempotentViewMixin)}
-        names |= {name for name in {*dir(view)} - known if inspect.isfunction(getattr(view, name))}
-    return {name for name in names if hasattr(view, name) and not name.startswith("_")}
 
 
 def _subclasses(of: type[Any]) -> Iterator[type[Any]]:

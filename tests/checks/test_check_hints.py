@@ -5,15 +5,12 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from django.core.checks import CheckMessage
 from django.test import override_settings
-from rest_framework import generics
-from rest_framework.decorators import action
 from rest_framework.views import APIView
-from rest_framework.viewsets import ModelViewSet, ViewSet
 
 from idempotency_django import checks
 from idempotency_django.drf import IdempotentViewMixin
@@ -41,47 +38,6 @@ def found(number: str, **idempotency: Any) -> list[CheckMessage]:
 
 class TestHints:
     """What a hint offers in the place of a wrong name."""
-
-    def test_actions_of_a_viewset(self) -> None:
-        """E012 offers the view's own actions, and nothing of what DRF's classes have besides."""
-
-        class Charges(IdempotentViewMixin, ModelViewSet[Any]):
-            idempotency_policies: ClassVar[Any] = {"zzz": None}
-
-            @action(detail=True)
-            def capture(self, request: Any, pk: Any) -> None: ...
-
-            def perform_create(self, serializer: Any) -> None: ...
-
-            def get_queryset(self) -> Any: ...
-
-        (message,) = found("E012")
-        assert message.hint == (
-            "The view has: capture, create, destroy, list, partial_update, retrieve, update."
-        )
-        del Charges
-
-    def test_handlers_of_a_view(self) -> None:
-        """E012 offers the methods that a view handles."""
-
-        class Charges(IdempotentViewMixin, generics.ListCreateAPIView[Any]):
-            idempotency_policies: ClassVar[Any] = {"zzz": None}
-
-            def delete(self, request: Any) -> None: ...
-
-        (message,) = found("E012")
-        assert message.hint == "The view has: delete, post."
-        del Charges
-
-    def test_view_without_handlers(self) -> None:
-        """A view that handles nothing yet has nothing to offer."""
-
-        class Charges(IdempotentViewMixin, ViewSet):
-            idempotency_policies: ClassVar[Any] = {"zzz": None}
-
-        (message,) = found("E012")
-        assert message.hint is None
-        del Charges
 
     @pytest.mark.parametrize(
         ("policy", "said"),

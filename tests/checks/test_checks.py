@@ -109,16 +109,13 @@ def test_unknown_setting(name: Any, hint: str) -> None:
 @pytest.mark.parametrize(
     ("names", "hint"),
     [
-        ({"IDEMPOTENT": {"POLICY": {"required": True}}}, "Rename it to IDEMPOTENCY."),
-        ({"IDEMPOTENCY_SETTINGS": {"HEADER": "X-Key"}}, "Rename it to IDEMPOTENCY."),
-        ({"INDEMPOTENCY": {"HEADER": "X-Key"}}, "Rename it to IDEMPOTENCY."),
         ({"IDEMPOTENCY_POLICY": {"required": True}}, "Write IDEMPOTENCY = {'POLICY': …}."),
-        ({"IDEMPOTENCY_KEY_LENGTH": 5, "IDEMPOTENT": True}, None),
-        ({"IDEMPOTENT": {"POLICY": {}}, "IDEMPOTENCY": {}}, None),
+        ({"IDEMPOTENCY_KEY_LENGTH": 5, "IDEMPOTENT": True, "HEADER": "x"}, None),
+        ({"IDEMPOTENCY_POLICY": {}, "IDEMPOTENCY": {}}, None),
     ],
 )
 def test_setting_under_another_name(names: dict[str, Any], hint: str | None) -> None:
-    """E038: a setting with our names in it that nothing reads; others of the project may be."""
+    """E038: a setting with one of our names that nothing reads; others of the project may be."""
     with override_settings():
         del settings.IDEMPOTENCY
         for name, value in names.items():
@@ -506,7 +503,7 @@ class TestViews:
                 pass
 
     def test_policy_of_an_action_that_is_not(self) -> None:
-        """E012: idempotency_policies names no action of the view, with the one that was meant."""
+        """E012: idempotency_policies names no action of the view."""
 
         class Charges(IdempotentViewMixin, ViewSet):
             idempotency_policies: ClassVar[Any] = {"create": Policy(), "captur": None}
@@ -516,7 +513,6 @@ class TestViews:
 
         message = only("E012")
         assert f"{HERE}.{Charges.__qualname__}.idempotency_policies names 'captur'" in message.msg
-        assert message.hint == "Did you mean 'capture'?"
 
     def test_right_views(self) -> None:
         """Views without and with policies, by action or by method, are right."""

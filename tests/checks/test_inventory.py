@@ -491,12 +491,6 @@ class TestChecks:
         )
         assert said("W037") == []
 
-    def test_protected_and_exempt(self, found: Any) -> None:
-        """E024: protected by a handler's decorator, and exempt by its class."""
-        exempt = idempotency_exempt(a_class(post=idempotent(post_)))
-        found(path("x/", exempt.as_view()))
-        assert len(said("E024")) == 1
-
 
 OWN = "/own/"
 BY_PREFIX = {"/api/orders/", "/api/17/"}

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.core.checks import CheckMessage
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template import Context, Template
-from django.test import Client, override_settings
+from django.test import Client
 from django.urls import path
 
-from idempotency_django import checks
 from idempotency_django.decorators import idempotent
 from idempotency_django.errors import KeyMissing
 from idempotency_django.models import IdempotencyKey
@@ -181,71 +179,6 @@ class TestTag:
         assert len(set(values)) == 2
         assert all(keys.is_unguessable(value) for value in values)
         assert made.count('autocomplete="off"') == 2
-
-
-def cors(**settings: Any) -> list[CheckMessage]:
-    """What the checks say of a project with django-cors-headers and these settings."""
-    settings.setdefault("MIDDLEWARE", [MIDDLEWARE])
-    with override_settings(**settings):
-        return list(checks.check_cors())
-
-
-ALLOWED = ("accept", "content-type", "idempotency-key")
-EXPOSED = ("Idempotent-Replayed", "Idempotency-Status", "Retry-After")
-
-
-class TestCors:
-    """What scripts of other origins may send and read."""
-
-    def test_defaults(self) -> None:
-        """Without configuration a browser refuses to send the key, and hides the response's."""
-        allowed, exposed = cors()
-        assert allowed.id == "idempotency_django.W029"
-        assert "'Idempotency-Key' is not in CORS_ALLOW_HEADERS" in allowed.msg
-        assert "(*default_headers, 'idempotency-key')" in str(allowed.hint)
-        assert exposed.id == "idempotency_django.W029"
-        assert "'Idempotency-Status', 'Retry-After' are not in CORS_EXPOSE_HEADERS" in exposed.msg
-
-    def test_configured(self) -> None:
-        """Configured it is quiet, whatever the case of the names."""
-        assert cors(CORS_ALLOW_HEADERS=ALLOWED, CORS_EXPOSE_HEADERS=EXPOSED) == []
-        upper = [name.upper() for name in (*ALLOWED, *EXPOSED)]
-        assert cors(CORS_ALLOW_HEADERS=upper, CORS_EXPOSE_HEADERS=upper) == []
-
-    def test_one_missing(self) -> None:
-        """One header that is not exposed is named alone."""
-        (message,) = cors(CORS_ALLOW_HEADERS=ALLOWED, CORS_EXPOSE_HEADERS=list(EXPOSED[1:]))
-        assert "'Idempotent-Replayed' is not in CORS_EXPOSE_HEADERS" in message.msg
-
-    def test_wildcard(self) -> None:
-        """``*`` stands for all headers of requests without credentials, and for itself with."""
-        every = {"CORS_ALLOW_HEADERS": ["*"], "CORS_EXPOSE_HEADERS": ["*"]}
-        assert cors(**every) == []
-        assert len(cors(**every, CORS_ALLOW_CREDENTIALS=True)) == 2
-
-    def test_own_names(self) -> None:
-        """The headers are those that the project has configured."""
-        own = {"HEADER": "X-Key", "STATUS_HEADER": "X-Status"}
-        known = {"CORS_ALLOW_HEADERS": ALLOWED, "CORS_EXPOSE_HEADERS": EXPOSED}
-        allowed, exposed = cors(IDEMPOTENCY=own, **known)
-        assert "'X-Key'" in allowed.msg
-        assert "'X-Status' is not" in exposed.msg
-
-    def test_without_cors(self) -> None:
-        """A project without the middleware is not told about it."""
-        assert cors(MIDDLEWARE=[]) == []
-
-    def test_wrong_setting(self) -> None:
-        """A header's name that is none is reported elsewhere."""
-        assert len(cors(IDEMPOTENCY={"HEADER": "a b"})) <= 1
-
-    def test_registered(self) -> None:
-        """``manage.py check`` runs it."""
-        from django.core.checks import run_checks
-
-        with override_settings(MIDDLEWARE=[MIDDLEWARE]):
-            ids = [message.id for message in run_checks(app_configs=[])]
-        assert ids.count("idempotency_django.W029") == 2
 
 
 @pytest.mark.django_db(transaction=True)
