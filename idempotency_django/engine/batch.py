@@ -132,6 +132,10 @@ def _settle_unconfirmed(store: Store, item: Item, error: StoreUnavailable) -> Ou
         return known if again is known else error
 
 
+def _name(operation: Operation) -> tuple[str, str]:
+    return operation.scope, operation.key
+
+
 class _Batch:
     """One transaction, with all that is claimed and executed in it."""
 
@@ -151,22 +155,24 @@ class _Batch:
                 it is unknown.
         """
         store, outcomes = self.store, dict[int, Outcome]()
+        operations = {_name(item.operation): item.operation for item in reversed(self.items)}
         try:
             with store.transaction():
-                claims = store.acquire_many([item.operation for item in self.items])
+                # In one order everywhere, so that two batches do not wait for each other.
+                names = sorted(operations)
+                acquired = store.acquire_many([operations[name] for name in names])
+                found = dict(zip(names, acquired, strict=True))
                 self.claimed = True
                 store.on_commit(self._announce)  # before the handlers' own hooks
-                for place, claim_or_record in enumerate(claims):
-                    outcomes[place] = self._outcome(self.items[place], claim_or_record)
+                for place, item in enumerate(self.items):
+                    # A key that comes up again is run alone.
+                    if claim_or_record := found.pop(_name(item.operation), None):
+                        outcomes[place] = self._outcome(item, claim_or_record)
                 if not all(store.complete_many(self._responses)):
                     raise ClaimLost
-                store.record_replays(
-                    [
-                        (each.record, self.items[place].operation)
-                        for place, each in outcomes.items()
-                        if isinstance(each, Replayed) and not each.record.counted
-                    ]
-                )
+                for place, each in outcomes.items():
+                    if isinstance(each, Replayed) and not each.record.counted:
+                        store.record_replay(each.record, self.items[place].operation)
                 self._completed = True
         except Exception:
             if not self._committed:

@@ -29,32 +29,6 @@ def in_progress(operation: Operation) -> Record:
     return Record(key=operation.key, scope=operation.scope, status=Status.IN_PROGRESS)
 
 
-def distinct(operations: Sequence[Operation]) -> list[Operation]:
-    """The operations of a batch, without those that come up again.
-
-    They are in one order everywhere, so that two batches do not wait for each other.
-    """
-    first = {(operation.scope, operation.key): operation for operation in reversed(operations)}
-    return [first[name] for name in sorted(first)]
-
-
-def deal(
-    operations: Sequence[Operation], acquired: Sequence[Claim | Record]
-) -> list[Claim | Record]:
-    """What was acquired for the :func:`distinct` operations of a batch, for all of them.
-
-    A claim is for the first; the operation is in progress when it comes up again.
-    """
-    found = {(each.scope, each.key): each for each in acquired}
-    results: list[Claim | Record] = []
-    for operation in operations:
-        name = operation.scope, operation.key
-        results.append(found[name])
-        if isinstance(found[name], Claim):
-            found[name] = in_progress(operation)
-    return results
-
-
 class Store(ABC):
     """A place where records live. There is one instance per alias, shared by all threads.
 
@@ -279,26 +253,11 @@ class Store(ABC):
     # Batches, and the heartbeat's renewals.
 
     def acquire_many(self, operations: Sequence[Operation]) -> Sequence[Claim | Record]:
-        """:meth:`acquire` for several operations, such as those of a batch of messages.
+        """:meth:`acquire` for the operations of a batch, in their order; in one step, if possible.
 
-        Override it if the store can do so in one step. An operation that is there twice is claimed
-        once: the second one is in progress. All have a lease, or none has.
-
-        If it raises, what was claimed with a lease until then stays so until the lease is over.
-
-        Returns:
-            For each operation, in their order, what :meth:`acquire` returns. A replay need not be
-            counted.
+        None of them has a lease, and no key comes up twice. A replay need not be counted.
         """
-        return deal(operations, list(map(self._acquired, distinct(operations))))
-
-    def _acquired(self, operation: Operation) -> Claim | Record:
-        try:
-            return self.acquire(operation)
-        except OperationInProgress:
-            if operation.lease is None:  # then the transaction may be unusable
-                raise
-            return in_progress(operation)
+        return [self.acquire(operation) for operation in operations]
 
     def get_many(self, names: Sequence[tuple[str, str]]) -> Sequence[Record | None]:
         """:meth:`get` for several keys, each with its scope, in their order."""
@@ -307,11 +266,6 @@ class Store(ABC):
     def complete_many(self, responses: Sequence[tuple[Claim, Payload]]) -> Sequence[bool]:
         """:meth:`complete` for several claims, each with its response, in their order."""
         return [self.complete(claim, payload) for claim, payload in responses]
-
-    def record_replays(self, replays: Sequence[tuple[Record, Operation]]) -> None:
-        """:meth:`record_replay` for several replays, such as those of a batch of messages."""
-        for record, operation in replays:
-            self.record_replay(record, operation)
 
     def extend_many(self, claims: Sequence[Claim], seconds: float) -> Sequence[bool | None]:
         """:meth:`extend` for several claims, which a heartbeat renews together.

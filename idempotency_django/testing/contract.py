@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -121,10 +121,6 @@ class ContractSetting:
         record = self.store.get(operation.key, operation.scope)
         assert record is not None
         return record
-
-    def around(self, operations: Sequence[Operation]) -> AbstractContextManager[None]:
-        """The transaction that claims without a lease need."""
-        return nullcontext() if operations[0].lease else self.store.transaction()
 
     def expire(self, operation: Operation) -> None:
         """Wait for the end of a short time to live."""
@@ -603,7 +599,7 @@ class OwnersContract(ContractSetting):
             assert (expired.status, expired.expired) == (Status.COMPLETED, True)
             assert (expired.fingerprint, expired.counted) == (operation.fingerprint, False)
             assert -99 < (expired.ttl_left or 0) <= 0
-        with self.around([operation]):
+        with self.store.transaction():
             [found] = self.store.acquire_many([operation])
         assert as_record(found).expired
 

@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from idempotency_django.stores import Claim, Operation, Payload, Record, Status
-from idempotency_django.testing import RESPONSE, SECOND, an_operation, eventually, in_threads
-from idempotency_django.testing.contract import NEXT, StepsContract, as_claim, as_record
+from idempotency_django.stores import Claim, Operation, Payload, Record
+from idempotency_django.testing import RESPONSE, an_operation, in_threads
+from idempotency_django.testing.contract import NEXT, StepsContract, as_record
 
 
 def claims_in(acquired: Iterable[Claim | Record]) -> list[Claim]:
@@ -38,61 +38,44 @@ class BatchesContract(StepsContract):
 
     def test_records_of_a_batch(self) -> None:
         """Several records are read in the order in which they are asked for, missing ones too."""
-        operations = self.several(3, lease=SECOND * 99)
-        self.claims(operations[:2])
+        operations = self.several(3)
+        for operation in operations[:2]:
+            self.completed(operation)
         names = [(operation.key, operation.scope) for operation in reversed(operations)]
         found = self.store.get_many(names)
         assert [record and record.key for record in found] == [None, names[1][0], names[2][0]]
 
     def test_batch_is_claimed_and_completed(self) -> None:
         """Each operation of a batch gets a claim of its own, and each claim its own response."""
-        for lease in (None, SECOND * 99):
-            operations = self.several(20, lease=lease)
-            bodies = [None, b"", bytes(range(256)), *(b"%d" % n for n in range(17))]
-            payloads = [Payload(200 + n, (("X", f"{n}é"),), body) for n, body in enumerate(bodies)]
-            with self.around(operations):
-                claims = self.claims(operations)
-                assert len({claim.token for claim in claims}) == 20
-                assert {claim.attempt for claim in claims} == {1}
-                done = self.store.complete_many(list(zip(claims, payloads, strict=True)))
-                assert list(done) == [True] * 20
-            records = [self.record(operation) for operation in operations]
-            assert [record.payload for record in records] == payloads
-            assert {record.fingerprint for record in records} == {"f" * 64}
-            found = map(as_record, self.acquired_many(operations))
-            assert [record.payload for record in found] == payloads
-
-    def acquired_many(self, operations: Sequence[Operation]) -> Sequence[Claim | Record]:
-        """Acquire a batch and let go."""
-        with self.around(operations):
-            return self.store.acquire_many(operations)
+        operations = self.several(20)
+        bodies = [None, b"", bytes(range(256)), *(b"%d" % n for n in range(17))]
+        payloads = [Payload(200 + n, (("X", f"{n}é"),), body) for n, body in enumerate(bodies)]
+        with self.store.transaction():
+            claims = self.claims(operations)
+            assert len({claim.token for claim in claims}) == 20
+            assert {claim.attempt for claim in claims} == {1}
+            done = self.store.complete_many(list(zip(claims, payloads, strict=True)))
+            assert list(done) == [True] * 20
+        records = [self.record(operation) for operation in operations]
+        assert [record.payload for record in records] == payloads
+        assert {record.fingerprint for record in records} == {"f" * 64}
+        with self.store.transaction():
+            found = [as_record(each) for each in self.store.acquire_many(operations)]
+        assert [record.payload for record in found] == payloads
 
     def test_batch_of_all_kinds(self) -> None:
         """However the attempts before it have ended, each request of a batch gets its own."""
         before = [self.ended(how) for how in NEXT]
-        new = an_operation(lease=SECOND * 99)
-        *found, last = self.store.acquire_many([*map(self.next_request, before), new])
-        said = [self.described(*each) for each in zip(before, found, strict=True)]
-        assert said == [same for same, _ in NEXT.values()]
-        claims = claims_in([*found, last])
-        assert claims[-1].operation == new
-        assert all(self.store.complete_many([(claim, RESPONSE) for claim in claims]))
+        batch = [replace(self.next_request(claim), lease=None) for claim in before]
+        new = an_operation()
+        with self.store.transaction():
+            *found, last = self.store.acquire_many([*batch, new])
+            said = [self.described(*each) for each in zip(before, found, strict=True)]
+            assert said == [same for same, _ in NEXT.values()]
+            claims = claims_in([*found, last])
+            assert claims[-1].operation == new
+            assert all(self.store.complete_many([(claim, RESPONSE) for claim in claims]))
         assert not self.store.complete(before[1], RESPONSE)  # which was interrupted
-
-    def test_same_operation_twice_in_a_batch(self) -> None:
-        """An operation that is there twice is claimed once, and replayed each time."""
-        for lease in (None, SECOND * 99):
-            one, other = self.several(2, lease=lease)
-            twin = replace(one, fingerprint="0" * 64)
-            batch = [one, other, one, twin]
-            with self.around(batch):
-                found = self.store.acquire_many(batch)
-                claims = [as_claim(each) for each in found[:2]]
-                twins = [as_record(each).status for each in found[2:]]
-                assert twins == [Status.IN_PROGRESS] * 2
-                assert all(self.store.complete_many([(claim, RESPONSE) for claim in claims]))
-            replays = map(as_record, self.acquired_many(batch))
-            assert [record.payload for record in replays] == [RESPONSE] * 4
 
     def test_late_owner_in_a_batch(self) -> None:
         """Of several responses, those of late owners are not written; the others are."""
@@ -118,34 +101,19 @@ class BatchesContract(StepsContract):
 
     def test_overlapping_batches(self) -> None:
         """Batches in opposite order race for the same keys: one owner each, and no deadlock."""
-        for lease in (None, SECOND * 99):
-            operations = self.several(30, lease=lease)
-            batches = [operations, operations[::-1]] * 4
-            owners = in_threads([partial(self._contend, batch) for batch in batches])
-            claimed = [claim.key for owner in owners for claim in owner]
-            assert len(claimed) == len(set(claimed))
-            rest = self._contend(operations)  # a loser has to try again
-            assert sorted(claimed + [claim.key for claim in rest]) == sorted(
-                operation.key for operation in operations
-            )
-            assert all(self.record(operation).payload == RESPONSE for operation in operations)
+        operations = self.several(30)
+        batches = [operations, operations[::-1]] * 4
+        owners = in_threads([partial(self._contend, batch) for batch in batches])
+        claimed = [claim.key for owner in owners for claim in owner]
+        assert len(claimed) == len(set(claimed))
+        rest = self._contend(operations)  # a loser has to try again
+        assert sorted(claimed + [claim.key for claim in rest]) == sorted(
+            operation.key for operation in operations
+        )
+        assert all(self.record(operation).payload == RESPONSE for operation in operations)
 
     def _contend(self, batch: Sequence[Operation]) -> list[Claim]:
-        with self.around(batch):
+        with self.store.transaction():
             claims = claims_in(self.store.acquire_many(batch))
             assert all(self.store.complete_many([(claim, RESPONSE) for claim in claims]))
             return claims
-
-    def test_many_leases_are_extended_together(self) -> None:
-        """Each of several claims is extended, or refused, as it would be alone."""
-        mine, late, done = self.interrupted(), self.interrupted(), self.leased()
-        self.taken_over(late)
-        assert self.store.complete(done, RESPONSE)
-        assert list(self.store.extend_many([late, mine, done], 99)) == [False, True, False]
-        assert not self.record(mine.operation).interrupted
-        assert self.record(done.operation).payload == RESPONSE
-        several = [self.interrupted() for _ in range(20)]
-        assert list(self.store.extend_many(several, 99)) == [True] * 20
-        assert {self.refused(claim).status for claim in several} == {Status.IN_PROGRESS}
-        assert list(self.store.extend_many([mine], 0.001)) == [True]
-        eventually(lambda: self.record(mine.operation).interrupted)

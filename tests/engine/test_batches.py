@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.records import Claim, Operation, Record
-from idempotency_django.testing import MOMENT, RESPONSE, SECOND, an_operation, in_threads
+from idempotency_django.testing import MOMENT, RESPONSE, an_operation, in_threads
 from tests.support.plans import nodes
 
 pytestmark = [
@@ -79,21 +77,9 @@ def test_busy_keys(store: DatabaseStore) -> None:
 
 
 def test_place_of_a_batch(store: DatabaseStore) -> None:
-    """Leases are claimed outside transactions and what has none within, as for one operation."""
+    """A batch is claimed within a transaction, as one operation is."""
     with pytest.raises(transaction.TransactionManagementError, match="no transaction is open"):
         store.acquire_many(several(2))
-    with store.transaction(), pytest.raises(ImproperlyConfigured, match="must commit on its own"):
-        store.acquire_many(several(2, lease=SECOND))
-    assert len(claims(store.acquire_many(several(2, lease=SECOND)))) == 2
-
-
-def test_slow_batch_lives_on(store: DatabaseStore) -> None:
-    """The time to live of a response counts from its completion."""
-    rows = IdempotencyKey.objects.using(store.using)
-    found = claims(store.acquire_many(several(2, lease=SECOND * 99, ttl=timedelta(hours=1))))
-    ends = dict(rows.values_list("key", "expires_at"))
-    assert all(store.complete_many([(claim, RESPONSE) for claim in found]))
-    assert all(later > ends[key] for key, later in rows.values_list("key", "expires_at"))
 
 
 def test_text_of_all_kinds(store: DatabaseStore) -> None:

@@ -33,7 +33,7 @@ def copy_slowly(connection: BaseDatabaseWrapper) -> None:
     del values["id"]
     values |= dict.fromkeys(["attempt", "hold", "pinned", "replay_count"], "1")
     values |= {name: "NULL" for name in values if name.endswith("_at")}
-    values |= {"response_status": "NULL", "created_at": "UTC_TIMESTAMP()"}
+    values |= {"response_status": "NULL", "attempts": "NULL", "created_at": "UTC_TIMESTAMP()"}
     values["key"] = "CONCAT(id, IF(id > (SELECT MIN(id) FROM django_content_type), SLEEP(30), ''))"
     with connection.cursor() as cursor:
         cursor.execute(

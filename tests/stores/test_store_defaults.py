@@ -11,55 +11,28 @@ from django.core.exceptions import ImproperlyConfigured
 from idempotency_django.errors import OperationInProgress
 from idempotency_django.policy.invocation import Invocation
 from idempotency_django.stores.memory import MemoryStore
-from idempotency_django.stores.records import Claim, Operation, Record, Status
+from idempotency_django.stores.records import Claim, Record
 from idempotency_django.testing import RESPONSE, an_operation
 
 LEASE = timedelta(seconds=30)
 
 
 class Store(MemoryStore):
-    """A store that is too busy for some keys, and notes what is asked of it."""
+    """A store with the defaults."""
 
-    def __init__(self, busy: str = "") -> None:
+    def __init__(self) -> None:
         super().__init__("plain")
-        self.busy = busy
-        self.replays: list[str] = []
-
-    def acquire(self, operation: Operation) -> Claim | Record:
-        if operation.key == self.busy:
-            raise OperationInProgress
-        return super().acquire(operation)
-
-    def record_replay(self, record: Record, operation: Operation) -> None:
-        self.replays.append(record.key)
 
 
 def test_batch() -> None:
-    """A batch is claimed, completed and counted one by one, and given back in its order."""
+    """A batch is claimed and completed one by one, in its order."""
     store = Store()
-    operations = [an_operation(key=key, lease=LEASE) for key in ("b", "a")]
+    operations = [an_operation(key=key) for key in ("b", "a")]
     claims = [claim for claim in store.acquire_many(operations) if isinstance(claim, Claim)]
     assert [claim.key for claim in claims] == ["b", "a"]
     assert list(store.complete_many([(claim, RESPONSE) for claim in claims])) == [True, True]
     records = [record for record in store.acquire_many(operations) if isinstance(record, Record)]
     assert [record.payload for record in records] == [RESPONSE, RESPONSE]
-    store.record_replays([*zip(records, operations, strict=True)])
-    assert store.replays == ["b", "a"]
-
-
-def test_busy_for_one() -> None:
-    """What the store is too busy for is in progress; its neighbours are claimed."""
-    operations = [an_operation(key=key, lease=LEASE) for key in ("b", "a")]
-    busy, claim = Store(busy="b").acquire_many(operations)
-    assert isinstance(busy, Record)
-    assert busy.status is Status.IN_PROGRESS
-    assert isinstance(claim, Claim)
-
-
-def test_busy_in_a_transaction() -> None:
-    """Within a transaction, which may be of no use any more, it is the error of all of them."""
-    with pytest.raises(OperationInProgress):
-        Store(busy="b").acquire_many([an_operation(key="b", lease=None)])
 
 
 def test_without_transactions() -> None:

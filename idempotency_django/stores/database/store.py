@@ -26,7 +26,7 @@ from ...models import (
     unlocked,
 )
 from ..atomic_blocks import unpooled_connection
-from ..base import Store, deal, distinct, in_progress
+from ..base import Store, in_progress
 from ..codec import encode, encode_step
 from ..records import Claim, Operation, Payload, Record, Status, Step, new_token
 from .checks import check_database, check_migrated, check_writable
@@ -175,12 +175,12 @@ class DatabaseStore(Store):
         return IdempotencyStep.objects.using(self.using).filter(record=row.record_id)
 
     def acquire_many(self, operations: Sequence[Operation]) -> Sequence[Claim | Record]:
-        for operation in {operation.lease is None: operation for operation in operations}.values():
-            self._forbid_misplaced(operation)
-        claims = [Claim(operation, 1, new_token()) for operation in distinct(operations)]
+        claims = [Claim(operation, 1, new_token()) for operation in operations]
+        for operation in operations[:1]:
+            self._require_transaction(operation)
         with self._translated():
             found = self._dialect.claim_many(claims) if claims else []
-            return deal(operations, list(map(self._decided, claims, found)))
+            return list(map(self._decided, claims, found))
 
     def complete(self, claim: Claim, payload: Payload, *, last: bool = False) -> bool:
         if not (claim.record_id or last):
@@ -196,15 +196,11 @@ class DatabaseStore(Store):
     def complete_many(self, responses: Sequence[tuple[Claim, Payload]]) -> Sequence[bool]:
         encoded = [(claim, encode(payload)) for claim, payload in responses]
         new = [response for response in encoded if not response[0].record_id]
-        for claim, _ in new:
-            self._require_transaction(claim.operation)
         with self._translated():
             if new:
+                self._require_transaction(new[0][0].operation)
                 self._dialect.insert_many(new)
-            completed = [not c.record_id or self._dialect.complete(c, each) for c, each in encoded]
-            if responses:
-                self._restore_autocommit(responses[0][0], commit=any(completed))
-        return completed
+            return [not c.record_id or self._dialect.complete(c, each) for c, each in encoded]
 
     def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
         with self._translated():
@@ -260,47 +256,35 @@ class DatabaseStore(Store):
         return [rows[name].record(*name) if name in rows else None for name in names]
 
     def record_replay(self, record: Record, operation: Operation) -> None:
+        if not (operation.count_replays or operation.extend_on_replay):
+            return
         ours = StoreTransaction.whole(connections[self.using])
-        only_counts = operation.count_replays and not operation.extend_on_replay
-        if ours is not None and only_counts and "count" in self._dialect.sql:
+        if ours is not None and "count" in self._dialect.sql and not operation.extend_on_replay:
             ours.replayed.append(record.record_id)
+            return
+        count = partial(self._count_replay, record, operation)
+        if self._dialect.locks_database:  # as this transaction does; another one would wait
+            count()
         else:
-            self.record_replays([(record, operation)])
+            # On its own, so that its row locks are gone at once and its failure fails nothing.
+            self.on_commit(count)
 
-    def record_replays(self, replays: Sequence[tuple[Record, Operation]]) -> None:
-        alike: dict[object, list[tuple[Record, Operation]]] = {}
-        for record, operation in replays:
-            if operation.count_replays or operation.extend_on_replay:
-                lifetime = operation.extend_on_replay and (operation.ttl, operation.retention)
-                alike.setdefault((operation.count_replays, lifetime), []).append(
-                    (record, operation)
-                )
-        for group in alike.values():
-            count = partial(self._count_replays, [record for record, _ in group], group[0][1])
-            if self._dialect.locks_database:  # as this transaction does; another one would wait
-                count()
-            else:
-                # On its own, so that its row locks are gone at once and its failure fails nothing.
-                self.on_commit(count)
-
-    def _count_replays(self, records: Sequence[Record], operation: Operation) -> None:
+    def _count_replay(self, record: Record, operation: Operation) -> None:
         changes: dict[str, Any] = {}
         if operation.count_replays:
             changes |= {"replay_count": F("replay_count") + 1, "last_replayed_at": DatabaseNow()}
         if operation.extend_on_replay:
             changes |= lifetime(operation)
-        ids = [record.record_id for record in records]
-        rows = self._rows.filter(pk__in=ids)
+        mine = self._rows.filter(pk=record.record_id)
         try:
             if "count" in self._dialect.sql and not operation.extend_on_replay:
-                self._dialect.execute(self._dialect.count(ids), *ids)
+                self._dialect.execute(self._dialect.count([record.record_id]), record.record_id)
                 return
             with transaction.atomic(using=self.using):
-                if locked := [*unlocked(rows.order_by("pk")).values_list("pk", flat=True)]:
-                    self._rows.filter(pk__in=locked).update(**changes)
+                if unlocked(mine).values_list("pk").first():
+                    mine.update(**changes)
         except DatabaseFault:
-            keys = ", ".join(record.key for record in records)
-            logger.warning("A replay of %s was not counted.", keys, exc_info=True)
+            logger.warning("A replay of %s was not counted.", record.key, exc_info=True)
 
     def purge(self, older_than: timedelta, limit: int) -> int:
         if "purge_level" in self._dialect.sql and not connections[self.using].in_atomic_block:

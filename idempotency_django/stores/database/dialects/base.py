@@ -232,7 +232,7 @@ class Dialect(ABC):
         """
 
     def claim_many(self, claims: Sequence[Claim]) -> Sequence[Claim | Row | None]:
-        """:meth:`claim` for several keys, in their order."""
+        """:meth:`claim` for several keys, without leases and in their order."""
         connection = connections[self.using]
         return [self.claim(claim, connection) for claim in claims]
 

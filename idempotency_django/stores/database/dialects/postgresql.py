@@ -125,8 +125,6 @@ class PostgreSQL(Dialect):
         return first, rows
 
     def claim_many(self, claims: Sequence[Claim]) -> Sequence[Claim | Row | None]:
-        if any(claim.operation.lease for claim in claims):
-            return super().claim_many(claims)
         names = [(claim.key, claim.scope) for claim in claims]
         numbers = [lock_number(claim.operation) for claim in claims]
         locks, rows = self._both(
