@@ -225,10 +225,6 @@ class Store(ABC):
             "idempotency_django.stores.database.DatabaseStore."
         )
 
-    def is_busy(self, error: BaseException) -> bool:
-        """Whether an error at COMMIT says that others were in the way, so that it rolled back."""
-        return False
-
     def was_ended_by_server(self, error: BaseException) -> bool:
         """Whether an error says that the server ended the transaction, because it took too long."""
         return False

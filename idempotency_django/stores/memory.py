@@ -14,8 +14,9 @@ from django.core.checks import CheckMessage, Warning  # noqa: A004  # Django's n
 
 from .atomic_blocks import forbid_transactions
 from .base import Store
-from .codec import StoredPayload, decode, decode_step, dump_text, encode, encode_step
+from .codec import StoredPayload, decode_step, dump_text, encode, encode_step
 from .records import Claim, Operation, Payload, Record, Status, Step, new_token
+from .rows import Row
 
 
 @dataclass
@@ -33,51 +34,37 @@ class _Entry:
     pinned: bool = False
     hold: bool = False
 
+    @property
+    def row(self) -> Row:
+        now, ttl = time.monotonic(), self.operation.ttl
+        leased = self.lease_ends is not None and self.status is Status.IN_PROGRESS
+        return Row(
+            0,
+            self.status,
+            self.attempt,
+            self.operation.fingerprint,
+            self.token,
+            self.hold,
+            self.pinned,
+            *(self.payload or (0, "[]", None)),
+            lease_left=(self.lease_ends or 0.0) - now if leased else None,
+            ttl_left=None if ttl is None else self.started + ttl.total_seconds() - now,
+        )
+
+    @property
+    def record(self) -> Record:
+        return self.row.record(self.operation.key, self.operation.scope)
+
     def lived_beyond(self, *durations: timedelta | None) -> bool:
         seconds = [duration.total_seconds() for duration in durations if duration is not None]
         return len(seconds) == len(durations) and time.monotonic() - self.started >= sum(seconds)
 
-    @property
-    def expired(self) -> bool:
-        return self.status is not Status.IN_PROGRESS and self.lived_beyond(self.operation.ttl)
-
-    @property
-    def interrupted(self) -> bool:
-        lapsed = self.lease_ends is not None and time.monotonic() >= self.lease_ends
-        return self.status is Status.IN_PROGRESS and lapsed
-
-    @property
-    def lease_left(self) -> float | None:
-        if self.lease_ends is None or self.status is not Status.IN_PROGRESS:
-            return None
-        return max(0.0, self.lease_ends - time.monotonic())
-
-    @property
-    def ttl_left(self) -> float | None:
-        ttl = self.operation.ttl
-        return None if ttl is None else self.started + ttl.total_seconds() - time.monotonic()
-
-    def freed_by_age(self, operation: Operation) -> bool:
-        """Whether its time to live is over, so that nothing of it counts any more."""
-        return self.expired and not operation.refuse_expired
-
     def purgeable(self, older_than: timedelta) -> bool:
         operation = self.operation
-        ended = self.interrupted and not self.hold
+        ended = self.row.interrupted and not self.hold
         return (self.status is not Status.IN_PROGRESS or ended) and self.lived_beyond(
             operation.ttl, operation.retention, older_than
         )
-
-    def is_of(self, operation: Operation) -> bool:
-        return self.operation.fingerprint == operation.fingerprint
-
-    def free_for(self, operation: Operation) -> bool:
-        if self.freed_by_age(operation):
-            return True
-        same = self.is_of(operation)
-        if self.status is Status.FAILED:
-            return same or not (self.pinned or self.steps)
-        return self.interrupted and same and not self.hold
 
 
 class MemoryStore(Store):
@@ -99,21 +86,18 @@ class MemoryStore(Store):
         name = (operation.key, operation.scope)
         with self._lock:
             entry = self._entries.get(name)
-            if entry and not entry.free_for(operation):
-                return self._record(entry)
-            attempt = entry.attempt + 1 if entry else 1
-            counts = bool(entry and not entry.freed_by_age(operation))
-            steps = entry.steps if entry and counts else []
-            late = bool(entry and entry.interrupted)
-            pinned = bool(entry and counts and (entry.pinned or late))
-            resumed = entry and counts and entry.is_of(operation)
-            token = new_token(entry.token if entry and resumed else "")
+            row = entry.row if entry else None
+            if entry and row and not row.is_free(operation, lambda: bool(entry.steps)):
+                return entry.record
+            claim = row.next_claim(operation) if row else Claim(operation, 1, new_token())
             made = self._entries[name] = _Entry(
-                operation, token, attempt, steps, pinned=pinned, hold=operation.hold
+                operation, claim.token, claim.attempt, [], hold=operation.hold
             )
+            if entry and row and not row.begins_anew(operation):
+                made.steps, made.pinned = entry.steps, row.pins(operation)
             if operation.lease is not None:
                 made.lease_ends = made.started + operation.lease.total_seconds()
-        return Claim(operation, attempt, token, interrupted=late)
+        return claim
 
     def complete(self, claim: Claim, payload: Payload, *, last: bool = False) -> bool:
         ended = time.monotonic()
@@ -133,7 +117,7 @@ class MemoryStore(Store):
     def get(self, key: str, scope: str) -> Record | None:
         with self._lock:
             entry = self._entries.get((key, scope))
-            return self._record(entry) if entry else None
+            return entry.record if entry else None
 
     def steps(self, claim: Claim) -> Sequence[Step]:
         with self._lock:
@@ -198,19 +182,3 @@ class MemoryStore(Store):
                 return False
             self._entries[claim.key, claim.scope] = replace(entry, **changes)
             return True
-
-    @staticmethod
-    def _record(entry: _Entry) -> Record:
-        return Record(
-            key=entry.operation.key,
-            scope=entry.operation.scope,
-            status=entry.status,
-            attempt=entry.attempt,
-            fingerprint=entry.operation.fingerprint,
-            payload=decode(*entry.payload) if entry.payload else None,
-            expired=entry.expired,
-            interrupted=entry.interrupted,
-            held=entry.interrupted and entry.hold,
-            lease_left=entry.lease_left,
-            ttl_left=entry.ttl_left,
-        )

@@ -29,7 +29,7 @@ class _Broken(MemoryStore):
         found = super().acquire(operation)
         if isinstance(found, Record):
             self._entries[name] = entry
-            return self._record(entry)
+            return entry.record
         return found
 
 
@@ -91,7 +91,7 @@ class ResumesHeld(_Broken):
 
     def acquire(self, operation: Operation) -> Claim | Record:
         entry = self.entry(operation)
-        if entry and entry.interrupted:
+        if entry and entry.row.interrupted:
             return self.acquire_as_if(operation, hold=False)
         return super().acquire(operation)
 
@@ -101,7 +101,7 @@ class ResumesForAnother(_Broken):
 
     def acquire(self, operation: Operation) -> Claim | Record:
         entry = self.entry(operation)
-        if entry and entry.interrupted:
+        if entry and entry.row.interrupted:
             same = replace(entry.operation, fingerprint=operation.fingerprint)
             return self.acquire_as_if(operation, operation=same)
         return super().acquire(operation)
@@ -130,7 +130,7 @@ class Wedged(_Broken):
 
     def acquire(self, operation: Operation) -> Claim | Record:
         entry = self.entry(operation)
-        return self._record(entry) if entry and entry.interrupted else super().acquire(operation)
+        return entry.record if entry and entry.row.interrupted else super().acquire(operation)
 
 
 class CountsAnew(_Broken):
@@ -188,7 +188,7 @@ class ReplaysForEver(_Broken):
     def acquire(self, operation: Operation) -> Claim | Record:
         entry = self.entry(operation)
         completed = entry and entry.status is Status.COMPLETED
-        return self._record(entry) if entry and completed else super().acquire(operation)
+        return entry.record if entry and completed else super().acquire(operation)
 
 
 class ResponsesAgeBeforeTheyAreStored(_Broken):
@@ -225,7 +225,7 @@ class PurgesHeld(_Purges):
     """A purge takes what waits for an operator."""
 
     def goes(self, entry: _Entry, older_than: timedelta) -> bool:
-        ended = entry.status is not Status.IN_PROGRESS or entry.interrupted
+        ended = entry.status is not Status.IN_PROGRESS or entry.row.interrupted
         operation = entry.operation
         return ended and entry.lived_beyond(operation.ttl, operation.retention, older_than)
 

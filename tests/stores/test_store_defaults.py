@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from idempotency_django.errors import OperationInProgress
 from idempotency_django.policy.invocation import Invocation
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim, Record
@@ -42,7 +41,6 @@ def test_without_transactions() -> None:
     with store.transaction(), store.durable("it"):
         store.on_commit(lambda: called.append("now"))
     assert called == ["now"]
-    assert not store.is_busy(OperationInProgress())
     claim: Any = store.acquire(an_operation(key="a", lease=LEASE))
     with pytest.raises(ImproperlyConfigured, match="has no transactions"):
         store.fenced(claim)

@@ -29,9 +29,11 @@ from ..atomic_blocks import unpooled_connection
 from ..base import Store, in_progress
 from ..codec import encode, encode_step
 from ..records import Claim, Operation, Payload, Record, Status, Step, new_token
+from ..rows import Row
 from .checks import check_database, check_migrated, check_writable
-from .dialects import DIALECTS, Dialect, Row, described, plain
-from .transactions import StoreTransaction, forbid_atomic_block, raise_translated
+from .dialects import DIALECTS, Dialect, described, plain
+from .faults import Fault, raise_translated
+from .transactions import StoreTransaction, forbid_atomic_block
 
 logger = logging.getLogger("idempotency_django")
 
@@ -125,22 +127,13 @@ class DatabaseStore(Store):
             return self._take_over(operation, row)
 
     def _is_free(self, operation: Operation, row: Row) -> bool:
-        """Whether an operation may have the key of a row."""
-        if row.expired and not operation.refuse_expired:
-            return True
-        same = row.fingerprint == operation.fingerprint
-        if row.status == Status.FAILED:
-            return same or not (row.pinned or self._steps_of(row).exists())
-        return row.interrupted and same and not row.hold
+        return row.is_free(operation, lambda: self._steps_of(row).exists())
 
     def _take_over(self, operation: Operation, row: Row) -> Claim:
         """Claim the key of a row that is free, and locked."""
-        begins_anew = row.expired and not operation.refuse_expired
-        if begins_anew:
+        if row.begins_anew(operation):
             self._steps_of(row).delete()
-        resumes = row.fingerprint == operation.fingerprint and not begins_anew
-        token = new_token(row.token if resumes else "")
-        claim = Claim(operation, row.attempt + 1, token, row.record_id, interrupted=row.interrupted)
+        claim = row.next_claim(operation)
         lease = operation.lease or self._dialect.least_lease
         mine = self._rows.filter(pk=row.record_id)
         name, principal, method, path = described(operation)
@@ -153,8 +146,7 @@ class DatabaseStore(Store):
             owner_token=claim.token,
             lease_expires_at=DatabaseNow() + lease,
             hold=operation.hold,
-            # It is unknown what an interrupted owner has done.
-            pinned=row.interrupted or (row.pinned and not begins_anew),
+            pinned=row.pins(operation),
             response_status=None,
             response_headers="[]",
             response_body=None,
@@ -325,11 +317,8 @@ class DatabaseStore(Store):
                 if not self._dialect.fence(claim):
                     raise ClaimLost
 
-    def is_busy(self, error: BaseException) -> bool:
-        return self._dialect.is_busy(error)
-
     def was_ended_by_server(self, error: BaseException) -> bool:
-        return self._dialect.was_ended_by_server(error)
+        return self._dialect.fault(error) is Fault.ENDED
 
     def on_commit(self, function: Callable[[], object]) -> None:
         transaction.on_commit(function, using=self.using, robust=True)

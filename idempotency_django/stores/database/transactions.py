@@ -1,13 +1,13 @@
-"""The transactions of the database store, and the meaning of the errors in them."""
+"""The transactions of the database store, and the meaning of an error at their end."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
-from django.db import InterfaceError, InternalError, OperationalError, connections, transaction
+from django.db import InterfaceError, OperationalError, connections, transaction
 
 from ...errors import (
     UNCONFIRMED_MESSAGE,
@@ -16,7 +16,7 @@ from ...errors import (
     StoreUnavailable,
 )
 from ..atomic_blocks import IN_NINJA, is_open
-from .checks import NOT_MIGRATED
+from .faults import REFUSED_MESSAGE, Fault, raise_translated, translate_error
 
 if TYPE_CHECKING:
     from .dialects.base import Dialect
@@ -25,47 +25,6 @@ logger = logging.getLogger("idempotency_django")
 
 _NO_TRANSACTION: Final = "25P01"
 """PostgreSQL's code where the transaction was ended unseen, and a savepoint went with it."""
-
-REFUSED_MESSAGE: Final = (
-    "The database could not commit because of a conflict with another transaction, and has "
-    "rolled back. Retry later with the same key."
-)
-
-
-def translate_error(
-    dialect: Dialect, error: DatabaseFault, *, rolled_back: bool = False
-) -> Exception:
-    """The store's error for one of the database's, if it has one; else that error.
-
-    Args:
-        dialect: knows what the error says.
-        error: the database's.
-        rolled_back: whether it is known that nothing was committed.
-    """
-    if dialect.is_missing(error):
-        return ImproperlyConfigured(NOT_MIGRATED.format(using=dialect.using))
-    if dialect.is_taken(error):  # by a transaction that this one's snapshot cannot see
-        return OperationInProgress(REFUSED_MESSAGE)
-    ended = dialect.was_ended_by_server(error)
-    lost = ended or isinstance(error, OperationalError | InterfaceError)
-    if lost and dialect.is_busy(error):
-        in_progress = OperationInProgress()
-        in_progress.busy = dialect.locks_database
-        return in_progress
-    refused = isinstance(error, InternalError) and dialect.is_read_only(error)
-    if lost or refused:
-        unavailable = StoreUnavailable()
-        unavailable.rolled_back = rolled_back or ended
-        return unavailable
-    return error
-
-
-def raise_translated(dialect: Dialect, error: DatabaseFault) -> NoReturn:
-    """Raise the store's error for one of the database's, if it has one; else that error."""
-    better = translate_error(dialect, error)
-    if better is error:
-        raise error
-    raise better from error
 
 
 def without_autocommit(
@@ -121,7 +80,8 @@ class StoreTransaction(transaction.Atomic):
         """Whether it is known to be committed."""
         self.sent_commit = False
         """Whether its last statement has failed together with the COMMIT."""
-        self._stopped = False
+        self.was_stopped = False
+        """Whether that statement was refused then, so that the COMMIT was not executed."""
         self.cursor: Any = None
         """The cursor of the claim, to complete it with as well, if statements are combined."""
         self.replayed: list[int] = []
@@ -134,19 +94,11 @@ class StoreTransaction(transaction.Atomic):
         is_ours = len(blocks) == 1 and isinstance(blocks[0], cls) and connection.commit_on_exit
         return blocks[0] if is_ours else None
 
-    def fail_to_commit(self, *, stopped: bool) -> None:
-        """Note that the last statement has failed together with the COMMIT.
-
-        Args:
-            stopped: whether the statement was refused, so that the COMMIT was not executed.
-        """
-        self.sent_commit, self._stopped = True, stopped
-
     def __enter__(self) -> None:
         connection = self._connection = connections[self._dialect.using]
+        if not connection.settings_dict["AUTOCOMMIT"]:
+            raise without_autocommit(self._dialect.using)
         try:
-            if not (connection.settings_dict["AUTOCOMMIT"] or _commits(connection)):
-                raise without_autocommit(self._dialect.using)
             super().__enter__()
         except DatabaseFault as error:
             raise_translated(self._dialect, error)
@@ -179,22 +131,15 @@ class StoreTransaction(transaction.Atomic):
 
     def _meaning(self, fault: BaseException) -> BaseException:
         """The error that a commit which raised this stands for."""
-        dialect = self._dialect
         if isinstance(fault, IdempotencyError) and self.committed:  # a hook's, after the commit
             fault.foreign = True
         if self.committed or not isinstance(fault, DatabaseFault):
             return fault
-        if self._spans_operation and dialect.is_busy(fault):
+        said = self._dialect.fault(fault)
+        if self._spans_operation and said is Fault.BUSY:
             return OperationInProgress(REFUSED_MESSAGE)
-        if self._stopped or dialect.was_ended_by_server(fault):
-            return translate_error(dialect, fault, rolled_back=True)
+        if self.was_stopped or said is Fault.ENDED:
+            return translate_error(self._dialect, fault, rolled_back=True)
         unsure = isinstance(fault, OperationalError | InterfaceError)
-        unsure = unsure or dialect.code(fault.__cause__) == _NO_TRANSACTION
+        unsure = unsure or self._dialect.code(fault.__cause__) == _NO_TRANSACTION
         return StoreUnavailable(UNCONFIRMED_MESSAGE) if unsure else fault
-
-
-def _commits(connection: Any) -> bool:
-    """Whether what is written on a connection is committed."""
-    if connection.in_atomic_block:
-        return bool(connection.commit_on_exit)
-    return bool(connection.get_autocommit())

@@ -279,9 +279,6 @@ class OwnRecord(Store):
     def transaction(self) -> AbstractContextManager[None]:
         return self._store.transaction()
 
-    def is_busy(self, error: BaseException) -> bool:
-        return self._store.is_busy(error)
-
     def was_ended_by_server(self, error: BaseException) -> bool:
         return self._store.was_ended_by_server(error)
 

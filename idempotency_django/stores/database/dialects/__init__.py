@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .base import Dialect, Row, described, plain
+from .base import Dialect, described, plain
 from .mysql import MySQL
 from .postgresql import PostgreSQL
 from .sqlite import SQLite
 
-__all__ = ["DIALECTS", "Dialect", "MySQL", "PostgreSQL", "Row", "SQLite", "described", "plain"]
+__all__ = ["DIALECTS", "Dialect", "MySQL", "PostgreSQL", "SQLite", "described", "plain"]
 
 DIALECTS: dict[str, type[Dialect]] = {
     "postgresql": PostgreSQL,

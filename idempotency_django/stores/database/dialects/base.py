@@ -12,14 +12,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final
 
-from django.db import Error as DatabaseFault
-from django.db import connections
+from django.db import DatabaseError, InterfaceError, OperationalError, connections
 
 from ....models import STEPS_INDEX, IdempotencyKey, IdempotencyStep
-from ...codec import StoredPayload, decode, dump_text
-from ...records import Claim, Operation, Record, Status, Step
+from ...codec import StoredPayload, dump_text
+from ...records import Claim, Operation, Status, Step
+from ...rows import Row
+from ..faults import Fault
 
 _FACTS: Final = (
     "id, status, attempt, fingerprint, owner_token, hold, pinned, response_status, "
@@ -52,55 +53,6 @@ def described(operation: Operation) -> tuple[str, ...]:
     return tuple(plain(text, 2048) for text in texts)
 
 
-class Row(NamedTuple):
-    """The columns of a row that are read."""
-
-    record_id: int
-    status: str
-    attempt: int
-    fingerprint: str
-    token: str
-    hold: bool
-    pinned: bool
-    code: int
-    headers: str
-    body: bytes | memoryview | None
-    lease_left: float | None
-    """Seconds until its lease ends, by the database's clock."""
-    ttl_left: float | None
-    """Seconds until its time to live ends, likewise."""
-
-    @property
-    def expired(self) -> bool:
-        """Whether its time to live is over; it is not looked at before the attempt has ended."""
-        is_over = self.ttl_left is not None and self.ttl_left <= 0
-        return is_over and self.status != Status.IN_PROGRESS
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether its owner is dead, or late."""
-        is_over = self.lease_left is not None and self.lease_left <= 0
-        return is_over and self.status == Status.IN_PROGRESS
-
-    def record(self, key: str, scope: str) -> Record:
-        """The record of its key."""
-        completed = self.status == Status.COMPLETED
-        return Record(
-            key=key,
-            scope=scope,
-            status=Status(self.status),
-            attempt=self.attempt,
-            fingerprint=self.fingerprint,
-            payload=decode(self.code, self.headers, self.body) if completed else None,
-            expired=self.expired,
-            interrupted=self.interrupted,
-            held=self.interrupted and bool(self.hold),
-            lease_left=None if self.lease_left is None else max(0.0, float(self.lease_left)),
-            ttl_left=None if self.ttl_left is None else float(self.ttl_left),
-            record_id=self.record_id,
-        )
-
-
 class Dialect(ABC):
     """The SQL for one kind of database, composed from the model's own names.
 
@@ -115,14 +67,8 @@ class Dialect(ABC):
     """The seconds from then until the time in a column ``{}``."""
     statements: ClassVar[Mapping[str, str]]
     """Its statements, where it has others than ``shared``."""
-    busy: ClassVar[frozenset[object]]
-    """The error codes of conflicts with another transaction."""
-    read_only: ClassVar[frozenset[object]] = frozenset()
-    """The error codes of a read-only database that are not operational errors."""
-    missing: ClassVar[frozenset[object]] = frozenset()
-    """The error codes of a missing table or column."""
-    ended: ClassVar[frozenset[object]] = frozenset()
-    """The error codes of a transaction that the server ended after a timeout."""
+    faults: ClassVar[Mapping[object, Fault]]
+    """What the driver's error codes say."""
     locks_database: ClassVar[bool] = False
     """Whether a transaction that writes locks the database for all others."""
     least_lease: ClassVar[timedelta] = timedelta(minutes=1)
@@ -381,25 +327,22 @@ class Dialect(ABC):
 
     # What its errors say.
 
+    def fault(self, error: BaseException) -> Fault | None:
+        """What a database error says; ``None``: it is none, or one of the statement's own."""
+        if not isinstance(error, DatabaseError | InterfaceError):
+            return None
+        if self.is_taken(error):
+            return Fault.TAKEN
+        lost = Fault.UNREACHABLE if isinstance(error, OperationalError | InterfaceError) else None
+        return self.faults.get(self.code(error.__cause__), lost)
+
     def is_busy(self, error: BaseException) -> bool:
         """Whether a database error is a conflict with another transaction, not a fault."""
-        return self.code(error.__cause__) in self.busy
+        return self.fault(error) is Fault.BUSY
 
     @abstractmethod
     def is_taken(self, error: BaseException) -> bool:
         """Whether a database error says that the key has got a row from another transaction."""
-
-    def is_read_only(self, error: BaseException) -> bool:
-        """Whether a database error says that nothing can be written, for example to a standby."""
-        return self.code(error.__cause__) in self.read_only
-
-    def is_missing(self, error: BaseException) -> bool:
-        """Whether a database error says that a table or a column does not exist."""
-        return self.code(error.__cause__) in self.missing
-
-    def was_ended_by_server(self, error: BaseException) -> bool:
-        """Whether a database error says that the server ended the transaction as too long."""
-        return isinstance(error, DatabaseFault) and self.code(error.__cause__) in self.ended
 
     @abstractmethod
     def code(self, error: BaseException | None) -> object:

@@ -12,7 +12,9 @@ from django.db import transaction
 
 from ....models import UNIQUE_KEY
 from ...records import Claim, Status
-from .base import PURGEABLE, Dialect, Row
+from ...rows import Row
+from ..faults import Fault
+from .base import PURGEABLE, Dialect
 
 # From claims to their rows by the primary key: IN might read the whole table.
 _OWNERS: Final = (
@@ -54,13 +56,16 @@ class MySQL(Dialect):
             "ON target.id = batch.id"
         ),
     }
-    # record has changed since last read, lock wait timeout, deadlock, the same of the lock on the
-    # next number of a table (as InnoDB has it), NOWAIT failed
-    busy = frozenset({1020, 1205, 1213, 1467, 3572})
-    # Of these, the ones that an INSERT which is not committed causes. A deadlock (1213) has rolled
-    # back everything.
-    locked = frozenset({1205, 1467})
-    missing = frozenset({1054, 1146})  # unknown column, table does not exist
+    faults = {
+        1020: Fault.BUSY,  # record has changed since last read
+        1205: Fault.BUSY,  # lock wait timeout
+        1213: Fault.BUSY,  # deadlock, which has rolled back everything
+        1467: Fault.BUSY,  # lock wait timeout of the next number of a table, as InnoDB has it
+        3572: Fault.BUSY,  # NOWAIT failed
+        1054: Fault.MISSING,  # unknown column
+        1146: Fault.MISSING,  # table does not exist
+    }
+    locked = frozenset({1205, 1467})  # by an INSERT that is not committed
 
     def claim(self, claim: Claim, connection: Any) -> Claim | Row | None:
         operation = claim.operation

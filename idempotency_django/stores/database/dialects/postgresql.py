@@ -13,8 +13,10 @@ from django.db import connections
 
 from ....models import UNIQUE_KEY
 from ...records import Claim, Operation, Status
+from ...rows import Row
+from ..faults import Fault
 from ..transactions import StoreTransaction
-from .base import PURGEABLE, Dialect, Row
+from .base import PURGEABLE, Dialect
 from .messages import (
     combines,
     combines_still,
@@ -74,12 +76,16 @@ class PostgreSQL(Dialect):
         # A statement of its own: it sees what a late owner has added until its record was locked.
         "purge_steps": "DELETE FROM {steps} WHERE record_id = ANY (%s)",
     }
-    # lock_not_available, serialization_failure, deadlock_detected
-    busy = frozenset({"55P03", "40001", "40P01"})
-    read_only = frozenset({"25006"})  # read_only_sql_transaction
-    missing = frozenset({"42P01", "42703"})  # undefined_table, undefined_column
-    # idle_in_transaction_session_timeout, transaction_timeout
-    ended = frozenset({"25P03", "25P04"})
+    faults = {
+        "55P03": Fault.BUSY,  # lock_not_available
+        "40001": Fault.BUSY,  # serialization_failure
+        "40P01": Fault.BUSY,  # deadlock_detected
+        "25P03": Fault.ENDED,  # idle_in_transaction_session_timeout
+        "25P04": Fault.ENDED,  # transaction_timeout
+        "42P01": Fault.MISSING,  # undefined_table
+        "42703": Fault.MISSING,  # undefined_column
+        "25006": Fault.UNREACHABLE,  # read_only_sql_transaction
+    }
 
     def after(self, duration: timedelta | None) -> str:
         if duration is None:
@@ -155,7 +161,7 @@ class PostgreSQL(Dialect):
         except DatabaseFault as error:
             if unsure and was_lost(error):
                 return False
-            ours.fail_to_commit(stopped=was_stopped(connection))
+            ours.sent_commit, ours.was_stopped = True, was_stopped(connection)
             raise
         ours.committed = True
         return True

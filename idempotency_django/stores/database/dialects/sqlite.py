@@ -8,7 +8,9 @@ from typing import Any
 
 from ....models import IdempotencyKey
 from ...records import Claim, Status
-from .base import OWNED, PURGEABLE, Dialect, Row
+from ...rows import Row
+from ..faults import Fault
+from .base import OWNED, PURGEABLE, Dialect
 
 _FORMAT = "'%%Y-%%m-%%d %%H:%%M:%%f'"
 _OWNERS = (
@@ -39,16 +41,15 @@ class SQLite(Dialect):
         "purge_steps": ("DELETE FROM {steps} WHERE record_id IN (SELECT value FROM JSON_EACH(%s))"),
         "purge": "DELETE FROM {table} WHERE id IN (SELECT value FROM JSON_EACH(%s))",
     }
-    busy = frozenset(
-        {
-            "SQLITE_BUSY",
-            "SQLITE_BUSY_RECOVERY",
-            "SQLITE_BUSY_SNAPSHOT",
-            "SQLITE_BUSY_TIMEOUT",
-            "SQLITE_LOCKED",
-            "SQLITE_LOCKED_SHAREDCACHE",  # in memory, as a test database may be
-        }
-    )
+    faults = {
+        "SQLITE_BUSY": Fault.BUSY,
+        "SQLITE_BUSY_RECOVERY": Fault.BUSY,
+        "SQLITE_BUSY_SNAPSHOT": Fault.BUSY,
+        "SQLITE_BUSY_TIMEOUT": Fault.BUSY,
+        "SQLITE_LOCKED": Fault.BUSY,
+        "SQLITE_LOCKED_SHAREDCACHE": Fault.BUSY,  # in memory, as a test database may be
+        "no such": Fault.MISSING,
+    }
 
     def claim(self, claim: Claim, connection: Any) -> Claim | Row | None:
         operation = claim.operation
@@ -70,9 +71,8 @@ class SQLite(Dialect):
     def is_taken(self, error: BaseException) -> bool:
         return f"UNIQUE constraint failed: {IdempotencyKey._meta.db_table}.key" in str(error)
 
-    def is_missing(self, error: BaseException) -> bool:
-        wrong = ("no such table", "no such column", "has no column")
-        return any(each in str(error) for each in wrong)  # there is no code for it
-
     def code(self, error: BaseException | None) -> object:
+        wrong = ("no such table", "no such column", "has no column")
+        if any(each in str(error) for each in wrong):  # which have no code of their own
+            return "no such"
         return getattr(error, "sqlite_errorname", None)
