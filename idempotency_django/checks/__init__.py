@@ -6,7 +6,7 @@ id                                     problem
 ``idempotency_django.E001``            ``IDEMPOTENCY`` has an unknown setting
 ``idempotency_django.E002``            a setting has an invalid value
 ``idempotency_django.E003``            a store cannot be created or used, or a policy names no store
-``idempotency_django.E005``            a store uses a database that is a replica, or read-only
+``idempotency_django.E005``            a store uses a read-only database (``check --database``)
 ``idempotency_django.W006``            SQLite without ``transaction_mode: IMMEDIATE``
 ``idempotency_django.W007``            a store's database is not that of the effects or messages
 ``idempotency_django.E009``            our middleware is not the last in ``MIDDLEWARE``
@@ -17,13 +17,11 @@ id                                     problem
 ``idempotency_django.W018``            a store's cache is local to each process
 ``idempotency_django.E019``            a policy needs a feature that its store or mode lacks
 ``idempotency_django.E020``            ``on_conflict="accepted"`` without a URL for the status view
-``idempotency_django.W021``            PostgreSQL with an isolation level above READ COMMITTED
 ``idempotency_django.E022``            a view with a policy cannot be protected: it refuses keys
 ``idempotency_django.W023``            the middleware cannot protect views without a policy
 ``idempotency_django.W025``            object permissions that a replay cannot check
 ``idempotency_django.W026``            a store in the memory of one process, and ``DEBUG`` is off
-``idempotency_django.E027``            a store's database has ``AUTOCOMMIT`` off
-``idempotency_django.W028``            tables are missing (``check --database``)
+``idempotency_django.W028``            messaging's tables are missing (``check --database``)
 ``idempotency_django.W031``            a key is required from the admin's or the login's own forms
 ``idempotency_django.E032``            a model without both ``Versioned`` and one ``VersionField``
 ``idempotency_django.E034``            a form of the admin that may lack a model's version

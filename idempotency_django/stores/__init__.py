@@ -25,7 +25,6 @@ from .records import (
 
 if TYPE_CHECKING:
     from .database import DatabaseStore
-    from .database.checks import missing_tables
     from .database.dialects import DIALECTS, plain
     from .database.dialects.messages import execute_first
     from .database.transactions import forbid_atomic_block, without_autocommit
@@ -58,7 +57,6 @@ __all__ = [
     "is_open",
     "is_reference",
     "load_text",
-    "missing_tables",
     "new_token",
     "overdue",
     "plain",
@@ -86,7 +84,6 @@ __getattr__ = lazily(
         "overdue": "health",
         "register_health": "health",
         "DatabaseStore": "database",
-        "missing_tables": "database.checks",
         "DIALECTS": "database.dialects",
         "execute_first": "database.dialects.messages",
         "plain": "database.dialects",

@@ -15,7 +15,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.db import connections
-from django.db.backends.postgresql.psycopg_any import IsolationLevel
 from django.test import override_settings
 from django.urls import path
 from rest_framework.views import APIView
@@ -307,54 +306,12 @@ def databases(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             del connections[alias]
 
 
-class Router:
-    """Sends reads to one database and writes to another."""
-
-    reads = "replica"
-    writes = "default"
-
-    def db_for_read(self, model: type, **hints: Any) -> str:
-        return self.reads
-
-    def db_for_write(self, model: type, **hints: Any) -> str:
-        return self.writes
-
-
 def test_unknown_database() -> None:
     """E003: the store's database is not in DATABASES."""
     with a_store(BACKEND=DATABASE, OPTIONS={"using": "nowhere"}):
         message = only("E003")
     assert "'nowhere'" in message.msg
     assert "'default'" in str(message.hint)
-
-
-def test_mirror_is_a_replica(databases: Any) -> None:
-    """E005: a database that mirrors another in tests is its replica."""
-    databases("replica", TEST={"MIRROR": "default"})
-    with a_store(BACKEND=DATABASE, OPTIONS={"using": "replica"}):
-        message = only("E005")
-    assert "looks like a replica" in message.msg
-    assert "'default'" in str(message.hint)
-
-
-def test_database_of_reads_is_a_replica(databases: Any) -> None:
-    """E005: so is one that a router sends reads to and no writes."""
-    databases("replica")
-    with (
-        override_settings(DATABASE_ROUTERS=[f"{HERE}.Router"]),
-        a_store(BACKEND=DATABASE, OPTIONS={"using": "replica"}),
-    ):
-        assert "'replica'" in only("E005").msg
-
-
-def test_database_of_writes_is_none(databases: Any) -> None:
-    """The database that is written to is right, and so is one that no router knows."""
-    databases("replica")
-    databases("audit")
-    with override_settings(DATABASE_ROUTERS=[f"{HERE}.Router"]):
-        assert found() == []
-        with a_store(BACKEND=DATABASE, OPTIONS={"using": "audit"}):
-            assert found() == []
 
 
 SQLITE = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
@@ -377,36 +334,6 @@ def test_sqlite_that_waits(databases: Any, mode: str) -> None:
     databases("small", **SQLITE, OPTIONS={"transaction_mode": mode})
     with a_store(BACKEND=DATABASE, OPTIONS={"using": "small"}):
         assert found() == []
-
-
-POSTGRESQL = {"ENGINE": "django.db.backends.postgresql", "NAME": "strict"}
-
-
-@pytest.mark.parametrize("level", ["REPEATABLE_READ", "SERIALIZABLE"])
-@pytest.mark.parametrize("number", [False, True], ids=["name", "number"])
-def test_isolation_that_refuses_renewed_rows(databases: Any, level: str, number: bool) -> None:
-    """W021: PostgreSQL would refuse to commit a step whose lease was renewed while it ran."""
-    named = getattr(IsolationLevel, level)
-    databases("strict", **POSTGRESQL, OPTIONS={"isolation_level": int(named) if number else named})
-    with a_store(BACKEND=DATABASE, OPTIONS={"using": "strict"}):
-        message = only("W021")
-    assert "'strict'" in message.msg
-    assert "Use PostgreSQL's default" in str(message.hint)
-
-
-@pytest.mark.parametrize("level", ["READ_COMMITTED", "READ_UNCOMMITTED", None])
-def test_isolation_that_sees_renewed_rows(databases: Any, level: str | None) -> None:
-    """Of PostgreSQL's default, asked for or not, there is nothing to say."""
-    options = {"isolation_level": getattr(IsolationLevel, level)} if level else {}
-    databases("usual", **POSTGRESQL, OPTIONS=options)
-    with a_store(BACKEND=DATABASE, OPTIONS={"using": "usual"}):
-        assert found() == []
-
-
-def test_isolation_of_another_database(databases: Any) -> None:
-    """Nor of a database in which no store is."""
-    databases("strict", **POSTGRESQL, OPTIONS={"isolation_level": IsolationLevel.SERIALIZABLE})
-    assert found() == []
 
 
 def test_effects_in_another_database(databases: Any) -> None:

@@ -9,7 +9,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, connections, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -83,19 +82,9 @@ class TestSetting:
             post(client, url, new_key())
         assert effects() == 0
 
-    def test_check(self) -> None:
-        """The system check says so before anybody sends one."""
-        [message] = [each for each in run_checks() if each.id == "idempotency_django.E027"]
-        assert "AUTOCOMMIT" in message.msg
-
     def test_without_a_key(self, client: Client) -> None:
         """A request without a key is none of our business."""
         assert post(client, "/transactional/").status_code == 201
-
-
-def test_check_is_content() -> None:
-    """With autocommit, as Django has it, there is nothing to say."""
-    assert [each for each in run_checks() if each.id == "idempotency_django.E027"] == []
 
 
 class TestLeftOff:

@@ -14,7 +14,6 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.urls import path
 
-from idempotency_django.checks import check_live_stores
 from idempotency_django.decorators import idempotent
 from idempotency_django.models import IdempotencyKey, IdempotencyStep
 from idempotency_django.stores.database import DatabaseStore
@@ -89,28 +88,3 @@ def test_request(client: Client, alias: str, missing: str, settings: Any) -> Non
     with pytest.raises(ImproperlyConfigured, match=r"manage.py migrate"):
         post(client, "/view/", new_key())
     assert effects() == 0
-
-
-def test_check(alias: str, missing: str, settings: Any) -> None:
-    """``check --database`` names what is missing, as a warning."""
-    configure(settings, alias)
-    [message] = check_live_stores(databases=[alias])
-    assert message.id == "idempotency_django.W028"
-    assert missing in message.msg
-    assert "migrate" in str(message.hint)
-
-
-def test_check_while_migrating(
-    alias: str, missing: str, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """``manage.py migrate`` runs the check before it makes the tables, and nobody forgot it."""
-    configure(settings, alias)
-    monkeypatch.setattr("sys.argv", ["manage.py", "migrate"])
-    assert missing
-    assert check_live_stores(databases=[alias]) == []
-
-
-def test_check_is_content(alias: str, settings: Any) -> None:
-    """Where all is there, nothing is said."""
-    configure(settings, alias)
-    assert check_live_stores(databases=[alias]) == []

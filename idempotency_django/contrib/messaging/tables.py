@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, Final
 
 from django.core.checks import CheckMessage, Warning  # noqa: A004  # Django's name
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections
 
-from ...stores import missing_tables
 from .databases import database
 from .models import Heartbeat, InboxMessage, OutboxMessage, OutboxStream, StreamPosition
 
@@ -28,7 +27,7 @@ def check_tables(databases: Collection[str] | None = None, **_: Any) -> list[Che
     is_asked = using in (databases or ()) and using in connections
     if not is_asked or sys.argv[1:2] == ["migrate"]:
         return []
-    missing = ", ".join(missing_tables(using, *MODELS))
+    missing = ", ".join(_missing(using))
     text, hint = _LACKS.format(using=using, missing=missing), _HINT.format(using=using)
     return [Warning(text, hint=hint, id="idempotency_django.W028")] if missing else []
 
@@ -41,9 +40,26 @@ def refuse_unmigrated() -> None:
     """
     using = database()
     try:
-        missing = ", ".join(missing_tables(using, *MODELS))
+        missing = ", ".join(_missing(using))
     except DatabaseError:
         return
     if missing:
         text, hint = _LACKS.format(using=using, missing=missing), _HINT.format(using=using)
         raise ImproperlyConfigured(f"{text} {hint}")
+
+
+def _missing(using: str) -> Iterator[str]:
+    """The tables of the models, or columns of them, that the database lacks."""
+    connection = connections[using]
+    inspect = connection.introspection
+    with connection.cursor() as cursor:
+        tables = set(inspect.table_names(cursor))
+        for model in MODELS:
+            table = model._meta.db_table
+            if table not in tables:
+                yield f"the table {table}"
+                continue
+            columns = {each.name for each in inspect.get_table_description(cursor, table)}
+            for field in model._meta.concrete_fields:
+                if field.column not in columns:
+                    yield f"the column {field.column} of {table}"

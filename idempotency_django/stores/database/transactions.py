@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
@@ -16,7 +16,8 @@ from ...errors import (
     StoreUnavailable,
 )
 from ..atomic_blocks import IN_NINJA, is_open
-from .faults import REFUSED_MESSAGE, Fault, raise_translated, translate_error
+from .checks import NOT_MIGRATED
+from .faults import Fault
 
 if TYPE_CHECKING:
     from .dialects.base import Dialect
@@ -25,6 +26,48 @@ logger = logging.getLogger("idempotency_django")
 
 _NO_TRANSACTION: Final = "25P01"
 """PostgreSQL's code where the transaction was ended unseen, and a savepoint went with it."""
+
+
+REFUSED_MESSAGE: Final = (
+    "The database could not commit because of a conflict with another transaction, and has "
+    "rolled back. Retry later with the same key."
+)
+
+
+def translate_error(
+    dialect: Dialect, error: DatabaseFault, *, rolled_back: bool = False
+) -> Exception:
+    """The store's error for one of the database's, if it has one; else that error.
+
+    Args:
+        dialect: knows what the error says.
+        error: the database's.
+        rolled_back: whether it is known that nothing was committed.
+    """
+    fault = dialect.fault(error)
+    match fault:
+        case Fault.MISSING:
+            return ImproperlyConfigured(NOT_MIGRATED.format(using=dialect.using))
+        case Fault.TAKEN:  # by a transaction that this one's snapshot cannot see
+            return OperationInProgress(REFUSED_MESSAGE)
+        case Fault.BUSY:
+            in_progress = OperationInProgress()
+            in_progress.busy = dialect.locks_database
+            return in_progress
+        case Fault.ENDED | Fault.UNREACHABLE:
+            unavailable = StoreUnavailable()
+            unavailable.rolled_back = rolled_back or fault is Fault.ENDED
+            return unavailable
+        case None:
+            return error
+
+
+def raise_translated(dialect: Dialect, error: DatabaseFault) -> NoReturn:
+    """Raise the store's error for one of the database's, if it has one; else that error."""
+    better = translate_error(dialect, error)
+    if better is error:
+        raise error
+    raise better from error
 
 
 def without_autocommit(
