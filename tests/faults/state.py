@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from idempotency_django.testing import eventually
 from tests.e2e.databases import Database
@@ -29,10 +32,12 @@ class State:
         self.database = database
         self.url = database.url
 
-    def __enter__(self) -> State:
-        import psycopg  # not at the top: there is none when the tests run on psycopg2
+    def __str__(self) -> str:
+        return self.database.name
 
-        self._connection = psycopg.connect(self.url, autocommit=True)
+    def __enter__(self) -> State:
+        self._connection = _connected(self.database)
+        self._left = _LEFT[self.database.name]
         return self
 
     def __exit__(
@@ -52,8 +57,8 @@ class State:
         """What the store has of it."""
         found = self._all(
             "SELECT status, attempt, (SELECT count(*) FROM idempotency_django_idempotencystep"
-            " WHERE record_id = keys.id), extract(epoch FROM lease_expires_at"
-            " - statement_timestamp()) FROM idempotency_django_idempotencykey keys WHERE key = %s",
+            f" WHERE record_id = found.id), {self._left} FROM idempotency_django_idempotencykey"
+            " found WHERE found.key = %s",
             order.key,
         )
         return Row(*found[0]) if found else None
@@ -64,10 +69,42 @@ class State:
             lambda: (
                 not self._all(
                     "SELECT 1 FROM idempotency_django_idempotencykey"
-                    " WHERE lease_expires_at > statement_timestamp() LIMIT 1"
+                    f" WHERE {self._left} > 0 LIMIT 1"
                 )
             )
         )
 
     def _all(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
-        return self._connection.execute(statement, values).fetchall()
+        if self.database.name == "sqlite":
+            statement = statement.replace("%s", "?")
+        with closing(self._connection.cursor()) as cursor:
+            cursor.execute(statement, values)
+            return list(cursor.fetchall())
+
+
+_LEFT = {
+    "postgres": "extract(epoch FROM lease_expires_at - statement_timestamp())",
+    "mariadb": "timestampdiff(MICROSECOND, utc_timestamp(6), lease_expires_at) / 1e6",
+    "sqlite": "(julianday(lease_expires_at) - julianday('now')) * 86400.0",
+}
+"""The seconds that are left of a lease, by the store's clock."""
+
+
+def _connected(database: Database) -> Any:
+    """A connection that sees at once what others commit."""
+    url = urlsplit(database.url)
+    match database.name:
+        case "postgres":
+            import psycopg  # not at the top: there is none when the tests run on psycopg2
+
+            return psycopg.connect(database.url, autocommit=True)
+        case "mariadb":
+            import pymysql
+
+            login = {"user": unquote(url.username or ""), "password": unquote(url.password or "")}
+            name, host = url.path.removeprefix("/"), str(url.hostname)
+            return pymysql.connect(
+                host=host, port=url.port or 3306, database=name, autocommit=True, **login
+            )
+        case _:
+            return sqlite3.connect(url.path.removeprefix("/"), isolation_level=None, timeout=20)

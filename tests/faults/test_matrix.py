@@ -5,27 +5,50 @@ effect and that of the response its process may die, and the retry does it again
 where the promise holds: in the claim's own transaction, or in steps. What stands in
 ``request.idempotency.atomic()`` alone is of a kind that may be done twice.
 
-The boundaries are enumerated by the database backend, see :mod:`tests.faults.bank.backend`.
+The boundaries are enumerated on Django's own backends, see :mod:`tests.faults.numbering`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.e2e import databases
+from tests.e2e.databases import Database
 from tests.support.nightly import few, sizes
 
 from .boundaries import Strike
 from .ledger import Ledger
-from .processes import Forks, Order, Workers, workers
+from .processes import Forks, Order, Workers, migrate, workers
 from .recovery import ALL, FAILING, STEPPED, Bank, Mode
 from .state import State
 
 pytestmark = [pytest.mark.e2e, pytest.mark.parametrize("stride", sizes(4, 1))]
 """``make test`` takes each fourth boundary, ``make nightly`` all."""
+
+
+@pytest.fixture(scope="module", params=few(["postgres", "mariadb", "sqlite"]))
+def state(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A new database of each kind, with the bank's tables, and a look at what is in it."""
+    if request.param not in os.environ["TEST_DATABASES"].split(","):
+        pytest.skip(f"{request.param} is not among TEST_DATABASES")
+    if request.param == "postgres":
+        request.getfixturevalue("postgres_wanted")
+    made: dict[str, Callable[[], AbstractContextManager[Database]]] = {
+        "postgres": databases.postgres,
+        "mariadb": databases.mariadb,
+        "sqlite": lambda: databases.sqlite(tmp_path_factory.mktemp("sqlite")),
+    }
+    with made[request.param]() as database:
+        migrate(database.url)
+        with State(database) as state:
+            yield state
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +80,9 @@ def test_crash_at_every_boundary(
     points = bank.boundaries(mode, ended)[::stride]
     _crash_and_recover(bank, mode, points)
     with capsys.disabled():
-        print(f"\n{mode}: killed at {len(points)} points, each recovered to one effect")
+        print(
+            f"\n{bank.state} {mode}: killed at {len(points)} points, each recovered to one effect"
+        )
 
 
 @pytest.mark.parametrize("mode", few(FAILING), ids=str)
@@ -72,7 +97,9 @@ def test_crash_while_failing(
     points = bank.boundaries(mode, ended)[::stride]
     _crash_and_recover(bank, mode, points, fails=True)
     with capsys.disabled():
-        print(f"\n{mode}: killed at {len(points)} points while failing, each recovered")
+        print(
+            f"\n{bank.state} {mode}: killed at {len(points)} points while failing, each recovered"
+        )
 
 
 @pytest.mark.parametrize("mode", [STEPPED], ids=str)
@@ -97,7 +124,9 @@ def test_crash_again_at_every_boundary(
     for order in orders:
         bank.assert_recovered(mode, order)
     with capsys.disabled():
-        print(f"\n{mode}: killed at {len(crashes)} points while it was resumed, each recovered")
+        print(
+            f"\n{bank.state} {mode}: killed at {len(crashes)} points while it was resumed, each recovered"
+        )
 
 
 def _crash_and_recover(

@@ -27,6 +27,7 @@ from django.test import RequestFactory
 from django.urls import get_resolver
 
 from tests.faults.boundaries import Strike, boundaries
+from tests.faults.numbering import number_statements
 
 LONGEST = 60  # seconds that an operation may take
 _ORDER = {"path": "/drf/", "fails": False, "strike": None}
@@ -113,6 +114,7 @@ def main() -> None:
     """Do what the command line says."""
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.faults.bank.settings"
     django.setup()
+    number_statements()
     get_resolver().url_patterns  # noqa: B018  # so that the views are loaded
     match sys.argv[1]:
         case "migrate":

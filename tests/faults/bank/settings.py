@@ -1,7 +1,7 @@
 """Settings, from environment variables.
 
 ``DATABASE_URL``
-    Where PostgreSQL is, or what stands before it.
+    Where the database is, or what stands before it.
 ``LEDGER_URL``
     Where the ledger is, which is somebody else's.
 ``ATOMIC_REQUESTS``
@@ -21,6 +21,10 @@ from datetime import timedelta
 
 import dj_database_url
 
+from tests.support.mysql import use_pymysql
+
+use_pymysql()
+
 LEDGER_URL = os.environ.get("LEDGER_URL", "")
 LEASE = timedelta(seconds=float(os.environ.get("LEASE_SECONDS", "1")))
 
@@ -28,13 +32,14 @@ DATABASES = {
     "default": {
         **dj_database_url.parse(
             os.environ["DATABASE_URL"],
-            engine="tests.faults.bank.backend",
             conn_max_age=int(os.environ.get("CONN_MAX_AGE", "0")),
         ),
         "ATOMIC_REQUESTS": os.environ.get("ATOMIC_REQUESTS") == "1",
         "DISABLE_SERVER_SIDE_CURSORS": True,  # as behind a pooler
     }
 }
+if "sqlite" in DATABASES["default"]["ENGINE"]:
+    DATABASES["default"]["OPTIONS"] = {"transaction_mode": "IMMEDIATE", "timeout": 20}
 SECRET_KEY = "tests"
 ALLOWED_HOSTS = ["*"]
 USE_TZ = True
