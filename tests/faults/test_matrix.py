@@ -124,9 +124,7 @@ def test_crash_again_at_every_boundary(
     for order in orders:
         bank.assert_recovered(mode, order)
     with capsys.disabled():
-        print(
-            f"\n{bank.state} {mode}: killed at {len(crashes)} points while it was resumed, each recovered"
-        )
+        print(f"\n{bank.state} {mode}: killed at {len(crashes)} points again, each recovered")
 
 
 def _crash_and_recover(
