@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 
 from ..errors import StoreUnavailable
-from ..stores.health import Limits, findings
+from ..management import Limits, findings
 
 LIMITS: Final = Limits(max_age=timedelta(hours=1), purge_age=timedelta(days=7))
 """Longer than a deployment, during which processes may be stopped."""

@@ -28,16 +28,12 @@ if TYPE_CHECKING:
     from .database.dialects import DIALECTS, plain
     from .database.dialects.messages import execute_first
     from .database.transactions import forbid_atomic_block, without_autocommit
-    from .health import Finding, Limits, Names, overdue, register_health
     from .purging import Purgeable, purge, register_purge, registered_purges
 
 __all__ = [
     "DIALECTS",
     "Claim",
     "DatabaseStore",
-    "Finding",
-    "Limits",
-    "Names",
     "Operation",
     "Payload",
     "Purgeable",
@@ -58,12 +54,10 @@ __all__ = [
     "is_reference",
     "load_text",
     "new_token",
-    "overdue",
     "plain",
     "purge",
     "reference",
     "referred",
-    "register_health",
     "register_purge",
     "registered_purges",
     "stores",
@@ -78,11 +72,6 @@ __getattr__ = lazily(
         "purge": "purging",
         "register_purge": "purging",
         "registered_purges": "purging",
-        "Finding": "health",
-        "Limits": "health",
-        "Names": "health",
-        "overdue": "health",
-        "register_health": "health",
         "DatabaseStore": "database",
         "DIALECTS": "database.dialects",
         "execute_first": "database.dialects.messages",

@@ -11,8 +11,8 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Count, Max, Min, Q, QuerySet
 
+from ...management import Finding, Limits, Names, overdue, register_health
 from ...models import DatabaseNow
-from ...stores import Finding, Limits, Names, overdue, register_health
 from .consumers import consumers
 from .databases import database
 from .dead_letters import message_id_of

@@ -13,8 +13,8 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
 from ...errors import StoreUnavailable
-from ...stores.health import Finding, Limits, findings
 from ..arguments import duration
+from ..health import Finding, Limits, findings
 
 _MAX_AGE: Final = "15m"
 _PURGE_AGE: Final = "3d"

@@ -14,8 +14,7 @@ from typing import Any, Final
 from django.db.models import QuerySet
 
 from ..models import DatabaseNow, IdempotencyKey
-from .handler import stores
-from .records import Status
+from ..stores import Status, stores
 
 MAX_COUNTED: Final = 10_000
 """The most rows that a finding counts."""
@@ -136,16 +135,14 @@ def _keys(
 ) -> Iterator[Finding]:
     """The keys that no process finishes, found by the index of the leases."""
     rows = IdempotencyKey.objects.using(using)
-    unfinished = rows.filter(status=Status.IN_PROGRESS)
-    held = unfinished.filter(hold=True, lease_expires_at__lte=DatabaseNow())
     yield finding_of(
         "keys held",
         using,
-        _unowned(held, owners),
+        _unowned(rows.held(), owners),
         "Retries are refused until an operator completes or releases them in the admin.",
     )
     late = DatabaseNow() - limits.max_age
-    interrupted = unfinished.filter(hold=False, lease_expires_at__lte=late)
+    interrupted = rows.filter(status=Status.IN_PROGRESS, hold=False, lease_expires_at__lte=late)
     waited = ages(interrupted, "lease_expires_at")
     yield finding_of("keys interrupted", using, waited, _interrupted(interrupted) if waited else "")
     yield overdue("keys to purge", using, rows.purgeable(limits.purge_age))
