@@ -30,8 +30,8 @@ from idempotency_django.contrib.messaging import (
 )
 from idempotency_django.contrib.messaging.errors import DeadLettered
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
+from idempotency_django.management import health
 from idempotency_django.models import DatabaseNow, IdempotencyKey
-from idempotency_django.stores import health
 from tests.contrib.messaging.outbox.conftest import Broker
 from tests.contrib.messaging.webhooks import receivers
 from tests.contrib.messaging.webhooks.receivers import Stepping, deliver
