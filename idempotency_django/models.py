@@ -14,7 +14,7 @@ from django.db.models.functions import Left, Now
 from django.utils.translation import gettext_lazy as _
 
 from .stores.codec import StoredTextField, dump_text
-from .stores.records import ORIGIN, Status
+from .stores.records import ORIGIN_LENGTH, Status
 
 if not apps.is_installed("idempotency_django"):
     raise ImproperlyConfigured(
@@ -35,7 +35,7 @@ _KEPT_ERROR: Final = 1_000  # characters
 INTERRUPTED: Final = "interrupted"
 """What an attempt is whose lease is over, for people and in ``attempts``; no status of a row."""
 
-NO_OWNER: Final = Left("owner_token", ORIGIN)
+NO_OWNER: Final = Left("owner_token", ORIGIN_LENGTH)
 """The token of a row whose owner is late or dead: no owner has it, and the next token has it as its
 prefix.
 """

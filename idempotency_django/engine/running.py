@@ -63,9 +63,10 @@ def run(
             refuses the replay, and leaves this function.
 
     Raises:
-        StoreUnavailable: nothing was executed, or all of it was rolled back.
+        StoreUnavailable: the store cannot be reached. Its text says what is known: nothing was
+            executed, all of it was rolled back, or the commit was not confirmed.
         OperationInProgress: the database refused to commit because of a conflict.
-        ClaimLost: the claim is gone and has no successor.
+        ClaimLost: the claim is gone, and no other attempt has it.
     """
     if not conf.around_execution:
         return run_unobserved(store, operation, execute, recover, admit=admit, together=together)

@@ -105,8 +105,8 @@ def referred(reference: str) -> tuple[str, str]:
     return key, scope
 
 
-ORIGIN: Final = 16
-"""The length of the common prefix of all attempts' tokens of a record."""
+ORIGIN_LENGTH: Final = 16
+"""The characters that the tokens of all attempts at a record begin with: half of each token."""
 
 
 def new_token(before: str = "") -> str:
@@ -115,8 +115,8 @@ def new_token(before: str = "") -> str:
     Args:
         before: the token of the attempt that it resumes; empty: it resumes none.
     """
-    token = os.urandom(ORIGIN).hex()
-    return before[:ORIGIN] + token[len(before[:ORIGIN]) :]
+    token = os.urandom(ORIGIN_LENGTH).hex()
+    return before[:ORIGIN_LENGTH] + token[len(before[:ORIGIN_LENGTH]) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class Claim:
         """The name of this record among all that ever had the key. It is random, and the same for
         all of its attempts.
         """
-        return self.token[:ORIGIN]
+        return self.token[:ORIGIN_LENGTH]
 
 
 NAMESPACE: Final = uuid.UUID("9f4c2c1e-7c8e-5d0b-9b57-3f1d3a2f8f6a")
