@@ -152,8 +152,11 @@ def test_released_by_an_operator(admin_client: Client, client: Client) -> None:
     past = row.created_at - timedelta(hours=1)
     rows.update(status=Status.IN_PROGRESS, lease_expires_at=past, completed_at=None, error="")
     response = admin_client.post(
-        f"/admin/idempotency_django/idempotencykey/{row.pk}/release/",
-        {"attempt": 1, "reason": "looked"},
+        f"/admin/idempotency_django/idempotencykey/{row.pk}/settle/",
+        {
+            **{"attempt": 1, "outcome": "release", "reason": "looked"},
+            **{"status": 200, "content_type": "application/json", "body": ""},
+        },
     )
     assert response.status_code == 302, response.content
     assert record(key).status == Status.FAILED
