@@ -97,7 +97,8 @@ def repeat(
     ended, errors = threading.Event(), list[BaseException]()
 
     def is_stopped() -> bool:
-        return stop.is_set() or workers[-1] is not threading.current_thread()
+        is_over = stop.is_set() or ended.is_set()
+        return is_over or workers[-1] is not threading.current_thread()
 
     def loop() -> None:
         while not is_stopped():
