@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import transaction
+from django.db import connection, transaction
 from django.test import override_settings
 from django_redis import get_redis_connection
 
 from idempotency_django.contrib.messaging import Consumer, Duplicate, Event, Failed, Handled
-from idempotency_django.contrib.messaging.errors import DeadLettered
-from idempotency_django.engine.context import ExecutionContext
+from idempotency_django.contrib.messaging.errors import DeadLettered, UnknownEventType
+from idempotency_django.engine.context import ExecutionContext, current_execution
+from idempotency_django.engine.functions import idempotent_call
+from idempotency_django.errors import FingerprintMismatch, OperationInProgress
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
+from idempotency_django.stores import stores
+from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim
-from idempotency_django.testing import eventually, in_threads
+from idempotency_django.testing import PATIENCE, eventually, in_threads
 from tests.models import Effect
+from tests.support.admin_pages import detail, member, messages
 from tests.support.servers import Server
 from tests.support.shared import effects
 
@@ -97,6 +104,678 @@ class TestOnce:
         for source in ("/shop", "/shop:1", "/Shop", "/shop "):
             assert isinstance(billing.handle(paid(source=source)), Handled), source
         assert effects() == 4
+
+    def test_redelivered(self, options: dict[str, Any]) -> None:
+        """What its transport calls redelivered is handled in the same way."""
+        billing = consumer(**options)
+        assert isinstance(billing.handle(paid(), redelivered=True), Handled)
+        for redelivered in (True, False):
+            assert isinstance(billing.handle(paid(), redelivered=redelivered), Duplicate)
+        assert effects() == 1
+
+    def test_concurrent_duplicates(self, options: dict[str, Any]) -> None:
+        """Of thirty simultaneous deliveries one is handled; the others learn of it or come back."""
+        billing = consumer(**options)
+
+        def deliver() -> str:
+            try:
+                return type(billing.handle(paid())).__name__
+            except OperationInProgress:
+                return "in progress"
+
+        outcomes = in_threads([deliver] * 30)
+        assert outcomes.count("Handled") == 1
+        assert set(outcomes) <= {"Handled", "Duplicate", "in progress"}
+        assert effects() == 1
+        assert isinstance(billing.handle(paid()), Duplicate)
+
+    def test_concurrent_redeliveries(self) -> None:
+        """The same holds where half of them are called redelivered, and claim visibly."""
+        billing = consumer()
+
+        def deliver(redelivered: bool) -> str:
+            try:
+                return type(billing.handle(paid(), redelivered=redelivered)).__name__
+            except OperationInProgress:
+                return "in progress"
+
+        outcomes = in_threads([lambda at=at: deliver(at % 2 == 0) for at in range(16)])
+        assert outcomes.count("Handled") == 1
+        assert effects() == 1
+
+    def test_no_result_kept(self) -> None:
+        """A duplicate is a duplicate, even where the result was not kept."""
+        billing = consumer(policy=Policy(max_response_bytes=0))
+        assert billing.handle(paid()) == Handled({"id": "1", "attempt": 1})
+        assert billing.handle(paid()) == Duplicate(None, kept=False)
+
+    def test_lifetime(self) -> None:
+        """An event is remembered for 30 days, or as long as the consumer or its policy says."""
+        hour, day = timedelta(hours=1), timedelta(days=1)
+        lifetimes = {
+            "a": (consumer("a"), timedelta(days=30)),
+            "b": (consumer("b", policy=Policy(ttl=day)), day),
+            "c": (consumer("c", policy=Policy(ttl=day), ttl=hour), hour),
+        }
+        for name, (each, lifetime) in lifetimes.items():
+            each.handle(paid())
+            row = IdempotencyKey.objects.get(scope=f"consumer:{name}:/shop")
+            assert row.expires_at - row.completed_at == pytest.approx(
+                lifetime, abs=timedelta(minutes=1)
+            )
+        forever = consumer("d", ttl=None)
+        forever.handle(paid())
+        assert IdempotencyKey.objects.get(scope="consumer:d:/shop").expires_at is None
+
+    def test_what_a_handler_causes(self) -> None:
+        """What a handler does once in its turn names the event's record, alone or in a batch."""
+
+        called = []
+
+        def cause(event: Event, execution: ExecutionContext) -> None:
+            called.append(event.id)
+            assert current_execution() is execution
+            idempotent_call(lambda _: None, key=f"call-{event.id}", scope="calls")
+
+        billing = consumer("billing", cause)
+        billing.handle(paid("0"))
+        billing.handle_many([paid("1"), paid("2")])
+        assert current_execution() is None
+        assert called == ["0", "1", "2"]
+        calls = IdempotencyKey.objects.filter(scope="calls").order_by("key")
+        assert [row.caused_by for row in calls] == [
+            f"{at} consumer:billing:/shop" for at in range(3)
+        ]
+
+    def test_record(self) -> None:
+        """The record says which consumer handled which event."""
+        consumer().handle(paid("e-17"))
+        row = IdempotencyKey.objects.get()
+        assert (row.key, row.scope, row.operation) == (
+            "e-17",
+            "consumer:billing:/shop",
+            "billing order.paid",
+        )
+        assert row.method == "EVENT"
+
+
+class TestIdentity:
+    @pytest.mark.parametrize(
+        "name", ["ü", "with space", "\x00", "x" * 10_000, "\ud800", "a|b%", "'; DROP", " ", "1 "]
+    )
+    def test_any_text(self, name: str) -> None:
+        """Any text is an id; two that differ are two events."""
+        billing = consumer()
+        assert isinstance(billing.handle(paid(name)), Handled)
+        assert isinstance(billing.handle(paid(name + "'")), Handled)
+        assert isinstance(billing.handle(paid(name)), Duplicate)
+        assert effects() == 2
+
+    @pytest.mark.parametrize("name", [None, "", 7, b"7"])
+    def test_no_id(self, name: Any) -> None:
+        """An id that is missing, empty or no text is refused before there is anything to do."""
+        with pytest.raises(ValueError, match="id"):
+            consumer().handle(paid(name))
+        assert IdempotencyKey.objects.count() == 0
+
+    def test_no_event(self) -> None:
+        """What is no Event is refused, with what to do."""
+        with pytest.raises(TypeError, match=r"Event\.from_json"):
+            consumer().handle({"id": "1"})  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            {"data": {"reference": "b"}},
+            {"data": None},
+            {"type": "order.refunded"},
+            {"subject": "b"},
+        ],
+    )
+    def test_same_id_with_another_body(self, other: dict[str, Any]) -> None:
+        """Another event under the same id is neither handled nor replayed."""
+        billing = consumer()
+        billing.on("order.refunded")(book)
+        billing.handle(paid())
+        with pytest.raises(FingerprintMismatch, match="The event '1' of '/shop' for billing order"):
+            billing.handle(paid(**other))
+        assert Effect.objects.count() == 1
+
+    def test_equal_data(self) -> None:
+        """The same content in another order, sent at another time, is the same event."""
+        billing = consumer()
+        billing.handle(paid(data={"reference": "a", "amount": 5}))
+        again = Event.from_json(
+            '{"specversion":"1.0","type":"order.paid","source":"/shop","id":"1",'
+            '"time":"2031-05-07T09:30:00Z","data":{"amount":5,"reference":"a"}}'
+        )
+        assert isinstance(billing.handle(again), Duplicate)
+
+    def test_unknown_type(self) -> None:
+        """An unknown type is refused before the claim: a later deployment can handle the event."""
+        billing = consumer()
+        event = paid(type="order.lost")
+        with pytest.raises(UnknownEventType, match=r"order\.lost.*order\.paid"):
+            billing.handle(event)
+        assert IdempotencyKey.objects.count() == 0
+        assert not billing.handles("order.lost")
+        billing.on("order.lost")(book)
+        assert billing.handles("order.lost")
+        assert isinstance(billing.handle(event), Handled)
+
+    @pytest.mark.parametrize("name", ["", "a b", "ä", "a:b", "x" * 101])
+    def test_no_name(self, name: str) -> None:
+        """A consumer's name cannot be taken for a part of a source."""
+        with pytest.raises(ValueError, match="not a valid name"):
+            Consumer(name)
+
+    @pytest.mark.parametrize("handler", [lambda: None, lambda event, *, execution: None])
+    def test_handler_that_cannot_be_called(self, handler: Any) -> None:
+        """A handler that does not take an event is refused where it is made."""
+        with pytest.raises(ImproperlyConfigured, match=r"cannot be called.*handler\(event\) or"):
+            consumer("billing", handler)
+
+    def test_handler_of_the_event_alone(self, options: dict[str, Any]) -> None:
+        """A handler that takes one argument gets the event, alone, again and in a batch."""
+        billing = consumer("billing", lambda event: event.id, **options)
+        assert billing.handle(paid()) == Handled("1")
+        assert billing.handle(paid("2"), redelivered=True) == Handled("2")
+        assert billing.handle_many([paid("3"), paid()]) == [Handled("3"), Duplicate("1")]
+
+    def test_optional_execution(self) -> None:
+        """A handler that takes two arguments gets both, even if the second one has a default."""
+
+        def attempt(event: Event, execution: ExecutionContext | None = None) -> Any:
+            return execution and execution.attempt
+
+        assert consumer("billing", attempt).handle(paid()) == Handled(1)
+
+    def test_handler_without_a_signature(self) -> None:
+        """A callable that does not tell what it takes is not refused."""
+        billing = Consumer("billing")
+        billing.on("order.paid")(dict)
+        assert billing.handles("order.paid")
+
+    def test_two_handlers(self) -> None:
+        """A type has one handler."""
+        with pytest.raises(ValueError, match="already has a handler"):
+            consumer().on("order.lost", "order.paid")
+        with pytest.raises(ValueError, match="needs a type"):
+            consumer().on()
+        with pytest.raises(TypeError, match=r'in parentheses: on\("order.paid"\)'):
+            consumer().on(lambda event, execution: None)  # type: ignore[arg-type]
+
+
+class TestSteps:
+    """A handler says when it is registered that it has steps."""
+
+    def test_declared(self) -> None:
+        """It runs in the leased mode; a handler without steps beside it stays transactional."""
+        billing = Consumer("billing")
+
+        @billing.on("order.paid", steps=True)
+        def pay(event: Event, execution: ExecutionContext) -> Any:
+            assert not connection.in_atomic_block
+            return execution.step("pay", lambda: Effect.objects.create(reference="a").pk)
+
+        @billing.on("order.lost")
+        def lose(event: Event) -> bool:
+            return connection.in_atomic_block
+
+        billing.validate()
+        assert isinstance(billing.handle(paid()), Handled)
+        assert isinstance(billing.handle(paid(), redelivered=True), Duplicate)
+        assert billing.handle(paid("2", type="order.lost")) == Handled(True)
+        assert effects() == 1
+
+    @pytest.mark.parametrize("redelivered", [False, True])
+    @pytest.mark.parametrize("many", [False, True])
+    def test_undeclared(self, *, redelivered: bool, many: bool) -> None:
+        """A step of another handler is refused before it begins, however the claim is made."""
+
+        def pay(event: Event, execution: ExecutionContext) -> Any:
+            return execution.step("pay", Effect.objects.create, reference="a")
+
+        billing = consumer("billing", pay)
+        with pytest.raises(ImproperlyConfigured, match=r"'pay' cannot be stored.*steps=True"):
+            if many:
+                [failed] = billing.handle_many([paid()])
+                raise failed.error
+            billing.handle(paid(), redelivered=redelivered)
+        assert effects() == 0
+
+    def test_store_without_steps(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A consumer does not begin if its store doesn't support steps."""
+        monkeypatch.setattr(MemoryStore, "supports_steps", False)
+        billing = Consumer("billing", store="memory")
+        billing.on("order.paid", steps=True)(book)
+        with pytest.raises(ImproperlyConfigured, match=r"'order.paid'.*has steps.*'memory'"):
+            billing.validate()
+
+
+class TestFederation:
+    def test_a_sender_is_told_of_its_own(self) -> None:
+        """Two senders that use one source and id are two: neither reads the other's result."""
+        ledger = consumer("ledger", federated=True)
+        first = ledger.handle(paid(), sender="peer-7")
+        assert ledger.handle(paid(), sender="peer-8") == Handled({"id": "1", "attempt": 1})
+        assert ledger.handle(paid(), sender="peer-7") == Duplicate(first.result)
+        assert effects() == 2
+
+    def test_no_two_senders_are_one(self) -> None:
+        """No name of a sender, together with a source, makes another pair's scope."""
+        ledger = consumer("ledger", federated=True)
+        pairs = [("a", "/s"), ("a|sender:b", "/s"), ("b", "/s|sender:a"), ("a", "/s|sender:b")]
+        for sender, source in [*pairs, ("a%7C", "/s"), ("a|", "/s")]:
+            assert isinstance(ledger.handle(paid(source=source), sender=sender), Handled)
+
+    def test_action_and_payload(self) -> None:
+        """A sender that uses an id for something else is refused."""
+        ledger = consumer("ledger", federated=True)
+        ledger.handle(paid(), sender="peer-7")
+        with pytest.raises(FingerprintMismatch):
+            ledger.handle(paid(data={"reference": "b"}), sender="peer-7")
+
+    def test_the_handler_knows_the_sender(self) -> None:
+        """The sender is the operation's principal, for the handler and for the audit."""
+
+        def whoami(event: Event, execution: ExecutionContext) -> str:
+            return execution.operation.principal
+
+        ledger = consumer("ledger", whoami, federated=True)
+        assert ledger.handle(paid(), sender="peer-7").result == "peer-7"
+        assert IdempotencyKey.objects.get().principal == "peer-7"
+
+    def test_who_sent_it(self) -> None:
+        """A federated consumer must be told the sender; another one must not."""
+        with pytest.raises(ValueError, match="federated"):
+            consumer("ledger", federated=True).handle(paid())
+        with pytest.raises(ValueError, match="federated"):
+            consumer().handle(paid(), sender="peer-7")
+
+
+class TestFailures:
+    def test_rolled_back(self, options: dict[str, Any]) -> None:
+        """A handler that fails raises, and the next delivery runs it again."""
+        failing = [True]
+
+        def once(event: Event, execution: ExecutionContext) -> int:
+            with transaction.atomic():
+                Effect.objects.create(reference="a")
+                if failing.pop():
+                    failing.append(False)
+                    raise Poison
+            return execution.attempt
+
+        billing = consumer("billing", once, **options)
+        with pytest.raises(Poison):
+            billing.handle(paid())
+        assert effects() == 0
+        assert billing.handle(paid()) == Handled(2)
+        assert effects() == 1
+
+    @pytest.mark.parametrize("redelivered", [False, True])
+    def test_dead(self, options: dict[str, Any], redelivered: bool) -> None:
+        """After max_attempts failures the event is dead-lettered, and no delivery runs it."""
+        calls = []
+
+        def poison(event: Event, execution: ExecutionContext) -> None:
+            calls.append(execution.attempt)
+            raise Poison("not today")
+
+        billing = consumer("billing", poison, max_attempts=3, **options)
+        for _ in range(2):
+            with pytest.raises(Poison):
+                billing.handle(paid(), redelivered=redelivered)
+        with pytest.raises(DeadLettered, match=r"'1' of '/shop'.*Attempt 3") as last:
+            billing.handle(paid(), redelivered=redelivered)
+        assert isinstance(last.value.__cause__, Poison)
+        assert "If the inbox in the admin has the message, retry it there" in str(last.value)
+        for _ in range(2):
+            with pytest.raises(DeadLettered) as again:
+                billing.handle(paid(), redelivered=redelivered)
+            assert again.value.__cause__ is None
+        assert calls == [1, 2, 3]
+        assert billing.handle_many([paid()])[0].rejected
+
+    def test_released(self, caplog: pytest.LogCaptureFixture) -> None:
+        """An operator who releases a dead-lettered event has the next delivery run it once more."""
+        healthy = []
+
+        def sometimes(event: Event, execution: ExecutionContext) -> int:
+            Effect.objects.create(reference="a")
+            if not healthy:
+                raise Poison("the reason")
+            return execution.attempt
+
+        billing = consumer("billing", sometimes, max_attempts=1)
+        with pytest.raises(DeadLettered):
+            billing.handle(paid())
+        row = IdempotencyKey.objects.held().get()
+        assert "the reason" in row.error
+        _release(row)
+        caplog.clear()
+        with pytest.raises(DeadLettered):  # it fails again: it has no attempts left
+            billing.handle(paid())
+        assert "is held after attempt 2 (max_attempts=1), until" in caplog.text
+        _release(IdempotencyKey.objects.get())
+        healthy.append(True)
+        assert billing.handle(paid()) == Handled(3)
+        assert effects() == 1
+
+    @pytest.mark.parametrize(
+        ("kind", "body", "result"),
+        [
+            ("application/json", '{"given": "up"}', {"given": "up"}),
+            ("application/json", "null", None),
+            ("", "", None),
+            ("text/plain; charset=utf-8", "given up", "given up"),
+        ],
+    )
+    def test_given_up(self, kind: str, body: str, result: Any) -> None:
+        """A dead letter that an operator completes is a duplicate from then on, in any body."""
+        billing = consumer(max_attempts=1)
+        poison = paid(data={"reference": "a", "poison": True})
+        with pytest.raises(DeadLettered):
+            billing.handle(poison)
+        row = IdempotencyKey.objects.held().get()
+        _settle(row, "complete", status=200, content_type=kind, body=body)
+        assert billing.handle(poison) == Duplicate(result)
+        neighbour = paid("2")
+        assert billing.handle_many([neighbour, poison])[1] == Duplicate(result)
+        assert billing.handle(neighbour) == Duplicate({"id": "2", "attempt": 1})
+
+    def test_dead_is_not_purged(self) -> None:
+        """A dead-lettered event is kept past its lifetime."""
+        billing = consumer(max_attempts=1, ttl=timedelta(milliseconds=1))
+        with pytest.raises(DeadLettered):
+            billing.handle(paid(data={"reference": "a", "poison": True}))
+        stores["default"].purge(timedelta(0), 100)
+        with pytest.raises(DeadLettered):
+            billing.handle(paid(data={"reference": "a", "poison": True}))
+
+    def test_same_derived_key(self) -> None:
+        """Each attempt hands the same derived key to another service; another event another one."""
+        sent: list[str] = []
+
+        def call(event: Event, execution: ExecutionContext) -> None:
+            sent.append(execution.derive_key("charge"))
+            if execution.attempt < 3 and event.id == "1":
+                raise Poison
+
+        for policy in (Policy(), Policy(mode="leased")):
+            billing = consumer(
+                "leased" if policy.mode == "leased" else "plain", call, policy=policy
+            )
+            for error in (Poison, Poison, None):
+                with pytest.raises(error) if error else nullcontext():
+                    billing.handle(paid("1"))
+            billing.handle(paid("2"))
+            first, second, third, other = sent
+            assert first == second == third != other
+            sent.clear()
+
+    def test_any_number_of_attempts(self) -> None:
+        """A consumer that dead-letters nothing runs a failing event as often as it is delivered."""
+        billing = consumer(max_attempts=None)
+        poison = paid(data={"reference": "a", "poison": True})
+        for _ in range(7):
+            with pytest.raises(Poison):
+                billing.handle(poison)
+        with pytest.raises(ValueError, match="max_attempts=0"):
+            consumer(max_attempts=0)
+
+    def test_result_that_is_not_json(self) -> None:
+        """A result that JSON cannot say is an error of the handler: nothing is committed."""
+
+        def odd(event: Event, execution: ExecutionContext) -> object:
+            Effect.objects.create(reference="a")
+            return object()
+
+        with pytest.raises(TypeError):
+            consumer("billing", odd).handle(paid())
+        assert effects() == 0
+
+    def test_in_progress_elsewhere(self) -> None:
+        """Who finds an event in progress learns how long the lease still runs, to come back."""
+        started, finish = threading.Event(), threading.Event()
+
+        def slow(event: Event, execution: ExecutionContext) -> None:
+            started.set()
+            assert finish.wait(PATIENCE)
+
+        billing = consumer("billing", slow, policy=Policy(mode="leased"))
+
+        def duplicate() -> tuple[OperationInProgress, Failed]:
+            assert started.wait(PATIENCE)
+            try:
+                with pytest.raises(OperationInProgress) as told:
+                    billing.handle(paid())
+                [failed] = billing.handle_many([paid()])
+            finally:
+                finish.set()
+            assert isinstance(failed, Failed)
+            return told.value, failed
+
+        _, (told, failed) = in_threads([lambda: billing.handle(paid()), duplicate])
+        assert told.remaining is not None
+        assert 0 < told.remaining <= 30
+        assert told.foreign
+        assert failed.delay is not None
+        assert 0 < failed.delay <= 30
+        assert not failed.rejected
+
+    def test_open_transaction(self) -> None:
+        """Within a transaction nothing would be committed at the return, so nothing is done."""
+        billing = consumer()
+        with transaction.atomic(), pytest.raises(ImproperlyConfigured, match="within a transact"):
+            billing.handle(paid())
+        with transaction.atomic(), pytest.raises(ImproperlyConfigured, match="within a transact"):
+            billing.handle_many([paid()])
+        assert effects() == 0
+
+    def test_policy(self) -> None:
+        """A policy that checks the caller of a request is refused."""
+        with pytest.raises(ImproperlyConfigured, match="check_replay"):
+            Consumer("billing", policy=Policy(check_replay=lambda request, record: None))
+
+
+def _release(row: IdempotencyKey) -> None:
+    """An operator says in the admin that the event may be handled once more."""
+    _settle(row, "release")
+
+
+def _settle(row: IdempotencyKey, outcome: str, **given: Any) -> None:
+    client = member("view_idempotencykey", "settle")
+    response = {"status": 200, "content_type": "application/json", "body": "{}"}
+    answer = {"attempt": row.attempt, "outcome": outcome, "reason": "Mended."} | response | given
+    told = messages(client.post(detail(row, "settle"), answer, follow=True))
+    assert told == ["1 idempotency key: settled."]
+
+
+def test_async_handler() -> None:
+    """No transaction can span a coroutine, so an async handler is refused when it is registered."""
+
+    async def asynchronous(event: Event) -> None: ...
+
+    with pytest.raises(ImproperlyConfigured, match=r"is async.*async_to_sync"):
+        Consumer("billing").on("order.paid")(asynchronous)
+
+
+class TestBatches:
+    """``handle_many``: one transaction where all goes well, and nobody's failure is another's."""
+
+    def test_all_are_handled(self, options: dict[str, Any]) -> None:
+        """Each event of a batch is handled once; delivered again, each gets its result."""
+        billing = consumer(**options)
+        batch = [paid(f"{number}") for number in range(7)]
+        results = [{"id": f"{number}", "attempt": 1} for number in range(7)]
+        assert billing.handle_many(batch) == [Handled(result) for result in results]
+        assert billing.handle_many(batch) == [Duplicate(result) for result in results]
+        assert effects() == 7
+        assert billing.handle_many([]) == []
+
+    def test_handled_one_by_one_before(self, options: dict[str, Any]) -> None:
+        """What was handled alone is a duplicate in a batch, and the other way round."""
+        billing = consumer(**options)
+        billing.handle(paid("2"))
+        outcomes = billing.handle_many([paid("1"), paid("2"), paid("3")])
+        assert [type(outcome) for outcome in outcomes] == [Handled, Duplicate, Handled]
+        assert isinstance(billing.handle(paid("3")), Duplicate)
+        assert effects() == 3
+
+    def test_duplicates_are_counted(self, settings: Any) -> None:
+        """The audit trail counts the duplicates of a batch, those within it included."""
+        billing = consumer()
+        billing.handle_many([paid("1"), paid("2"), paid("2")])
+        billing.handle_many([paid("1"), paid("2"), paid("3")])
+        counts = dict(IdempotencyKey.objects.values_list("key", "replay_count"))
+        assert counts == {"1": 1, "2": 2, "3": 0}
+        settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "RECORD_REPLAYS": False}
+        quiet = consumer("quiet")
+        for _ in range(2):
+            quiet.handle_many([paid("1"), paid("2")])
+        rows = IdempotencyKey.objects.filter(scope="consumer:quiet:/shop")
+        assert [row.replay_count for row in rows] == [0, 0]
+
+    def test_twice_in_one_batch(self, options: dict[str, Any]) -> None:
+        """An event that a batch has twice is handled once, and the second gets its result."""
+        billing = consumer(**options)
+        ids = ["1", "2", "1", "3", "1", "2"]
+        outcomes = billing.handle_many([paid(each) for each in ids])
+        kinds = [Handled, Handled, Duplicate, Handled, Duplicate, Duplicate]
+        assert [type(outcome) for outcome in outcomes] == kinds
+        assert [outcome.result["id"] for outcome in outcomes] == ids
+        assert effects() == 3
+
+    def test_another_body_in_one_batch(self, options: dict[str, Any]) -> None:
+        """Two events of one id in a batch: the second is refused, the others are handled."""
+        billing = consumer(**options)
+        other = paid("1", data={"reference": "b"})
+        outcomes = billing.handle_many([paid("1"), other, paid("2")])
+        assert [type(outcome) for outcome in outcomes] == [Handled, Failed, Handled]
+        assert isinstance(outcomes[1].error, FingerprintMismatch)
+        assert outcomes[1].rejected
+        assert (effects("a"), effects("b")) == (2, 0)
+
+    @pytest.mark.parametrize("places", [{0}, {3}, {6}, {0, 1, 6}, set(range(7))])
+    def test_poison(self, options: dict[str, Any], places: set[int]) -> None:
+        """Poison fails alone; its neighbours commit, in their order."""
+        billing = consumer(max_attempts=2, **options)
+        batch = [
+            paid(f"{at}", data={"reference": f"{at}", "poison": at in places}) for at in range(7)
+        ]
+        outcomes = billing.handle_many(batch)
+        assert [isinstance(outcome, Failed) for outcome in outcomes] == [
+            at in places for at in range(7)
+        ]
+        for at in places:
+            assert isinstance(outcomes[at].error, Poison)
+            assert not outcomes[at].rejected
+        if "store" not in options and "policy" not in options:
+            healthy = [f"{at}" for at in range(7) if at not in places]
+            assert [each.reference for each in Effect.objects.order_by("pk")] == healthy
+        again = billing.handle_many(batch)
+        for at, outcome in enumerate(again):
+            assert isinstance(outcome, Failed if at in places else Duplicate)
+            if at in places:
+                assert isinstance(outcome.error, DeadLettered)
+                assert isinstance(outcome.error.__cause__, Poison)
+                assert outcome.rejected
+
+    def test_one_transaction(self) -> None:
+        """A batch in which nothing fails is one transaction, whatever its length."""
+        committed = []
+
+        def note(event: Event, execution: ExecutionContext) -> None:
+            transaction.on_commit(lambda: committed.append(event.id))
+            assert committed == []
+
+        billing = consumer("billing", note)
+        billing.handle_many([paid(f"{number}") for number in range(5)])
+        assert committed == ["0", "1", "2", "3", "4"]
+
+    def test_nothing_is_half_done(self) -> None:
+        """A process that ends in the middle of a batch leaves nothing of it."""
+
+        def quit_at_three(event: Event, execution: ExecutionContext) -> None:
+            Effect.objects.create(reference="a")
+            if event.id == "3":
+                raise KeyboardInterrupt
+
+        billing = consumer("billing", quit_at_three)
+        with pytest.raises(KeyboardInterrupt):
+            billing.handle_many([paid(f"{number}") for number in range(5)])
+        assert effects() == 0
+        assert IdempotencyKey.objects.count() == 0
+
+    @pytest.mark.parametrize("recovers", [False, True])
+    def test_around_a_failure(self, recovers: bool) -> None:
+        """After a failure each runs alone, in their order."""
+        committed: list[str] = []
+        seen: list[tuple[str, str]] = []
+
+        def note(event: Event, execution: ExecutionContext) -> None:
+            transaction.on_commit(lambda: committed.append(event.id))
+            again = ("2", "") in seen
+            seen.append((event.id, "".join(committed)))
+            if event.id == "2" and not (again and recovers):
+                raise Poison
+
+        consumer("billing", note).handle_many([paid(f"{number}") for number in range(5)])
+        first = [("0", ""), ("1", ""), ("2", "")]
+        done = "012" if recovers else "01"
+        alone = [("0", ""), ("1", "0"), ("2", "01"), ("3", done), ("4", f"{done}3")]
+        assert seen == [*first, *alone]
+        assert committed == [*done, "3", "4"]
+
+    def test_swallowed_database_error(self) -> None:
+        """A handler that spoils the transaction and hides it does not fail its neighbours."""
+
+        def spoil(event: Event, execution: ExecutionContext) -> None:
+            Effect.objects.create(reference=event.id)
+            if event.id in {"1", "3"}:
+                with connection.cursor() as cursor, pytest.raises(Exception, match=r"(?i)no.?such"):
+                    cursor.execute("SELECT * FROM no_such_table")
+
+        outcomes = consumer("billing", spoil).handle_many([paid(f"{at}") for at in range(5)])
+        spoilt = connection.vendor == "postgresql"
+        for at, outcome in enumerate(outcomes):
+            assert isinstance(outcome, Failed if spoilt and at in {1, 3} else Handled), at
+            assert effects(f"{at}") == isinstance(outcome, Handled)
+
+    def test_hidden_rollback(self) -> None:
+        """The same where Django has marked the transaction for rollback."""
+
+        def spoil(event: Event, execution: ExecutionContext) -> None:
+            Effect.objects.create(reference=event.id)
+            if event.id == "1":
+                transaction.set_rollback(True)
+
+        outcomes = consumer("billing", spoil).handle_many([paid(f"{at}") for at in range(3)])
+        assert [type(outcome) for outcome in outcomes][::2] == [Handled, Handled]
+        assert [effects(f"{at}") for at in range(3)] == [1, 0, 1]
+
+    def test_hook_that_fails(self, caplog: pytest.LogCaptureFixture) -> None:
+        """What fails after the commit is logged, and the events are handled nevertheless."""
+
+        def fail_later(event: Event, execution: ExecutionContext) -> None:
+            Effect.objects.create(reference="a")
+            transaction.on_commit(_raise_poison)
+
+        billing = consumer("billing", fail_later)
+        outcomes = billing.handle_many([paid("1"), paid("2")])
+        assert outcomes == [Handled(None), Handled(None)]
+        assert "The operations are committed" in caplog.text
+        assert effects() == 2
+
+    def test_unknown_among_known(self) -> None:
+        """An event of an unknown type fails alone, unrecorded."""
+        outcomes = consumer().handle_many([paid("1"), paid("2", type="order.lost"), paid("3")])
+        assert [type(outcome) for outcome in outcomes] == [Handled, Failed, Handled]
+        assert isinstance(outcomes[1].error, UnknownEventType)
+        assert outcomes[1].rejected
+        assert IdempotencyKey.objects.count() == 2
 
     def test_interrupted_too_often(self) -> None:
         """An event whose attempts are used up by crashes is dead-lettered, in a batch as well."""
