@@ -275,10 +275,10 @@ class TransactionalRun:
         settle(self.claim, result, self._recorded)
 
     def _recorded(self, payload: Payload | None, result: Result) -> Signal | None:
-        is_settled = not _is_marked(self.store) and self._is_settled(payload, result)
-        return None if is_settled else end_signal(result)
+        completed = not _is_marked(self.store) and self._record_end(payload, result)
+        return None if completed else end_signal(result)
 
-    def _is_settled(self, payload: Payload | None, result: Result) -> bool:
+    def _record_end(self, payload: Payload | None, result: Result) -> bool:
         """Record a response, or else the failure; whether the operation is completed now.
 
         If a hook has raised after the commit, it was completed before.

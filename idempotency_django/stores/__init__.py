@@ -26,7 +26,7 @@ from .records import (
 if TYPE_CHECKING:
     from .database import DatabaseStore
     from .database.dialects import DIALECTS, plain
-    from .database.dialects.messages import execute_first
+    from .database.dialects.combining import execute_first
     from .database.transactions import forbid_atomic_block, without_autocommit
     from .purging import Purgeable, purge, register_purge, registered_purges
 
@@ -74,7 +74,7 @@ __getattr__ = lazily(
         "registered_purges": "purging",
         "DatabaseStore": "database",
         "DIALECTS": "database.dialects",
-        "execute_first": "database.dialects.messages",
+        "execute_first": "database.dialects.combining",
         "plain": "database.dialects",
         "forbid_atomic_block": "database.transactions",
         "without_autocommit": "database.transactions",

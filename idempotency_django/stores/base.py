@@ -1,4 +1,4 @@
-"""The store contract: facts in atomic steps, and no decision."""
+"""The store contract: a store decides who may claim a key, in one atomic step, and keeps facts."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ class DatabaseStore(Store):
     def complete(self, claim: Claim, payload: Payload, *, last: bool = False) -> bool:
         if not (claim.record_id or last):
             self._require_transaction(claim.operation)
-        try:  # likewise
+        try:  # by hand, as in acquire()
             completed = self._dialect.complete(claim, encode(payload), last=last)
             if claim.operation.lease is not None:
                 self._restore_autocommit(claim, commit=completed)

@@ -17,7 +17,7 @@ from ...rows import Row
 from ..faults import Fault
 from ..transactions import StoreTransaction
 from .base import PURGEABLE, Dialect
-from .messages import (
+from .combining import (
     combines,
     combines_still,
     or_lost,
