@@ -154,8 +154,12 @@ def test_released_by_an_operator(admin_client: Client, client: Client) -> None:
     response = admin_client.post(
         f"/admin/idempotency_django/idempotencykey/{row.pk}/settle/",
         {
-            **{"attempt": 1, "outcome": "release", "reason": "looked"},
-            **{"status": 200, "content_type": "application/json", "body": ""},
+            "attempt": 1,
+            "outcome": "release",
+            "reason": "looked",
+            "status": 200,
+            "content_type": "application/json",
+            "body": "",
         },
     )
     assert response.status_code == 302, response.content
