@@ -15,7 +15,7 @@ from .contrib.messaging import errors as _messaging  # noqa: F401
 
 
 class IdempotencyConfig(AppConfig):
-    """Registers the system checks, and what else has to be, when the apps are ready."""
+    """Registers the system checks, and the adapters of what is installed, when apps are ready."""
 
     name = "idempotency_django"
     verbose_name = _("Idempotency")
