@@ -27,8 +27,10 @@ from .timeline import TimelineMixin
 COUNTED: Final = 10_000
 """The most rows that a list counts and shows; filters find older rows."""
 
-MOST: Final = 500
-"""The most rows that one action takes. Each is logged, and in the page's address."""
+MOST: Final = 300
+"""The most rows that one action takes. Each is in the page's address, and servers such as gunicorn
+refuse one that is longer than 4,094 characters.
+"""
 
 _NAMED: Final = 3  # rows that a message names
 _IN_USE: Final = gettext_lazy("It is in use now, or was deleted. Try again later.")

@@ -697,6 +697,12 @@ class TestDeleting:
             assert messages(done) == ["Select at most 2 idempotency keys for this action."]
         assert IdempotencyKey.objects.using(alias).count() == 3
 
+    def test_address_of_many(self) -> None:
+        """The address of a page of as many rows as are taken fits into what servers accept."""
+        page = site.get_model_admin(IdempotencyKey)
+        keys = range(9_999_999_999 - base.MOST, 9_999_999_999)
+        assert len(page.address("remove", *keys)) < 4_000  # type: ignore[attr-defined]
+
     def test_log_and_deed_go_together(
         self, alias: str, operator: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
