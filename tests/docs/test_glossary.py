@@ -11,7 +11,7 @@ from typing import Any
 from idempotency_django.conf import conf
 from idempotency_django.contrib.cached import CachedStore
 from idempotency_django.contrib.messaging import WebhookReceiver, consumers
-from idempotency_django.contrib.messaging.brokers import celery, http, kafka, kombu
+from idempotency_django.contrib.messaging.brokers import celery, http, kombu
 from idempotency_django.contrib.messaging.inbox import processing
 from idempotency_django.contrib.messaging.models import MessageState
 from idempotency_django.contrib.messaging.outbox import publishing, relay
@@ -26,7 +26,6 @@ GLOSSARY = (ROOT / "docs" / "reference" / "glossary.md").read_text()
 PUBLISHERS = (
     celery.CeleryPublisher,
     http.HttpPublisher,
-    kafka.KafkaPublisher,
     kombu.KombuPublisher,
 )
 

@@ -220,9 +220,10 @@ class WebhookReceiver(View):
                 )
             )
         except IdempotencyError as error:
-            is_signed = isinstance(error, DeliveryMalformed)  # so its sender is no stranger
-            level = logging.WARNING if is_signed else logging.INFO
-            logger.log(level, "A delivery of %s was refused: %s", self.source, error)
+            if isinstance(error, DeliveryMalformed):  # it is signed, so its sender is no stranger
+                logger.warning("A delivery of %s is malformed: %s", self.source, error)
+            else:
+                logger.info("A delivery of %s was refused: %s", self.source, error)
             response = problem_response(error)
             if response.status_code == 401:
                 response["WWW-Authenticate"] = "Signature"  # RFC 9110 wants a scheme
