@@ -240,6 +240,11 @@ class MessageAdmin(MessagingAdmin):
     content: ClassVar[str]
     list_display = ("short_id", "state_shown", "type_and_place", "attempts_shown", "received")
 
+    def stored(self) -> QuerySet[Any]:
+        # PostgreSQL's index of what waits has no others.
+        rows: QuerySet[Any] = super().stored().filter(**{f"{self.place}__gt": ""})
+        return rows
+
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         sections: list[Any] = [
             (None, {"fields": self.identity}),

@@ -10,8 +10,9 @@ UNFINISHED = "state IN ('pending', 'dead')"
 QUEUE = [
     # Leads to what is due.
     ('due', ['process_after'], 'process_after IS NOT NULL'),
-    # Counts what waits, by topic or source, and knows the oldest.
-    ('waiting', ['state', '{place}', '{since}'], UNFINISHED),
+    # Counts what waits, by topic or source, and knows the oldest. Its condition keeps PostgreSQL from
+    # it when it looks for the next message of a group, where this index would lead to all that wait.
+    ('waiting', ['state', '{place}', '{since}'], f"{UNFINISHED} AND {{place}} > ''"),
     # Finds the messages before and after one of a group. Without the expression, PostgreSQL could
     # read all rows by the primary key; see Queue._ordering.
     ('order', ['state', 'stream', '{order}'], f"{UNFINISHED} AND stream > ''"),
@@ -38,7 +39,7 @@ def add_indexes(apps: Any, schema_editor: Any) -> None:
             named = [column.format(**COLUMNS[table]) for column in columns]
             if is_partial:
                 named = ['(id + 0)' if column == 'id' else column for column in named]
-            where = f' WHERE {condition}' if is_partial else ''
+            where = f' WHERE {condition}'.format(**COLUMNS[table]) if is_partial else ''
             schema_editor.execute(
                 f'CREATE INDEX idempotency_{table}_{name}_idx '
                 f'ON idempotency_messaging_{table}message ({", ".join(named)}){where}'
