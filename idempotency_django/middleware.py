@@ -31,7 +31,7 @@ from .http.declared import (
     view_class_of,
 )
 from .http.marking import FAILED, mark
-from .http.messages import PLANNED
+from .http.problems import PLANNED
 from .http.routes import is_covered
 from .http.rule import problem_of_view, protected_part
 from .http.serving import log_unread_field

@@ -88,7 +88,7 @@ def test_operation(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyP
     def unavailable(*_: Any) -> Any:
         raise idempotency_django.errors.StoreUnavailable
 
-    monkeypatch.setattr("idempotency_django.http.messages.name_of_route", lambda _: "x/\n")
+    monkeypatch.setattr("idempotency_django.http.invocations.name_of_route", lambda _: "x/\n")
     monkeypatch.setattr(stores["default"], "acquire", unavailable)
     assert send("view").status_code == 503
     [logged] = [each for each in caplog.records if each.name == "idempotency_django"]

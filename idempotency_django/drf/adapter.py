@@ -20,18 +20,12 @@ from rest_framework.response import Response
 
 from ..engine import reraise
 from ..errors import IdempotencyError
+from ..http.adapters import Adapter, refuse_result
 from ..http.bodies import body_of, form_of, is_too_large, raw_body_of, rewind, was_read
-from ..http.dialects import dialect
-from ..http.messages import (
-    Adapter,
-    error_body,
-    invocation_of,
-    mark_refusal,
-    refuse_result,
-    render,
-    status_of,
-)
+from ..http.invocations import invocation_of
+from ..http.problems import error_body, error_format, mark_refusal, status_of
 from ..http.replays import check_object, defining_module, has_object
+from ..http.responses import render
 from ..policy.fingerprints import is_json, media_type_of
 from ..policy.invocation import Body, Invocation, Parsed
 from ..stores.records import Record
@@ -71,7 +65,7 @@ class ProblemRenderer(BaseRenderer):
     charset = None
 
     def __init__(self) -> None:
-        self.media_type = dialect().media_type
+        self.media_type = error_format().media_type
 
     def render(self, data: Any, *args: Any, **kwargs: Any) -> bytes:
         return (data if isinstance(data, str) else json.dumps(data)).encode()

@@ -14,7 +14,7 @@ from rest_framework.views import APIView
 
 from ..errors import ResponseNotStored
 from ..http.declared import checked, dotted_name, handlers_of, policy_of
-from ..http.messages import callers_of, key_header
+from ..http.invocations import callers_of, key_header
 from ..http.replays import check_object
 from ..http.rule import problem_of_handler
 from ..http.status import describe_operation, record_of

@@ -3,19 +3,12 @@
 An adapter subclasses :class:`Adapter` and calls :func:`serve` or :func:`aserve`.
 """
 
+from .adapters import Adapter, IdempotentRequest
 from .declared import EXEMPT, INBOX, PROTECTED, is_marked, name_of
-from .dialects import dialect
-from .messages import (
-    REPLAYED_HEADER,
-    Adapter,
-    IdempotentRequest,
-    invocation_of,
-    meta_name,
-    principal_of,
-    problem_response,
-    status_of,
-)
+from .invocations import invocation_of, meta_name, principal_of
+from .problems import error_format, problem_response, status_of
 from .replays import has_object, is_named_by_key, lookup_of
+from .responses import REPLAYED_HEADER
 from .serving import aserve, serve
 from .views import IdempotencyStatusView
 from .wrapping import ADAPTER, ViewAdapter
@@ -31,7 +24,7 @@ __all__ = [
     "IdempotentRequest",
     "ViewAdapter",
     "aserve",
-    "dialect",
+    "error_format",
     "has_object",
     "invocation_of",
     "is_marked",

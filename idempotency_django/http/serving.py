@@ -41,18 +41,11 @@ from ..errors import (
 )
 from ..policy import UNSAFE_METHODS, Policy, keys
 from ..stores.records import Record
+from .adapters import Adapter
+from .invocations import operation_name
 from .marking import IN_PROGRESS, NOT_STORED, executed, mark, replayed
-from .messages import (
-    PLANNED,
-    REPLAYED_HEADER,
-    Adapter,
-    mark_refusal,
-    operation_name,
-    response_of,
-    result_of,
-    result_of_error,
-    retry_after,
-)
+from .problems import PLANNED, mark_refusal, retry_after
+from .responses import REPLAYED_HEADER, response_of, result_of, result_of_error
 from .status import accepted_payload
 
 logger = logging.getLogger("idempotency_django")
@@ -165,7 +158,7 @@ class _Blocking(Blocking):
         return adapter.pass_through()
 
     async def result(self, adapter: Adapter) -> Result:
-        return result_of(adapter, adapter.respond())
+        return result_of(adapter.http_request, adapter.policy, adapter.respond())
 
     async def run(self, plan: Plan, execute: Execute, recover: Recover, admit: Admit) -> Outcome:
         def finished(execution: ExecutionContext) -> Result:
@@ -183,7 +176,8 @@ class _Awaiting(Awaiting):
         return await adapter.pass_through()
 
     async def result(self, adapter: Adapter) -> Result:
-        return await self.call(result_of, adapter, await adapter.arespond())
+        response = await adapter.arespond()
+        return await self.call(result_of, adapter.http_request, adapter.policy, response)
 
     async def run(self, plan: Plan, execute: Execute, recover: Recover, admit: Admit) -> Outcome:
         return await arun(plan.store, plan.operation, execute, recover, admit=admit)
@@ -193,7 +187,8 @@ def _recover(adapter: Adapter, error: Exception) -> Result:
     """The result of what the view raised, or its error again."""
     if isinstance(error, IdempotencyError) and not error.foreign:
         raise error  # ours, not the view's
-    return result_of_error(adapter, adapter.recover(error), error)
+    response = adapter.recover(error)
+    return result_of_error(adapter.http_request, adapter.policy, response, error)
 
 
 def _response(adapter: Adapter, plan: Plan, outcome: Outcome, asked_at: float) -> HttpResponseBase:

@@ -21,7 +21,8 @@ from ..engine import Plan
 from ..policy import identity
 from ..stores import Store, stores
 from ..stores.records import Operation, Payload, Record, Status
-from .messages import authorization_of, principal_of, retry_after
+from .invocations import authorization_of, principal_of
+from .problems import retry_after
 
 SALT: Final = "idempotency_django.http.status"
 UNKNOWN: Final = "unknown"
@@ -96,7 +97,7 @@ def record_of(token: str, callers: set[str]) -> Record:
 
     Args:
         token: from the address that :func:`location` made.
-        callers: who is asking; see :func:`idempotency_django.http.messages.callers_of`.
+        callers: who is asking; see :func:`idempotency_django.http.invocations.callers_of`.
 
     Raises:
         Http404: there is no record, or it is another caller's.

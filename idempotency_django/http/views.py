@@ -10,7 +10,7 @@ from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
 from django.views.generic import View
 
-from .messages import callers_of
+from .invocations import callers_of
 from .status import describe_operation, record_of
 
 

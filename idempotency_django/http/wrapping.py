@@ -27,15 +27,12 @@ from ..errors import KeyUnsupported
 from ..logs import escaped
 from ..policy import UNSAFE_METHODS, Policy
 from ..stores.records import Record
+from .adapters import Adapter
 from .declared import BY_DECORATOR, POLICY, PROTECTED, ViewFunction, name_of
-from .messages import (
-    Adapter,
-    key_header,
-    mark_refusal,
-    problem_response,
-    render,
-)
+from .invocations import key_header
+from .problems import mark_refusal, problem_response
 from .replays import check_object
+from .responses import render
 from .rule import is_protected, own_function, problem_of_method, protected_function
 from .serving import aserve, serve
 

@@ -28,20 +28,16 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from idempotency_django import errors
+from idempotency_django.http.adapters import Adapter
 from idempotency_django.http.bodies import body_of
-from idempotency_django.http.messages import (
-    NEVER_STORED_HEADERS,
-    Adapter,
-    error_body,
+from idempotency_django.http.invocations import (
     invocation_of,
     key_header,
     operation_name,
-    payload_of,
     principal_of,
-    problem_response,
-    response_of,
-    status_of,
 )
+from idempotency_django.http.problems import error_body, problem_response, status_of
+from idempotency_django.http.responses import NEVER_STORED_HEADERS, payload_of, response_of
 from idempotency_django.http.serving import serve
 from idempotency_django.policy import DEFAULTS, Policy, keys
 from idempotency_django.policy.digests import digest

@@ -31,8 +31,7 @@ from idempotency_django import signals
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.errors import all_errors
-from idempotency_django.http.dialects import DIALECTS
-from idempotency_django.http.messages import error_body
+from idempotency_django.http.problems import FORMATS, error_body
 from idempotency_django.policy import Policy, keys, scopes
 from idempotency_django.testing import in_threads
 from tests.models import Effect
@@ -207,7 +206,7 @@ def assert_headers(response: HttpResponse, expected: dict[str, str]) -> None:
 
 def test_every_dialect_is_tested() -> None:
     """A new dialect needs a row here."""
-    assert [spoken.dialect for spoken in SPOKEN] == [*DIALECTS]
+    assert [spoken.dialect for spoken in SPOKEN] == [*FORMATS]
 
 
 @each_way

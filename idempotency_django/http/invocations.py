@@ -1,0 +1,179 @@
+"""From a request to an invocation: what is asked for, and who is calling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any, Final
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest
+from django.http.request import HttpHeaders, split_domain_port
+
+from ..conf import conf, until_settings_change
+from ..policy import UNSET, Policy, identity
+from ..policy.digests import digest
+from ..policy.invocation import Body, Invocation
+from .bodies import body_of
+from .routes import name_of_route
+
+
+def invocation_of(
+    request: HttpRequest,
+    policy: Policy | None = None,
+    *,
+    own: Any = None,
+    user: Any = UNSET,
+    auth: Any = None,
+    body: Callable[[], Body] | None = None,
+    raw: Callable[[], Body] | None = None,
+    authorization: str | None = None,
+) -> Invocation:
+    """The invocation that a request is, for its policy.
+
+    Args:
+        request: Django's request.
+        policy: the policy, which may know who is calling.
+        own: the request as the framework's own views know it.
+        user: the caller, if that is not the request's user.
+        auth: the authentication of the request, if the framework reports it.
+        body: reads the body, if the framework does so in its own way.
+        raw: reads it without the framework's parser.
+        authorization: who is calling if no principal is known; ``None``: the sender of the
+            request's ``Authorization`` header.
+
+    Raises:
+        ImproperlyConfigured: a caller has authenticated, and nothing says which.
+    """
+    own = own or request
+    user = getattr(own, "user", None) if user is UNSET else user
+    # The token itself is no name: a client may have another one for its retry.
+    is_token = isinstance(auth, str) and auth in request.META.get(_AUTHORIZATION, "").split()
+    try:
+        principal = principal_of(user, None if is_token else auth)
+    except ImproperlyConfigured:
+        if policy is None or not policy.principal:
+            raise
+        principal = ""  # the policy knows better
+    if authorization is None:
+        authorization = "" if principal else authorization_of(request)
+    if auth and not (principal or authorization) and policy and policy.principal is None:
+        raise _no_caller(request, auth)
+    if auth is not None and not authorization:
+        authorization = _UNKNOWN  # nobody is known to have made it
+    return Invocation(
+        name=operation_name(request),
+        principal=principal,
+        authorization="" if principal else authorization,
+        host=host_of(request),
+        method=request.method or "",
+        path=request.path,
+        query=request.META.get("QUERY_STRING", ""),
+        media_type=(request.content_type or "").lower(),
+        read=body or partial(body_of, request),
+        read_raw=raw,
+        request=own,
+    )
+
+
+def _no_caller(request: HttpRequest, auth: Any) -> ImproperlyConfigured:
+    return ImproperlyConfigured(
+        f"The authentication of {operation_name(request)} returned {type(auth).__name__!r}, which "
+        "identifies no caller, and it did not read the Authorization header, so a replay could be "
+        "another caller's. Return a user, a model instance or text. Or give the idempotency policy "
+        "a principal=."
+    )
+
+
+_AUTHORIZATION: Final = "HTTP_AUTHORIZATION"
+_UNKNOWN: Final = "unknown"
+
+
+def callers_of(request: HttpRequest, user: Any, auth: Any = None) -> set[str]:
+    """The names that records have for the sender of this request; see :func:`principal_of`."""
+    try:
+        principal = principal_of(user, auth)
+    except ImproperlyConfigured:  # only the principal= of a policy knows such a user
+        principal = ""
+    return {principal, *identity.owners_of(authorization_of(request))} - {""}
+
+
+def authorization_of(request: HttpRequest) -> str:
+    """A digest of the ``Authorization`` header of a request; empty if it has none.
+
+    It is unverified: the view may refuse it, or ignore it.
+    """
+    sent = request.META.get(_AUTHORIZATION)
+    return f"authorization:{digest(sent)}" if sent else ""
+
+
+def host_of(request: HttpRequest) -> str:
+    """The name of the request's host, in lower case and without a port.
+
+    It is not checked against ``ALLOWED_HOSTS``: the view may not check it either.
+    """
+    meta = request.META
+    host = meta.get("HTTP_X_FORWARDED_HOST") if settings.USE_X_FORWARDED_HOST else None
+    return _without_port(host or meta.get("HTTP_HOST") or meta.get("SERVER_NAME", ""))
+
+
+@lru_cache(maxsize=256)
+def _without_port(host: str) -> str:
+    return split_domain_port(host)[0] or host.lower()
+
+
+def key_header(request: HttpRequest) -> str | None:
+    """The value of the key header, as it was sent; ``None``: it was not. Nothing else reads it."""
+    value: str | None = request.META.get(meta_name(conf.header))
+    return value
+
+
+meta_name = lru_cache(HttpHeaders.to_wsgi_name)
+
+
+def operation_name(request: HttpRequest) -> str:
+    """The method and the route, ``"POST /orders/<int:pk>/pay/"``: stable when code moves."""
+    match = request.resolver_match
+    route = name_of_route(match.route) if match and match.route is not None else request.path
+    return f"{request.method} {route}"
+
+
+def principal_of(user: Any, auth: Any = None) -> str:
+    """The caller's name, ``"user:42"``; empty for unauthenticated callers.
+
+    Args:
+        user: the request's user.
+        auth: what authenticated the request where there is no user, for example an API key. Only a
+            digest of it is used, because it may be a secret. What has no primary key, the claims
+            of a token for example, is not a caller.
+
+    Raises:
+        ImproperlyConfigured: the user has no primary key.
+    """
+    if user is not None and getattr(user, "is_authenticated", False):
+        pk = getattr(user, "pk", None)
+        if pk is None:
+            raise ImproperlyConfigured(
+                f"The user of this request, {type(user).__name__}, has no primary key to identify "
+                "it. Give the idempotency policy a principal= that identifies it."
+            )
+        # Of its class: a lazy user only looks like one.
+        return f"{_kind(user.__class__)}:{pk}"
+    if isinstance(auth, str | bytes):
+        return f"auth:{digest(auth)}"
+    key = getattr(auth, "pk", None)
+    if key is None:
+        return ""
+    return f"auth:{_kind(auth.__class__)}:{digest(str(key))}"
+
+
+@until_settings_change
+@lru_cache(maxsize=64)
+def _kind(caller: type) -> str:
+    """The kind of a caller, because kinds may share primary keys: ``"user"`` is the user model."""
+    model = getattr(getattr(caller, "_meta", None), "concrete_model", None)
+    if model is None:
+        return f"object {caller.__module__}.{caller.__qualname__}"
+    label: str = model._meta.label_lower
+    return "user" if label == settings.AUTH_USER_MODEL.lower() else label

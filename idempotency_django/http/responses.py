@@ -1,0 +1,138 @@
+"""What is stored of a response, and the response that is made of what was stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from django.core.exceptions import ImproperlyConfigured
+from django.forms import BaseForm, BaseFormSet
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+
+from ..conf import conf
+from ..engine import Result
+from ..engine.outcomes import describe_error
+from ..policy import NEVER_STORED, Policy
+from ..stores.records import Payload
+
+REPLAYED_HEADER: Final = "Idempotent-Replayed"
+"""The response header that is ``true`` on a replay."""
+
+
+def render(response: HttpResponseBase) -> HttpResponseBase:
+    """The response, with its content: a template or a serializer's data are rendered now."""
+    return response.render() if hasattr(response, "render") else response
+
+
+def response_of(
+    payload: Payload, response_class: Callable[..., HttpResponse] = HttpResponse
+) -> HttpResponse:
+    """The response that a payload describes.
+
+    Args:
+        payload: its status, headers and bytes.
+        response_class: makes it.
+    """
+    headers = dict(payload.headers)
+    response = response_class(payload.body, status=payload.status, headers=headers)
+    if "content-type" not in map(str.lower, headers):
+        del response["Content-Type"]  # HttpResponse's own
+    if 300 <= payload.status < 400 and response.has_header("Location"):
+        response.url = response["Location"]  # type: ignore[attr-defined]  # as redirects have it
+    return response
+
+
+NEVER_STORED_HEADERS: Final = frozenset(
+    # Of one message or connection (RFC 9110, section 7.6.1) …
+    "connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
+    "transfer-encoding upgrade content-length date server age via "
+    # … or of one request and its session.
+    "set-cookie x-request-id request-id x-correlation-id traceparent tracestate server-timing "
+    "x-runtime".split()
+)
+"""The response headers, in lower case, that are never stored; a replay gets new ones."""
+
+
+def result_of(request: HttpRequest, policy: Policy, response: HttpResponseBase) -> Result:
+    """The result for the engine: the response, and the payload to store or the reason for storing
+    none.
+    """
+    unwanted = reason_not_to_store(request, policy, response)
+    if unwanted:
+        return Result(response, None, error=unwanted, failed=response.status_code >= 500)
+    return Result(response, payload_of(response, policy))
+
+
+def reason_not_to_store(request: HttpRequest, policy: Policy, response: HttpResponseBase) -> str:
+    """The reason for storing nothing of a response; empty: it is stored."""
+    status = response.status_code
+    if status >= 500:
+        return f"The response had the status {status}."
+    if policy.should_store is not None:
+        wanted = _wanted(request, policy, response)
+        if wanted is not None:
+            return "" if wanted else "The policy's should_store= rejected this response."
+    if status in NEVER_STORED:
+        return f"The response had the status {status}."
+    context = getattr(response, "context_data", None)
+    if isinstance(context, Mapping) and _has_refused_form(context):
+        return "The response contains a form with errors."
+    return ""
+
+
+def payload_of(response: HttpResponseBase, policy: Policy) -> Payload:
+    """The payload of a response; a tombstone if it was streamed, is too large, or is a page."""
+    unwanted: frozenset[str] = NEVER_STORED_HEADERS
+    if conf.exclude_headers:
+        unwanted = unwanted.union(name.lower() for name in conf.exclude_headers)
+    headers, media_type = [], ""
+    for name, value in response.items():
+        if name.lower() not in unwanted:
+            headers.append((name, value))
+        if name.lower() == "content-type":
+            media_type = value.lower()
+    status, body = response.status_code, None
+    if isinstance(response, HttpResponse):
+        content = response.content
+        # A page may show its visitor's name, CSRF token or nonce. Redirects and empty responses
+        # carry the type of one, and show nothing.
+        is_page = media_type.startswith("text/html") and content and not 300 <= status < 400
+        if not is_page and len(content) <= policy.max_response_bytes:
+            body = content
+    return Payload(status, tuple(headers), body)
+
+
+def _has_refused_form(context: Mapping[str, Any]) -> bool:
+    """Whether the context of a page has a form, or a formset, with errors."""
+    return any(
+        isinstance(form, BaseForm | BaseFormSet) and form.is_bound and not form.is_valid()
+        for form in context.values()
+    )
+
+
+def _wanted(request: HttpRequest, policy: Policy, response: HttpResponseBase) -> bool | None:
+    """Whether the policy stores a response; ``None``: it does not say."""
+    should_store = policy.should_store
+    wanted = should_store and should_store(request, response)
+    if wanted is None or isinstance(wanted, bool):
+        return wanted
+    raise ImproperlyConfigured(
+        f"The should_store of an idempotency policy returned a {type(wanted).__name__}; it must "
+        "return True, False or None."
+    )
+
+
+def result_of_error(
+    request: HttpRequest, policy: Policy, response: HttpResponseBase, error: Exception
+) -> Result:
+    """The result for the engine of a view's error; its payload is made after the rollback."""
+
+    def payload() -> Payload:
+        return payload_of(render(response), policy)
+
+    status = response.status_code
+    kept = payload if 400 <= status < 500 and _wanted(request, policy, response) else None
+    return Result(
+        response, kept, error=describe_error(error), failed=kept is None and status >= 500
+    )
