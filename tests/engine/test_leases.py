@@ -1518,7 +1518,8 @@ class TestBudget:
         self.statements(client, "/bare-leased/", key)
         replay = self.statements(client, "/bare-leased/", key)
         if connection.vendor == "postgresql":
-            assert len(replay) == 2, replay
+            alone = 0 if hasattr(connection.Database, "ClientCursor") else 1  # psycopg2
+            assert len(replay) == 2 + alone, replay
 
     def test_step(self) -> None:
         """A step is one statement and its transaction."""

@@ -121,6 +121,8 @@ class PostgreSQL(Dialect):
         first = results.fetchall()
         if together:
             results.nextset()
+        elif sql.startswith("INSERT") and first:
+            return first, []  # which says all
         else:
             cursor.execute(then, named)
         rows = results.fetchall()
