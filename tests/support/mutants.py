@@ -50,6 +50,7 @@ class Mutant:
     start: tuple[int, int]
     end: tuple[int, int]
     instead: str
+    line: str
 
     def apply(self, root: Path) -> None:
         """Make the change in a copy of the project."""
@@ -61,8 +62,7 @@ class Mutant:
         path.write_bytes(b"".join(lines))
 
     def __str__(self) -> str:
-        line = (ROOT / self.file).read_text().splitlines()[self.start[0] - 1].strip()
-        return f"{self.file}:{self.start[0]}: {line}  →  {self.instead}"
+        return f"{self.file}:{self.start[0]}: {self.line}  →  {self.instead}"
 
 
 def changed(node: ast.AST) -> ast.AST | None:
@@ -101,13 +101,15 @@ def all_mutants() -> Iterator[Mutant]:
         for path in sorted((ROOT / PACKAGE / folder).rglob("*.py")):
             if "migrations" in path.parts or path.name == "mysql.py":  # not on these databases
                 continue
-            for node in in_functions(ast.parse(path.read_text())):
+            source = path.read_text()
+            for node in in_functions(ast.parse(source)):
                 if (other := changed(node)) is not None:
                     start = node.lineno, node.col_offset
                     end = node.end_lineno or 0, node.end_col_offset or 0
                     text = ast.unparse(other)
                     instead = f"({text})" if isinstance(other, ast.expr) else text
-                    yield Mutant(folder, path.relative_to(ROOT), start, end, instead)
+                    line = source.splitlines()[node.lineno - 1].strip()
+                    yield Mutant(folder, path.relative_to(ROOT), start, end, instead, line)
 
 
 def survives(mutant: Mutant, root: Path) -> bool:
