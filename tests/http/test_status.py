@@ -536,6 +536,15 @@ class TestPrivacy:
         assert Client(headers=other).get(location).status_code == 404
         assert Client().get(location).status_code == 404
 
+    def test_principal_of_the_policy_beside_a_session(self, view: str) -> None:
+        """So it does for a user who is logged in, but whom the policy knows by another name."""
+        client = logged_in("alice")
+        client.defaults["HTTP_AUTHORIZATION"] = "Api-Key mine"
+        location = accepted(client, "/identified/", key := new_key())
+        assert record(key).principal == "api:Api-Key mine"
+        assert told(client, location)["status"] == "completed"
+        assert logged_in("alice").get(location).status_code == 404
+
     @pytest.mark.parametrize("url", ["/accepting/", "/partner/", "/ninja/true", "/ninja/text"])
     def test_credentials(self, view: str, url: str) -> None:
         """Without a user, the address accepts the credentials that the caller had."""
