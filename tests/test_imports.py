@@ -83,7 +83,7 @@ def test_short_names(name: str) -> None:
 )
 def test_short_name_in_a_topic(backend: str) -> None:
     """A topic takes it like the path, and knows that it is local."""
-    topic = Topic(name="orders", backend=backend, options={"consumers": []})
+    topic = Topic(name="orders", backend=backend, options={"consumers": ["testproject.payments.published.bookkeeping"]})
     assert type(topic.publisher()).__name__ == "LocalPublisher"
     assert topic.is_local
 
