@@ -11,12 +11,14 @@ from django.utils.module_loading import import_string
 
 import idempotency_django
 from idempotency_django.contrib import messaging
-from idempotency_django.contrib.messaging import Publisher
+from idempotency_django.contrib.messaging import Consumer, Publisher
 from idempotency_django.contrib.messaging.brokers import BROKERS
 from idempotency_django.contrib.messaging.outbox.topics import Topic
 
 PACKAGES = (idempotency_django, messaging)
 OFFERED = [(package, name) for package in PACKAGES for name in package.__all__]
+
+bookkeeping = Consumer("bookkeeping")
 
 
 @pytest.mark.parametrize(("package", "name"), OFFERED, ids=str)
@@ -83,7 +85,8 @@ def test_short_names(name: str) -> None:
 )
 def test_short_name_in_a_topic(backend: str) -> None:
     """A topic takes it like the path, and knows that it is local."""
-    topic = Topic(name="orders", backend=backend, options={"consumers": ["testproject.payments.published.bookkeeping"]})
+    options = {"consumers": [f"{__name__}.bookkeeping"]}
+    topic = Topic(name="orders", backend=backend, options=options)
     assert type(topic.publisher()).__name__ == "LocalPublisher"
     assert topic.is_local
 
