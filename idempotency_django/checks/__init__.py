@@ -19,6 +19,7 @@ id                                     problem
 ``idempotency_django.E020``            ``on_conflict="accepted"`` without a URL for the status view
 ``idempotency_django.E022``            a view with a policy cannot be protected: it refuses keys
 ``idempotency_django.W023``            the middleware cannot protect views without a policy
+``idempotency_django.E024``            a view is both protected and exempt
 ``idempotency_django.W025``            object permissions that a replay cannot check
 ``idempotency_django.W026``            a store in the memory of one process, and ``DEBUG`` is off
 ``idempotency_django.W028``            messaging's tables are missing (``check --database``)

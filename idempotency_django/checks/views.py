@@ -27,6 +27,7 @@ from ..http.declared import (
     POLICY,
     PROTECTED,
     handlers_of,
+    is_exempt,
     module_of,
     policy_of,
     variables_of,
@@ -200,6 +201,12 @@ def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
     if endpoint.how in ("decorator", "middleware"):
         where = f"The idempotency policy of {endpoint.view_name}"
         yield from check_policy(endpoint.policy, where)
+    if endpoint.how in ("decorator", "mixin") and is_exempt(endpoint.view):
+        yield Error(
+            f"{endpoint.view_name} is both protected and exempt.",
+            hint="Remove either @idempotency_exempt or the protection (@idempotent, the mixin).",
+            id="idempotency_django.E024",
+        )
 
 
 def _conditional(endpoint: Endpoint) -> Iterator[CheckMessage]:

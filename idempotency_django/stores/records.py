@@ -106,7 +106,7 @@ def referred(reference: str) -> tuple[str, str]:
 
 
 ORIGIN_LENGTH: Final = 16
-"""How many characters the tokens of all attempts at a record have in common: half of each."""
+"""The tokens of all attempts at a record have so many first characters in common, half of each."""
 
 
 def new_token(before: str = "") -> str:

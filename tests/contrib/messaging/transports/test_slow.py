@@ -166,7 +166,8 @@ def test_the_connection_breaks(rabbit: Server, caplog: pytest.LogCaptureFixture)
             broker.publish(paid("b"))
             await_that(lambda: Effect.objects.count() == 2)
     assert loop.error is None
-    assert [*Effect.objects.values_list("reference", flat=True)] == ["a", "b"]
+    # The duplicate comes again after the event that follows, if the first delivery is not over yet.
+    assert sorted(Effect.objects.values_list("reference", flat=True)) == ["a", "b"]
     assert "cannot reach its broker" in caplog.text
     assert broker.left() == 0
     broker.close()
