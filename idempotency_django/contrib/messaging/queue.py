@@ -6,10 +6,11 @@ that is due and is not the first is *set aside* (null), until an earlier one is 
 index leads to what is due, and no claim reads what waits in a group, however much that is.
 
 Making a message due is always safe, by any method: it is set aside again if it is not the first.
-Setting one aside is safe only while the first of its group is locked and unfinished. What finishes
-that one promotes a message that was set aside, in the same transaction. So it either comes before
-the lock, and the first is another one; or after it, and sees what was set aside. What was deleted
-promotes none: an idle process looks for such groups, a few at a time.
+Setting one aside is safe only while an earlier one of its group is locked and unfinished: the first
+one, or one that stays due. What finishes that one promotes a message that was set aside, in the
+same transaction. So it either comes before the lock, and finds nothing set aside; or after it, and
+sees what was. What was deleted promotes none: an idle process looks for such groups, a few at a
+time.
 """
 
 from __future__ import annotations
@@ -147,11 +148,11 @@ class Queue:
                     self._rows(wanted.db, new[:1]).update(**changes, **begun)
                 if others := new[1:] if begun and not heads else new:
                     self._rows(wanted.db, others).update(**changes)
-                self._set_aside(wanted.db, found)
+                left = self._set_aside(wanted.db, found)
             heads += new
             if len(heads) >= size or len(found) < most or (heads and looks >= LOOKS):
                 return heads
-            looks, most = looks + 1, LOOK
+            looks, most = looks + 1, LOOK + left  # it finds those again
 
     def rows(
         self, using: str, heads: Sequence[Due], changes: Mapping[str, Any], *, of_each: int = 1
@@ -298,17 +299,26 @@ class Queue:
         found = rows.values_list("pk", "stream", DatabaseNow(), *first)
         return [Due(*each) for each in found[:most]]
 
-    def _set_aside(self, using: str, found: Sequence[Due]) -> None:
-        """Let messages wait, where the first ones of their groups can be locked."""
+    def _set_aside(self, using: str, found: Sequence[Due]) -> int:
+        """Let messages wait for an earlier one that is locked; how many stay due.
+
+        Where another transaction has the first one of a group, the others wait for the earliest of
+        those that were found, which stays due.
+        """
         waiting = [each for each in found if each.first < each.pk]
         if not waiting:
-            return
+            return 0
         unfinished = _in_state(self.all(using), PENDING, MessageState.DEAD)
         first = unfinished.filter(pk__in={each.first for each in waiting})
         locked = {*unlocked(first).values_list("pk", flat=True)}
-        self._rows(using, [each for each in waiting if each.first in locked]).update(
+        earliest: dict[str, int] = {}
+        for each in waiting:
+            earliest[each.stream] = min(each.pk, earliest.get(each.stream, each.pk))
+        kept = {each.pk for each in waiting if each.first not in locked} & {*earliest.values()}
+        self._rows(using, [each for each in waiting if each.pk not in kept]).update(
             process_after=None
         )
+        return len(kept)
 
     def _without_dead(self, using: str, aside: Mapping[str, int]) -> dict[str, int]:
         """Those groups' first pending messages that wait for no dead letter."""

@@ -195,6 +195,64 @@ def test_burst(using: str) -> None:
     assert InboxMessage.objects.using(using).filter(**waiting).count() == count - 1
 
 
+@pytest.mark.parametrize("kind", ["inbox", "outbox"])
+def test_behind_messages_in_hand(using: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction holds the first messages of several groups, and more wait after them than one
+    statement examines: they hide no other group, and each is handled once, in order.
+    """
+    if connections[using].vendor == "sqlite":
+        pytest.skip("SQLite has one writer")
+    monkeypatch.setattr(queue, "LOOK", 5)
+    groups, count = [f"g{at}" for at in range(8)], 6
+    store, table = (receive, INBOX) if kind == "inbox" else (write, OUTBOX)
+    for name in groups:
+        store(using, count, name)
+    store(using, 1, "quick")
+    look, looks = table._look, list[int]()
+
+    def counted(due: Any, most: int) -> Any:
+        looks.append(most)
+        assert len(looks) <= 20, looks
+        return look(due, most)
+
+    monkeypatch.setattr(table, "_look", counted)
+    rows = table.all(using)
+    first = [rows.filter(group=name).order_by("pk")[:1].get().pk for name in groups]
+    held, claimed = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with transaction.atomic(using=using):
+            assert len(rows.select_for_update().filter(pk__in=first)) == len(groups)
+            held.set()
+            assert claimed.wait(30)
+
+    def others() -> list[str]:
+        lease = {"process_after": DatabaseNow() + timedelta(minutes=1)}
+        return [head.stream.partition("/")[2] for head in table.claim(rows, 3, lease)]
+
+    def claims() -> None:
+        assert held.wait(30)
+        try:
+            assert others() == ["quick"]
+            assert rows.filter(process_after=None).count() == len(groups) * (count - 2)
+            looks.clear()
+            assert others() == []
+        finally:
+            claimed.set()
+
+    in_threads([hold, claims])
+    monkeypatch.undo()
+    rows.filter(group="quick").delete()
+    done: list[tuple[str, str]] = []
+    while heads := table.claim(rows, 3, {"process_after": DatabaseNow() + timedelta(minutes=1)}):
+        for each in table.rows(using, heads, {}):
+            done.append((each.group, each.message_id))
+            table.finish(rows.filter(pk=each.pk), [each], state="done", process_after=None)
+    for name in groups:
+        in_order = [f"{name}{at}" for at in range(count)]
+        assert [message_id for group, message_id in done if group == name] == in_order
+
+
 def test_idle(using: str) -> None:
     """An idle relay or processor reads, and takes no lock: one statement, in no transaction."""
     write(using, 2, "g")
