@@ -51,17 +51,19 @@ class Beat:
 
     def end(self) -> None:
         """Say that the process has ended in good order."""
-        if self._pk is not None:
+        for _ in range(2 if self._pk else 0):  # the connection may have been lost since
             with suppress(DatabaseFault):
+                close_lost_connections()
                 self._rows().filter(pk=self._pk).delete()
+                return
 
     def _write(self) -> None:
         rows, now = self._rows(), DatabaseNow()
         if self._pk is None or not rows.filter(pk=self._pk).update(beat_at=now):
             process = f"{socket.gethostname()[:200]}, process {os.getpid()}"
             row = rows.create(name=self._name, process=process, started_at=now, beat_at=now)
-            self._pk = row.pk
-            self._since = rows.values_list("started_at", flat=True).get(pk=row.pk)
+            since = rows.values_list("started_at", flat=True).get(pk=row.pk)
+            self._pk, self._since = row.pk, since  # together: the connection may be lost in between
         replaced = rows.filter(name=self._name, beat_at__lt=self._since)
         replaced.filter(beat_at__lt=now - SILENCE).delete()
 

@@ -114,36 +114,43 @@ def repeat(
         finally:
             connections.close_all()
 
+    beat, reported = Beat(what), list[Handling]()
+
+    def look() -> None:
+        current = _handled.get(workers[-1])
+        if current and current.lasts(PATIENCE) and not stop.is_set():
+            logger.warning(
+                "The %s has handled %s for more than %s. All others go on in another thread.",
+                what,
+                current.what,
+                PATIENCE,
+            )
+            workers.append(threading.Thread(target=run_in_thread, name=what, daemon=True))
+            workers[-1].start()
+        hung = [each for each in map(_handled.get, workers) if each]
+        hung = [each for each in hung if each.lasts(HANDLER_TIMEOUT)]
+        if not hung and workers[-1].is_alive():
+            beat.beat()
+            if health:
+                with suppress(OSError):  # the next one may succeed
+                    Path(health).touch()
+        elif hung and hung[-1] not in reported:
+            reported.append(hung[-1])
+            logger.critical(
+                "The %s has handled %s for more than %s. The stacks of its threads are on "
+                "stderr. Restart it, and give the handler a timeout.",
+                what,
+                hung[-1].what,
+                HANDLER_TIMEOUT,
+            )
+            faulthandler.dump_traceback(sys.__stderr__ or sys.stderr)
+
     def watch() -> None:
-        beat, reported = Beat(what), None
         while not ended.wait(BEAT):
-            current = _handled.get(workers[-1])
-            if current and current.lasts(PATIENCE) and not stop.is_set():
-                logger.warning(
-                    "The %s has handled %s for more than %s. All others go on in another thread.",
-                    what,
-                    current.what,
-                    PATIENCE,
-                )
-                workers.append(threading.Thread(target=run_in_thread, name=what, daemon=True))
-                workers[-1].start()
-            hung = [each for each in map(_handled.get, workers) if each]
-            hung = [each for each in hung if each.lasts(HANDLER_TIMEOUT)]
-            if not hung and workers[-1].is_alive():
-                beat.beat()
-                if health:
-                    with suppress(OSError):  # the next one may succeed
-                        Path(health).touch()
-            elif hung and hung[-1] is not reported:
-                reported = hung[-1]
-                logger.critical(
-                    "The %s has handled %s for more than %s. The stacks of its threads are on "
-                    "stderr. Restart it, and give the handler a timeout.",
-                    what,
-                    reported.what,
-                    HANDLER_TIMEOUT,
-                )
-                faulthandler.dump_traceback(sys.__stderr__ or sys.stderr)
+            try:
+                look()
+            except Exception:
+                logger.exception("What watches the %s met an error, and goes on.", what)
         beat.end()
         connections.close_all()
 

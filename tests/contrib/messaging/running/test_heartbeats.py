@@ -6,12 +6,13 @@ import re
 import threading
 from datetime import timedelta
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.conf import settings
 from django.core.management import CommandError, call_command
-from django.db import InterfaceError, OperationalError, connection
+from django.db import InterfaceError, OperationalError, connection, connections
 from django.test import Client, override_settings
 
 from idempotency_django.contrib.messaging import Relay, heartbeats, loops, run_relay
@@ -19,6 +20,7 @@ from idempotency_django.contrib.messaging.heartbeats import Beat
 from idempotency_django.contrib.messaging.models import Heartbeat
 from idempotency_django.models import DatabaseNow
 from idempotency_django.testing import eventually, in_threads
+from tests.support.shared import cut_connection
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -117,6 +119,70 @@ def test_outage_is_survived(error: type[Exception]) -> None:
     beat = beats("relay")
     with connection.execute_wrapper(away):
         beat.end()
+
+
+def test_connection_is_lost_within_a_beat(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its row was written, and before it was read: the next beat writes another one, which
+    replaces the first.
+    """
+    beat, lost = Beat("relay"), list[str]()
+
+    def cut(run: Any, sql: str, *rest: Any) -> Any:
+        if sql.startswith("SELECT") and not lost:
+            lost.append(sql)
+            raise OperationalError("the server has gone away")
+        return run(sql, *rest)
+
+    with connections[using].execute_wrapper(cut):
+        beat.beat()
+    [half] = rows(using)
+    silence(using)
+    monkeypatch.setattr(beat, "_due", 0.0)
+    beat.beat()
+    assert [row.name for row in rows(using)] == ["relay"]
+    assert rows(using).get().pk != half.pk
+    assert "! processes silent" not in status()
+    beat.end()
+    assert not rows(using)
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server")
+def test_end_after_a_lost_connection() -> None:
+    """A process that ends in good order leaves no row, though its connection was cut."""
+    beat = beats("relay")
+    cut_connection()
+    beat.end()
+    assert not Heartbeat.objects.exists()
+
+
+def test_what_watches_survives_an_error(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Else nothing would notice a hang any more. The log has the error, and the next look comes."""
+    monkeypatch.setattr(loops, "BEAT", 0.01)
+    stop, health, failed = threading.Event(), tmp_path / "health", list[int]()
+    beat = Beat.beat
+
+    def fails_first(self: Beat) -> None:
+        if not failed:
+            failed.append(1)
+            raise ValueError("it cannot be")
+        beat(self)
+
+    def operator() -> None:
+        try:
+            eventually(lambda: failed and Heartbeat.objects.exists())
+            health.unlink()
+            eventually(health.exists)
+        finally:
+            stop.set()
+
+    monkeypatch.setattr(Beat, "beat", fails_first)
+    topic = {"orders": "tests.contrib.messaging.outbox.conftest.Broker"}
+    with override_settings(IDEMPOTENCY={"OUTBOX": topic}):
+        in_threads([lambda: run_relay(stop, Relay(), health=str(health)), operator])
+    assert caplog.text.count("ValueError: it cannot be") == 1
+    assert not Heartbeat.objects.exists()
 
 
 def test_relay_beats_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
