@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from django.db import InterfaceError, OperationalError, connections
-from django.db.models import F, Q, QuerySet
+from django.db.models import Case, F, Q, QuerySet, Value, When
 
 from ....backoff import Backoff
 from ....models import DatabaseNow
@@ -138,7 +138,8 @@ class Batch:
         token = uuid.uuid4().hex
         claimed = {"token": token, "process_after": DatabaseNow() + lease}
         wanted = OUTBOX.all(using).alias(to=unindexed(F("topic"))).filter(topics)
-        heads = OUTBOX.claim(wanted, size, claimed)
+        # It comes before the token: MariaDB sets one column after the other.
+        heads = OUTBOX.claim(wanted, size, {"error": _unsettled(), **claimed})
         groups = sum(bool(head.stream) for head in heads) or 1
         of_each = min(per_group, 1 + (size - len(heads)) // groups)
         return cls(using, token, OUTBOX.rows(using, heads, claimed, of_each=of_each))
@@ -193,6 +194,19 @@ class Batch:
         pks = [message.pk for message in messages]
         owned = rows.alias(now=unindexed(F("state"))).filter(token=self.token, pk__in=pks)
         return owned.filter(now=MessageState.PENDING)
+
+
+def _unsettled() -> Case:
+    """The error of a message that is claimed, where the lease of the relay before has run out.
+
+    Another relay may claim it each time, so nothing else says that it is sent again and again.
+    """
+    why = Value(
+        "The lease of the relay that had claimed it was over before the relay could note what came "
+        "of it. It died, or its publisher takes longer than the lease.",
+        output_field=OutboxMessage._meta.get_field("error"),
+    )
+    return Case(When(token="", then=F("error")), default=why)
 
 
 logger = logging.getLogger("idempotency_django")

@@ -1,0 +1,77 @@
+"""What takes longer than its lease is not silent: ``idempotency_status`` names it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from io import StringIO
+
+import pytest
+from django.conf import settings
+from django.core.management import CommandError, call_command
+from django.db import transaction
+from django.test import override_settings
+
+from idempotency_django.contrib.messaging import Outgoing, Relay, publish
+from idempotency_django.contrib.messaging.models import OutboxMessage
+from idempotency_django.models import DatabaseNow
+from tests.contrib.messaging.outbox.conftest import Broker
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+SIX_HOURS = timedelta(hours=6)
+
+
+@pytest.fixture(params=list(settings.ALIASES.values()), ids=list(settings.ALIASES))
+def using(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The alias of each database, with a topic and the receivers of the tests."""
+    monkeypatch.setattr(Broker, "got", [])
+    monkeypatch.setattr(Broker, "refuse", staticmethod(lambda _: None))
+    monkeypatch.setattr(Broker, "before", staticmethod(lambda _: None))
+    store = {
+        "BACKEND": "idempotency_django.stores.database.DatabaseStore",
+        "OPTIONS": {"using": request.param},
+    }
+    configured = {
+        "MESSAGING_DATABASE": request.param,
+        "STORES": {"default": store},
+        "OUTBOX": {"orders": {"BACKEND": "tests.contrib.messaging.outbox.conftest.Broker"}},
+    }
+    with override_settings(
+        IDEMPOTENCY=configured, ROOT_URLCONF="tests.contrib.messaging.webhooks.receivers"
+    ):
+        yield request.param
+
+
+def status() -> str:
+    said = StringIO()
+    try:
+        call_command("idempotency_status", stdout=said)
+    except CommandError as error:
+        said.write(str(error))
+    return said.getvalue()
+
+
+@pytest.mark.parametrize("group", ["g", None])
+def test_publisher(using: str, group: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relays send a message in turns, each after the lease of the one before it. The message says
+    so until a relay can note what came of it.
+    """
+    rows, relays, said = OutboxMessage.objects.using(using), [Relay(), Relay(), Relay()], []
+    for number in (1, 2):
+        with transaction.atomic(using=using):
+            publish("orders", number, type="n", group=group)
+
+    def slow(_: Sequence[Outgoing]) -> None:
+        rows.update(created_at=DatabaseNow() - SIX_HOURS)
+        said.append(status())
+        if relays:
+            rows.update(process_after=DatabaseNow())  # the lease is over
+            relays.pop().send_batch()
+
+    monkeypatch.setattr(Broker, "before", staticmethod(slow))
+    relays.pop().send_batch()
+    assert [message.data for message in Broker.got] == [1, 2] * 3
+    assert ["! outbox messages waiting" in each for each in said] == [False, True, True]
+    assert "Failed, to be retried: " in said[-1]
+    assert [(row.state, row.attempts, row.error) for row in rows.all()] == [("done", 0, "")] * 2
