@@ -20,6 +20,7 @@ from asgiref.sync import iscoroutinefunction
 from django.db.transaction import Atomic
 
 from .declared import (
+    BUILT_IN,
     BY_DECORATOR,
     PROTECTED,
     dotted_name,
@@ -207,7 +208,35 @@ def problem_of_handler(view_class: Any, name: str) -> str:
             "idempotency_django has no adapter. Make its handlers sync, or protect the work in "
             "them with aidempotent_call()."
         )
-    return _problem_of_framework(view_class) or problem_of(handler, from_outside=True)
+    problem = _problem_of_framework(view_class) or problem_of(handler, from_outside=True)
+    return problem or _problem_below(view_class, name, opened(handler))
+
+
+@lru_cache(maxsize=1024)  # the middleware asks at every request
+def _problem_below(view_class: Any, name: str, handler: FunctionType) -> str:
+    """Why the methods that a handler passes its work to cannot run once; empty: they can.
+
+    Those are the same method of a base, by ``super()``, and what a framework's handler calls, such
+    as the ``create()`` of generic views: people decorate them like handlers.
+    """
+    below = [name] if "super" in handler.__code__.co_names else []
+    below += _called_by_framework(handler)
+    for each in below:  # which grows
+        for base in view_class.__mro__:
+            method = vars(base).get(each)
+            if not callable(method) or isinstance(method, type) or method is handler:
+                continue
+            if problem := problem_of(method):
+                return problem
+            below += [other for other in _called_by_framework(method) if other not in below]
+    return ""
+
+
+def _called_by_framework(function: Any) -> list[str]:
+    """The names that a framework's own function uses, but those of lookups, which do no work."""
+    if type(function) is not FunctionType or not module_of(function).startswith(BUILT_IN):
+        return []
+    return [name for name in function.__code__.co_names if not name.startswith("get_")]
 
 
 # A handler, as dispatch() of a view's instance would call it.

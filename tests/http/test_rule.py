@@ -17,7 +17,11 @@ from uuid import uuid4
 import pytest
 import wrapt
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction
-from django.contrib.auth.decorators import login_required, user_passes_test
+from django.contrib.auth.decorators import (
+    login_required,
+    permission_required,
+    user_passes_test,
+)
 from django.contrib.auth.mixins import LoginRequiredMixin, UserPassesTestMixin
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.core.handlers.base import BaseHandler
@@ -35,9 +39,10 @@ from django.views.decorators.csrf import csrf_exempt, csrf_protect
 from django.views.decorators.debug import sensitive_post_parameters, sensitive_variables
 from django.views.decorators.http import condition, require_POST
 from django.views.decorators.vary import vary_on_cookie
-from django.views.generic import View
+from django.views.generic import FormView, View
 from django_ratelimit.decorators import ratelimit
 from drf_spectacular.utils import extend_schema, extend_schema_view
+from rest_framework import generics, viewsets
 from rest_framework.decorators import api_view
 from rest_framework.request import Request
 from rest_framework.views import APIView
@@ -45,7 +50,7 @@ from rest_framework.views import APIView
 from idempotency_django.checks.inventory import endpoints
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.http.rule import problem_of
+from idempotency_django.http.rule import problem_of, problem_of_handler
 from idempotency_django.middleware import IdempotencyMiddleware
 from tests.models import Effect
 from tests.support import ways
@@ -920,3 +925,80 @@ def test_mixin_on_a_view_of_django() -> None:
 
     with pytest.raises(ImproperlyConfigured, match="no view of REST framework"):
         Misplaced.as_view()
+
+
+# Methods that a handler passes its work to.
+
+guard = method_decorator(permission_required("tests.add_effect", raise_exception=True))
+
+
+class GuardedCreate(generics.CreateAPIView):
+    """``post()`` is REST framework's, and calls the decorated method."""
+
+    create = guard(handler)
+
+
+class GuardedSave(generics.CreateAPIView):
+    """A check below ``create()``, which is REST framework's as well."""
+
+    @guard
+    def perform_create(self, serializer: Any) -> None:
+        """Save."""
+
+
+class GuardedBase(View):
+    post = guard(handler)
+
+
+class BySuper(GuardedBase):
+    """The decorated handler is another class's."""
+
+    def post(self, request: HttpRequest) -> HttpResponse:
+        """Call the one of the base."""
+        response: HttpResponse = super().post(request)
+        return response
+
+
+class GuardedForm(FormView):
+    """``post()`` is Django's, and calls the decorated method."""
+
+    form_valid = guard(handler)
+
+
+@pytest.mark.parametrize(
+    ("view_class", "name"),
+    [
+        (GuardedCreate, "post"),
+        (GuardedSave, "post"),
+        (type("Create", (GuardedSave, viewsets.ModelViewSet), {}), "create"),
+        (BySuper, "post"),
+        (GuardedForm, "post"),
+    ],
+)
+def test_what_a_handler_passes_its_work_to(view_class: Any, name: str) -> None:
+    """A framework's handler calls methods of the view, and ``super()`` one of a base: their
+    decorators would not run before a replay, either.
+    """
+    assert "Put @idempotent below it" in problem_of_handler(view_class, name)
+
+
+class Plain(viewsets.ModelViewSet):
+    """What decides nothing about callers may stand on such methods, too."""
+
+    @transaction.atomic
+    def perform_create(self, serializer: Any) -> None:
+        """Save."""
+
+    @functools.cache  # noqa: B019  # a lookup does no work
+    def get_queryset(self) -> Any:
+        """Look up."""
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """Call REST framework's."""
+        return super().update(*args, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["create", "update", "partial_update", "destroy"])
+def test_harmless_methods_below_a_handler(name: str) -> None:
+    """They are protected."""
+    assert problem_of_handler(Plain, name) == ""

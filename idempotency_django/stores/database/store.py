@@ -187,6 +187,9 @@ class DatabaseStore(Store):
     def complete_many(self, responses: Sequence[tuple[Claim, Payload]]) -> Sequence[bool]:
         encoded = [(claim, encode(payload)) for claim, payload in responses]
         new = [response for response in encoded if not response[0].record_id]
+        ours = StoreTransaction.whole(connections[self.using])
+        if responses and ours is not None:
+            ours.holds_effects = True
         with self._translated():
             if new:
                 self._require_transaction(new[0][0].operation)
@@ -250,7 +253,8 @@ class DatabaseStore(Store):
         if not (operation.count_replays or operation.extend_on_replay):
             return
         ours = StoreTransaction.whole(connections[self.using])
-        if ours is not None and "count" in self._dialect.sql and not operation.extend_on_replay:
+        counts_last = "count" in self._dialect.sql and not operation.extend_on_replay
+        if counts_last and ours is not None and not ours.holds_effects:
             ours.replayed.append(record.record_id)
             return
         count = partial(self._count_replay, record, operation)

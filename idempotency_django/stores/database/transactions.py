@@ -128,7 +128,9 @@ class StoreTransaction(transaction.Atomic):
         self.cursor: Any = None
         """The cursor of the claim, to complete it with as well, if statements are combined."""
         self.replayed: list[int] = []
-        """The records whose replays are counted at its end."""
+        """The records whose replays are counted at its end, where it does nothing else."""
+        self.holds_effects = False
+        """Whether it executes operations, so that its COMMIT may not fail for a replay's count."""
 
     @classmethod
     def whole(cls, connection: Any) -> StoreTransaction | None:

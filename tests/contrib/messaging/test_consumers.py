@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, transaction
 from django.test import override_settings
@@ -637,6 +638,24 @@ class TestBatches:
             quiet.handle_many([paid("1"), paid("2")])
         rows = IdempotencyKey.objects.filter(scope="consumer:quiet:/shop")
         assert [row.replay_count for row in rows] == [0, 0]
+
+    def test_a_duplicate_beside_a_failing_commit(self) -> None:
+        """What a batch executes beside a duplicate is never lost with the count of the replay."""
+
+        def dangle(event: Event) -> None:
+            Effect.objects.create(reference=event.id)
+            if event.id == "bad":  # the COMMIT refuses it, not the INSERT
+                LogEntry.objects.create(user_id=-1, action_flag=1, object_repr="")
+
+        billing = consumer("dangling", dangle)
+        billing.handle(paid("1"))
+        outcomes = billing.handle_many([paid("1"), paid("2"), paid("bad"), paid("3")])
+        assert [type(each) for each in outcomes] == [Duplicate, Handled, Failed, Handled]
+        assert sorted(Effect.objects.values_list("reference", flat=True)) == ["1", "2", "3"]
+        records = IdempotencyKey.objects.filter(status="completed")
+        assert sorted(records.values_list("key", flat=True)) == ["1", "2", "3"]
+        billing.handle_many([paid("2"), paid("4")])
+        assert records.get(key="2").replay_count == 1
 
     def test_twice_in_one_batch(self, options: dict[str, Any]) -> None:
         """An event that a batch has twice is handled once, and the second gets its result."""
