@@ -143,6 +143,10 @@ BATCH: Final = 10
 POLL: Final = timedelta(seconds=1)
 BACKOFF: Final = Backoff(timedelta(seconds=5), timedelta(hours=1))
 NO_HANDLER: Final = "There is no handler for its type."
+IN_PROGRESS: Final = (
+    "An attempt was still in progress when the lease of its claim was over. Its handler takes long "
+    "or hangs, or its process died."
+)
 _REJECTED: Final = (DeadLettered, FingerprintMismatch, UnknownEventType)
 
 
@@ -297,7 +301,9 @@ def _verdict(message: InboxMessage, own: OwnRecord) -> _Verdict:
         return _Verdict(MessageState.PENDING, str(error), _pause(message))
     except OperationInProgress as error:
         pause = error.remaining or 1.0
-        return _Verdict(MessageState.PENDING, message.error, pause, not own.is_begun)
+        if own.is_begun:
+            return _Verdict(MessageState.PENDING, message.error, pause)
+        return _Verdict(MessageState.PENDING, message.error or IN_PROGRESS, pause, is_unbegun=True)
     except _REJECTED as error:
         logger.exception("The message %s is a dead letter.", message)
         cause = error.__cause__

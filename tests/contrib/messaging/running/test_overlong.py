@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from io import StringIO
+from typing import Any
 
 import pytest
 from django.conf import settings
@@ -12,10 +14,14 @@ from django.core.management import CommandError, call_command
 from django.db import transaction
 from django.test import override_settings
 
-from idempotency_django.contrib.messaging import Outgoing, Relay, publish
-from idempotency_django.contrib.messaging.models import OutboxMessage
+from idempotency_django.contrib.messaging import Event, Outgoing, Relay, process_due, publish
+from idempotency_django.contrib.messaging.consumers import Handler
+from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.models import DatabaseNow
+from idempotency_django.testing import in_threads
 from tests.contrib.messaging.outbox.conftest import Broker
+from tests.contrib.messaging.webhooks.receivers import Stepping, deliver
+from tests.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -75,3 +81,38 @@ def test_publisher(using: str, group: str | None, monkeypatch: pytest.MonkeyPatc
     assert ["! outbox messages waiting" in each for each in said] == [False, True, True]
     assert "Failed, to be retried: " in said[-1]
     assert [(row.state, row.attempts, row.error) for row in rows.all()] == [("done", 0, "")] * 2
+
+
+def test_handler(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler with steps hangs, and its lease is renewed. Another process finds the message in
+    progress each time: it says so until the handler has ended.
+    """
+    rows, stepping = InboxMessage.objects.using(using), Stepping._handlers["order.paid"]
+    hangs, released = threading.Event(), threading.Event()
+
+    def hang(event: Event, execution: Any) -> Any:
+        hangs.set()
+        assert released.wait(30)
+        return stepping(event, execution)
+
+    monkeypatch.setitem(Stepping._handlers, "order.paid", Handler(hang, steps=True))
+    deliver(Stepping)
+    rows.update(received_at=DatabaseNow() - SIX_HOURS)
+
+    def other() -> None:
+        try:
+            assert hangs.wait(30)
+            assert "! inbox messages waiting" not in status()
+            for _ in range(2):
+                rows.update(process_after=DatabaseNow())  # the lease of its claim is over
+                assert process_due() == {"pending": 1}
+                assert "! inbox messages waiting" in status()
+            assert "in progress" in rows.get().error
+        finally:
+            released.set()
+
+    in_threads([process_due, other])
+    row = rows.get()
+    assert (row.state, row.attempts, row.error) == ("done", 1, "")
+    assert Effect.objects.using(using).count() == 1
+    assert "! inbox messages waiting" not in status()
