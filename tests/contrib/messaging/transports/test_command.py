@@ -90,6 +90,7 @@ def test_names(loops: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
         (["first"], "--url"),
         (["first", "--url=kafka://"], "no 'bootstrap.servers'"),
         (["first", "--url=nothing"], "is not the URL of a broker"),
+        (["first", "--url=rabbit://host"], "no broker whose URL begins with 'rabbit:'"),
         (["first", KAFKA, "--option=batch"], "has no value. Write NAME=VALUE"),
         (["first", KAFKA, "--option=batch=env:NOWHERE"], "NOWHERE is not set"),
     ],

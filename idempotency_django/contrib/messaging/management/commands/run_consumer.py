@@ -116,6 +116,10 @@ def _source(consumer: Consumer, url: str, place: str, options: dict[str, Any]) -
         else:
             kombu: Any = import_module(f"{BROKERS}.kombu")
             source = kombu.KombuSource(url, place, options)
+    except KeyError as error:  # kombu's, of a transport that it doesn't know
+        raise CommandError(
+            f"There is no broker whose URL begins with '{scheme}:'. Write for example amqp://host//."
+        ) from error
     except ImportError as error:
         extra = scheme if scheme in ("kafka", "sqs") else "rabbitmq"
         raise CommandError(
