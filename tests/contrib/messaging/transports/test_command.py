@@ -13,6 +13,9 @@ from idempotency_django.checks.consumers import check_consumers
 from idempotency_django.contrib.messaging import Consumer
 from idempotency_django.contrib.messaging.brokers.kafka import KafkaSource
 from idempotency_django.contrib.messaging.management.commands import run_consumer
+from idempotency_django.contrib.messaging.models import InboxMessage
+
+pytestmark = pytest.mark.django_db
 
 first, second, same = Consumer("first"), Consumer("second.one"), Consumer("first")
 HERE = __name__
@@ -99,6 +102,14 @@ def test_refused(loops: list[Any], words: list[str], text: str) -> None:
     """A command line that cannot be used says what to write instead; nothing runs."""
     with pytest.raises(CommandError, match=text.replace("?", r"\?")):
         run(*words)
+    assert loops == []
+
+
+def test_tables_are_missing(loops: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not begin: each message would fail, and dead letters could not be kept."""
+    monkeypatch.setattr(InboxMessage._meta, "db_table", "nowhere")
+    with pytest.raises(CommandError, match=r"lacks the table nowhere\. Run: manage\.py migrate"):
+        run("first", KAFKA)
     assert loops == []
 
 

@@ -17,6 +17,7 @@ from .....conf import did_you_mean
 from .....management import stop_on_signals
 from ...brokers.loop import ConsumerLoop, Source
 from ...consumers import Consumer, consumers
+from ...tables import refuse_unmigrated
 
 BROKERS: Final = "idempotency_django.contrib.messaging.brokers"
 _FROM_ENVIRONMENT: Final = "env:"
@@ -75,6 +76,7 @@ class Command(BaseCommand):
         self, *, consumer: str, url: str, place: str | None, pairs: list[str], **more: Any
     ) -> None:
         try:
+            refuse_unmigrated()
             found = _consumer(consumer)
             source = _source(found, _value(url), place or found.name, _options(pairs))
             with stop_on_signals() as stop:
