@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar, Unpack, overload
 
 from django.core.exceptions import ImproperlyConfigured
 
-from .http.declared import EXEMPT, PROTECTED, name_of
+from .http.declared import EXEMPT, POLICY, PROTECTED, name_of
 from .http.rule import problem_of
 from .http.wrapping import once
 from .policy import Policy, PolicyFields
@@ -57,7 +57,8 @@ def idempotent(
 
     Raises:
         ImproperlyConfigured: it is not directly above a function, so a check of the caller could
-            be below it. The error says what to do.
+            be below it; or the view is protected already, by another policy. The error says what to
+            do.
     """
     chosen = (policy or Policy()).replace(**fields) if fields else policy or Policy()
     if view is None:
@@ -75,6 +76,11 @@ def idempotency_exempt(view: ViewT) -> ViewT:
 
 def _protected(view: Any, policy: Policy) -> Any:
     if getattr(view, PROTECTED, None) and not inspect.isclass(view):
+        if policy not in (Policy(), getattr(view, POLICY, None)):
+            raise ImproperlyConfigured(
+                f"{name_of(view)} is protected already, so the policy of a second @idempotent "
+                "above the first would count for nothing. Give the first one all fields."
+            )
         return view
     if hasattr(view, "_ninja_operation"):  # also where nothing has registered the adapter
         raise ImproperlyConfigured(

@@ -279,8 +279,10 @@ class TestMisuse:
             idempotent(Policy())  # type: ignore[call-overload]
 
     def test_twice(self) -> None:
-        """A protected view stays as it is."""
+        """A protected view stays as it is; another policy, which would not count, is refused."""
         assert idempotent(plain) is plain
+        with pytest.raises(ImproperlyConfigured, match="protected already"):
+            idempotent(required=True, ttl=None)(plain)
 
 
 def test_exempt() -> None:

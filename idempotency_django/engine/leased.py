@@ -96,13 +96,13 @@ class LeasedRun:
         self.recover = recover
         self.admit = admit
         self.together = together
-        self.wait = ConflictWait(operation.wait)
         self.begun = False  # the handler
         self.payload: Payload | None = None  # to be stored, of what the handler returned
 
     async def outcome(self) -> Outcome:
         """Run it, after waiting for another owner as long as the operation allows."""
-        return await self.wait.wait_until_settled(self._try_once, self.driver.pause)
+        wait = ConflictWait(self.operation.wait)
+        return await wait.wait_until_settled(self._try_once, self.driver.pause)
 
     # Claim.
 
@@ -325,7 +325,8 @@ class LeasedRun:
             self.operation.name,
         )
         look = partial(self.driver.call, self._outcome_of_successor)
-        return await self.wait.wait_until_settled(look, self.driver.pause)
+        wait = ConflictWait(self.operation.wait)  # from now: its handler has taken longer than that
+        return await wait.wait_until_settled(look, self.driver.pause)
 
     def _outcome_of_successor(self) -> Outcome:
         record = self._record()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -784,6 +785,31 @@ class TestLateOwner:
             execution.step("a", lambda: pytest.fail("it ran"))
 
         assert isinstance(attempt(store, operation, handler), InProgress)
+
+    def test_it_waits_for_its_successor(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It waits as long as any duplicate, from when it knows that it is late."""
+        operation = leased(wait=SECOND / 5)
+        successors: list[Claim] = []
+        looks: list[Record] = []
+        get = store.get
+
+        def handler(execution: ExecutionContext) -> None:
+            began = time.monotonic()
+            successors.append(taken_over(store, operation))
+            eventually(lambda: time.monotonic() > began + 0.3)
+
+        def look(key: str, scope: str) -> Record | None:
+            found = get(key, scope)
+            if found is not None and found.status is Status.IN_PROGRESS:
+                looks.append(found)  # the first: whether its own response is stored
+                if len(looks) > 1:
+                    store.complete(successors[0], STORED)  # which the next look finds
+            return found
+
+        monkeypatch.setattr(store, "get", look)
+        assert isinstance(attempt(store, operation, handler), Replayed)
 
     def test_lease_over_without_a_successor(self, store: Store) -> None:
         """Where nobody has taken it over it renews its lease and goes on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -24,6 +25,12 @@ _OWNERS: Final = (
 _ARE_OWNERS: Final = "WHERE row_of.owner_token = mine.token AND row_of.status = 'in_progress'"
 # Likewise. Where few rows are left, IN would wait for each locked row: two purges would deadlock.
 _BATCH: Final = "JSON_TABLE(%s, '$[*]' COLUMNS (id BIGINT PATH '$')) batch STRAIGHT_JOIN"
+
+PAUSES: Final = (0.005, 0.02, 0)
+"""Seconds after an INSERT that was refused because of a lock, until the next one. The lock may be
+that of another key's duplicate: where an INSERT repeats a key, InnoDB locks the gap before its row
+until that transaction ends.
+"""
 
 
 class MySQL(Dialect):
@@ -76,15 +83,18 @@ class MySQL(Dialect):
         into, values, given = self.insertion(claim, Status.IN_PROGRESS, lease=lease)
         sql = f"{into} VALUES ({values})"
         with connection.cursor() as cursor:
-            try:
-                cursor.execute(self._without_waiting(sql, connection), given)
-            except DatabaseFault as error:
-                if self.is_taken(error):  # since we looked, or since this transaction did first
-                    return self.row("read_current", operation.key, operation.scope)
-                if self.code(error.__cause__) not in self.locked:
-                    raise
-                return None
-            return replace(claim, record_id=int(cursor.lastrowid))
+            for pause in PAUSES:
+                try:
+                    cursor.execute(self._without_waiting(sql, connection), given)
+                except DatabaseFault as error:
+                    if self.is_taken(error):  # since we looked, or since this transaction did first
+                        return self.row("read_current", operation.key, operation.scope)
+                    if self.code(error.__cause__) not in self.locked:
+                        raise
+                    time.sleep(pause)
+                else:
+                    return replace(claim, record_id=int(cursor.lastrowid))
+        return None
 
     @staticmethod
     def _without_waiting(sql: str, connection: Any) -> str:
