@@ -77,7 +77,9 @@ def test_publisher(using: str, group: str | None, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Broker, "before", staticmethod(slow))
     relays.pop().send_batch()
-    assert [message.data for message in Broker.got] == [1, 2] * 3
+    sent = [message.data for message in Broker.got]
+    assert sorted(sent) == [1, 1, 1, 2, 2, 2]
+    assert group is None or sent == [1, 2] * 3  # without a group, there is no order
     assert ["! outbox messages waiting" in each for each in said] == [False, True, True]
     assert "Failed, to be retried: " in said[-1]
     assert [(row.state, row.attempts, row.error) for row in rows.all()] == [("done", 0, "")] * 2
