@@ -9,7 +9,7 @@ from email.utils import parsedate_to_datetime
 
 _LARGEST_POWER = 32  # 2 ** 32 times any first wait is longer than any longest one
 
-_LONGEST_SECONDS = 10**9  # nobody waits that long
+_LONGEST_SECONDS = 10**9  # longer than any wait
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,7 +212,7 @@ class _Batch:
         if not isinstance(result.payload, Payload):
             raise RolledBack(result)
         self._responses.append((claim_or_record, result.payload))
-        return Executed(result.response)
+        return Executed(result.response, result.payload)
 
     def _announce(self) -> None:
         self._committed = True

@@ -152,7 +152,7 @@ class LeasedRun:
             ended = error
         except asyncio.CancelledError as error:
             if not self.begun:  # else the key is free, or held, when the lease is over
-                await self.driver.call(self._settle, failure(error))
+                await self.driver.call(settle, self.claim, failure(error), self._recorded)
             raise
         # Outside the except clauses, so that an error raised on shows no trace of this detour.
         is_lost = isinstance(ended, ClaimLost) and not ended.foreign
@@ -224,8 +224,8 @@ class LeasedRun:
     def _ended(self, ended: Result | Exception) -> Outcome:
         """Record the end of an attempt that did not complete, unless it is held; its outcome."""
         if isinstance(ended, Result):
-            self._settle(ended)
-            return Executed(ended.response, None, ended)
+            stored = settle(self.claim, ended, self._recorded)
+            return Executed(ended.response, stored, ended)
         is_held = self._is_held(ended)
         if isinstance(ended, IdempotencyError) and not ended.foreign:
             if isinstance(ended, StoreUnavailable):
@@ -233,13 +233,13 @@ class LeasedRun:
                 interrupted.__cause__, interrupted.retryable = ended, not is_held
                 ended = interrupted
             ended.state, ended.safe_new_key = "unknown", False  # raised after what, is not known
-        result = failure(ended)
+        result, stored = failure(ended), None
         try:
             result = self.recover(ended)
         finally:
             if not is_held:
-                self._settle(result)
-        return Executed(result.response, None, result, ended)
+                stored = settle(self.claim, result, self._recorded)
+        return Executed(result.response, stored, result, ended)
 
     def _is_held(self, ended: Exception) -> bool:
         """Whether an operator must settle the attempt, because it is unknown what it committed."""
@@ -250,9 +250,6 @@ class LeasedRun:
             return not self._is_stored(self.payload, self._record())
         except (StoreUnavailable, OperationInProgress):
             return True
-
-    def _settle(self, result: Result) -> None:
-        settle(self.claim, result, self._recorded)
 
     def _recorded(self, payload: Payload | None, result: Result) -> Signal | None:
         """Store the response, or else the failure, and return the signal to send.

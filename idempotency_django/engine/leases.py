@@ -83,7 +83,7 @@ class Lease:
 
     def note(self, extended: bool, asked_at: float) -> bool:
         """Note whether the store, which was asked at that time, could still extend the lease."""
-        # If it could not, ensure() asks again: from within a test's transaction, say.
+        # If it could not, ensure() asks again, since a test's transaction may have been in the way.
         self._valid_until = asked_at + self.seconds if extended else 0.0
         return extended
 

@@ -40,7 +40,7 @@ class ObservedExecution:
         """Note the outcome."""
         if isinstance(outcome, Executed):
             end = outcome.rolled_back
-            if end is None or end.payload is not None:
+            if end is None or outcome.payload is not None:
                 self.outcome = "executed"
             elif not end.failed:
                 self.outcome = "released"

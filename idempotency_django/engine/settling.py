@@ -26,7 +26,7 @@ INTERRUPTED_ERROR: Final = "The attempts before it were interrupted."
 
 def settle(
     claim: Claim, result: Result, record: Callable[[Payload | None, Result], Signal | None]
-) -> None:
+) -> Payload | None:
     """Record how the attempt ended, or store the response to its error.
 
     If it cannot be recorded, the client gets its response all the same.
@@ -36,6 +36,9 @@ def settle(
         result: what it ended with.
         record: stores the response, if there is one, or else the failure. It returns the signal of
             the end, or ``None`` after a signal of its own.
+
+    Returns:
+        What is stored of the response, if anything is.
 
     Raises:
         Exception: the response could not be made; the key is free.
@@ -60,12 +63,13 @@ def settle(
         announce(signal, claim, **({} if signal is signals.lost else {"error": result.error}))
     if unmade is not None:
         raise unmade
+    return payload if signal is None else None
 
 
 def _payload_of(result: Result) -> tuple[Payload | None, Exception | None]:
     """The payload to store after a rollback, or the error that prevented one."""
     if not callable(result.payload):
-        return None, None
+        return result.payload, None
     try:
         return result.payload(), None
     except Exception as error:  # noqa: BLE001  # it is raised when the key is free

@@ -160,8 +160,7 @@ class TransactionalRun:
                 raise
             self._error, result = error, failure(error)
         # Outside the except clauses, so that an error raised on shows no trace of this detour.
-        result = self._after_rollback(result)
-        return Executed(result.response, None, result, self._error)
+        return self._after_rollback(result)
 
     def _replay(self, record: Record) -> None:
         """Count a replay, unless it is refused: a refusal rolls back what was already counted."""
@@ -248,15 +247,18 @@ class TransactionalRun:
         if self._payload is not None:
             announce(signals.completed, self.claim, payload=self._payload)
 
-    def _after_rollback(self, result: Result) -> Result:
-        """The result of a rollback, recorded."""
+    def _after_rollback(self, result: Result) -> Executed:
+        """Record the end of the attempt, whose claim was rolled back with it; its outcome.
+
+        Within a transaction of the caller's, the record lives or dies with that one.
+        """
         try:
             if self._error is not None:
                 with self._savepoint():
                     result = self.recover(self._error)
         finally:
-            self._settle(result)
-        return result
+            stored = settle(self.claim, result, self._recorded)
+        return Executed(result.response, stored, result, self._error)
 
     def _savepoint(self) -> AbstractContextManager[None]:
         """Contain a rollback that the response to an error asks for, as REST framework's does.
@@ -266,13 +268,6 @@ class TransactionalRun:
         using = self.store.using
         joined = using is not None and connections[using].in_atomic_block
         return transaction.atomic(using=using) if joined else nullcontext()
-
-    def _settle(self, result: Result) -> None:
-        """Record the end of the attempt, whose claim was rolled back with it.
-
-        Within a transaction of the caller's, the record lives or dies with that one.
-        """
-        settle(self.claim, result, self._recorded)
 
     def _recorded(self, payload: Payload | None, result: Result) -> Signal | None:
         completed = not _is_marked(self.store) and self._record_end(payload, result)

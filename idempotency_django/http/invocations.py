@@ -61,7 +61,7 @@ def invocation_of(
     if auth and not (principal or authorization) and policy and policy.principal is None:
         raise _no_caller(request, auth)
     if auth is not None and not authorization:
-        authorization = _UNKNOWN  # nobody is known to have made it
+        authorization = _UNKNOWN  # so it is no anonymous request
     return Invocation(
         name=operation_name(request),
         principal=principal,

@@ -48,9 +48,7 @@ def executed(outcome: Executed, operation: Operation, elapsed: float) -> str:
         elapsed: seconds since before the operation was claimed.
     """
     if outcome.payload is None:
-        rolled_back = outcome.rolled_back
-        if rolled_back is None or rolled_back.payload is None:
-            return NOT_STORED
+        return NOT_STORED
     if operation.ttl is None:
         return "executed"
     left = operation.ttl.total_seconds() - elapsed

@@ -99,6 +99,8 @@ async def _serve(
             plan = await driver.call(
                 make_plan, adapter.policy, adapter, asynchronous=driver.asynchronous
             )
+            if driver.cancelled:  # nothing is claimed yet
+                raise driver.cancelled
         if plan is not None:
             return await _run_once(adapter, plan, driver)
         response: HttpResponseBase = await driver.pass_through(adapter)

@@ -35,6 +35,7 @@ from idempotency_django.engine import Executed, Outcome, Replayed, Result, lease
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.errors import StoreUnavailable
 from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import keys
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.testing import PATIENCE, an_operation
@@ -857,6 +858,30 @@ class TestCancelledWhileAsking:
             assert isinstance(await arun(store, operation), Executed)
 
         in_loop(work)
+
+    def test_before_the_claim(self) -> None:
+        """A cancellation while the key is looked for: nothing is claimed, and no view is called."""
+        asked, opened = threading.Event(), threading.Event()
+
+        def key_of(_: Any) -> str:
+            asked.set()
+            assert opened.wait(PATIENCE)
+            return "derived"
+
+        view = idempotent(key=keys.instead_of_header(key_of))(create)
+        request = AsyncRequestFactory().post("/", b'{"reference": "a"}', "application/json")
+
+        async def work() -> None:
+            task = asyncio.ensure_future(view(request))
+            await asyncio.to_thread(asked.wait, PATIENCE)
+            task.cancel()
+            await asyncio.sleep(0)
+            opened.set()
+            await asyncio.wait([task], timeout=PATIENCE)
+            assert task.cancelled()
+
+        in_loop(work)
+        assert (effects(), IdempotencyKey.objects.count()) == (0, 0)
 
     def test_while_it_tries_to_complete_again(self) -> None:
         """What was done is completed though the store is away for a moment and the client too."""

@@ -30,7 +30,7 @@ from idempotency_django.engine import Executed
 from idempotency_django.errors import StoreUnavailable, all_errors
 from idempotency_django.http.marking import executed, replayed
 from idempotency_django.models import DatabaseNow, IdempotencyKey
-from idempotency_django.policy import Policy, keys
+from idempotency_django.policy import Policy, keys, store_errors
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.records import Payload, Record, Status
 from idempotency_django.testing import an_operation
@@ -91,7 +91,13 @@ class Raising(Mixed):
         raise ValidationError("amount")
 
 
+def missing(request: HttpRequest) -> HttpResponse:
+    raise Http404
+
+
 urlpatterns = [
+    path("missing/", idempotent(mode="transactional", should_store=store_errors)(missing)),
+    path("missing-leased/", idempotent(mode="leased", should_store=store_errors)(missing)),
     path("decorator/", idempotent(mode="transactional")(respond)),
     path("leased/", idempotent(mode="leased")(respond)),
     path("async/", idempotent(aanswer)),
@@ -206,7 +212,7 @@ def test_under_asgi() -> None:
     assert second["Idempotency-Status"].startswith("replayed; ttl=86")
 
 
-@pytest.mark.parametrize("where", ["stream", "large"])
+@pytest.mark.parametrize("where", ["stream", "large", "missing", "missing-leased"])
 def test_body_that_is_not_kept(client: Client, where: str) -> None:
     """A response without a stored body says so, and its retries say that they are not replays."""
     key = new_key()

@@ -127,7 +127,7 @@ class PostgreSQL(Dialect):
             cursor.execute(then, named)
         rows = results.fetchall()
         ours = StoreTransaction.whole(connection) if together else None
-        # Another backend than Django's own may prepare each new one: for a tenant's schema, say.
+        # Other backends than Django's own may prepare each cursor, such as for a tenant's schema.
         if ours is not None and type(connection).__module__.startswith("django."):
             ours.cursor = cursor
         return first, rows

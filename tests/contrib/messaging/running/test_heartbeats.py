@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 import threading
 from datetime import timedelta
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.conf import settings
-from django.core.management import CommandError, call_command
 from django.db import InterfaceError, OperationalError, connection, connections
 from django.test import Client, override_settings
 
@@ -20,6 +18,7 @@ from idempotency_django.contrib.messaging.heartbeats import Beat
 from idempotency_django.contrib.messaging.models import Heartbeat
 from idempotency_django.models import DatabaseNow
 from idempotency_django.testing import eventually, in_threads
+from tests.support.reports import status
 from tests.support.shared import cut_connection
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
@@ -40,15 +39,6 @@ def rows(using: str) -> Any:
 def silence(using: str, **chosen: Any) -> None:
     """Let these processes have died a while ago."""
     rows(using).filter(**chosen).update(beat_at=DatabaseNow() - timedelta(minutes=2))
-
-
-def status() -> str:
-    said = StringIO()
-    try:
-        call_command("idempotency_status", stdout=said)
-    except CommandError as error:
-        said.write(str(error))
-    return said.getvalue()
 
 
 def beats(name: str) -> Beat:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from io import StringIO
 from typing import Any
 
 import pytest
 from django.conf import settings
-from django.core.management import CommandError, call_command
 from django.db import transaction
 from django.test import override_settings
 
@@ -22,6 +20,7 @@ from idempotency_django.testing import in_threads
 from tests.contrib.messaging.outbox.conftest import Broker
 from tests.contrib.messaging.webhooks.receivers import Stepping, deliver
 from tests.models import Effect
+from tests.support.reports import status
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -47,15 +46,6 @@ def using(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         IDEMPOTENCY=configured, ROOT_URLCONF="tests.contrib.messaging.webhooks.receivers"
     ):
         yield request.param
-
-
-def status() -> str:
-    said = StringIO()
-    try:
-        call_command("idempotency_status", stdout=said)
-    except CommandError as error:
-        said.write(str(error))
-    return said.getvalue()
 
 
 @pytest.mark.parametrize("group", ["g", None])

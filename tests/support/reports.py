@@ -1,0 +1,17 @@
+"""What the commands for operators print."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from django.core.management import CommandError, call_command
+
+
+def status() -> str:
+    """What ``idempotency_status`` prints, and what it fails with."""
+    said = StringIO()
+    try:
+        call_command("idempotency_status", stdout=said)
+    except CommandError as error:
+        said.write(str(error))
+    return said.getvalue()
