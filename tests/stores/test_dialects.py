@@ -110,6 +110,25 @@ class TestMariaDB:
         found = in_threads([partial(execute, number) for number in range(4)])
         assert [status for each in found for status in each] == [None] * 40
 
+    @pytest.mark.parametrize(("is_mariadb", "tries"), [(True, 3), (False, 1)])
+    def test_inserts(
+        self, monkeypatch: pytest.MonkeyPatch, tries: int, *, is_mariadb: bool
+    ) -> None:
+        """An INSERT that a lock refuses is sent again, unless the server itself has waited."""
+        store, sent = store_on("mariadb"), []
+
+        def locked(execute: Any, sql: str, *rest: Any) -> Any:
+            if "INSERT" in sql:
+                sent.append(sql)
+                raise OperationalError from Exception(1205)
+            return execute(sql, *rest)
+
+        connection: Any = connections[store.using]
+        monkeypatch.setattr(connection, "mysql_is_mariadb", is_mariadb)
+        with connection.execute_wrapper(locked), store.transaction():
+            assert isinstance(store.acquire(an_operation()), Record)
+        assert len(sent) == tries
+
     def test_deadlock_is_no_duplicate(self) -> None:
         """It has rolled back everything, and says so to whatever surrounds the claim."""
         store, operation = store_on("mariadb"), an_operation()
