@@ -155,9 +155,9 @@ imports: $(VENV)/.installed-lint  ## Check the layers of modules.
 messages: $(VENV)/.installed-test  ## Find the texts that people read, and compile their translations.
 	$(PY) -m tests.support.translations
 
-docs: $(VENV)/.installed-docs  ## Build the documentation into docs/_build/html; test its links, search and Markdown.
+docs: $(VENV)/.installed-docs  ## Build the documentation into docs/_build/html; test its links and search.
 	$(PY) -m sphinx -E -W --keep-going -b html docs docs/_build/html
-	DOCS_SITE=docs/_build/html $(PY) -m pytest -q tests/docs/test_site.py tests/docs/test_markdown.py
+	DOCS_SITE=docs/_build/html $(PY) -m pytest -q tests/docs/test_site.py
 
 screenshots: $(VENV)/.installed-docs  ## Take the screenshots of the admin for the documentation; Chromium is needed.
 	$(PY) docs/screenshots.py

@@ -39,7 +39,6 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "example_project",
-    "llms",
     "policy_fields",
     "search_words",
     "sequences",

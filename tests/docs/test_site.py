@@ -93,30 +93,3 @@ def index():
 def test_search(index, query: str, page: str) -> None:
     """What readers search for is among the first three hits."""
     assert page in index.search(query)[:3]
-
-
-def test_llms() -> None:
-    """llms.txt has a title, a summary, and lists of links to files of the site."""
-    text = (SITE / "llms.txt").read_text()
-    assert re.match(r"# \S+\n\n> \S.+\n\n## ", text)
-    links = re.findall(rf"^- \[[^]]+\]\({WEBSITE}([^)]+)\)(?:: \S.*)?$", text, re.MULTILINE)
-    assert len(links) == text.count("\n- ") > 30
-    assert not [link for link in links if not (SITE / link).is_file()]
-
-
-@pytest.mark.parametrize("name", ["llms-full.txt", "SKILL.md", "requests/drf.md"])
-def test_markdown(name: str) -> None:
-    """It has no more than readers see."""
-    text = (SITE / name).read_text()
-    assert "```python\n" in text
-    assert not re.findall(r"invisible-code|\{toctree\}|\{include\}|\{raw\}", text)
-
-
-def test_skill() -> None:
-    """The skill says when to use it; its links work wherever it is copied to."""
-    text = (SITE / "SKILL.md").read_text()
-    assert re.match(r"---\nname: [a-z-]+\ndescription: .{50,1024}\n---\n\n# ", text)
-    links = re.findall(r"\]\(([^)]+)\)", text)
-    assert links
-    assert all(link.startswith(WEBSITE) for link in links)
-    assert all((SITE / link.removeprefix(WEBSITE).partition("#")[0]).is_file() for link in links)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import uuid
-from datetime import timedelta
 
 import pytest
 from django.db import connection
@@ -15,7 +14,6 @@ from django.urls import path
 from shop.models import Charge
 
 from idempotency_django.decorators import idempotent
-from idempotency_django.models import DatabaseNow, IdempotencyKey
 from tests.docs.examples import ROOT
 
 PAGE = ROOT / "docs" / "effects" / "modes.md"
@@ -32,8 +30,6 @@ pytestmark = [
 @idempotent
 def charge(request: HttpRequest) -> JsonResponse:
     Charge.objects.create(reference="order-17", amount=500)
-    if "fail" in request.GET:
-        raise ValueError("no")
     return JsonResponse({}, status=201)
 
 
@@ -84,28 +80,6 @@ def test_replay(client: Client) -> None:
     key = str(uuid.uuid4())
     sent(client, key)
     assert sent(client, key) == [*documented("A replay")]
-
-
-@pytest.mark.parametrize("earlier", ["failed", "expired"])
-def test_taking_over(client: Client, earlier: str) -> None:
-    """A failed or expired record is locked and started over, between look-up and completion."""
-    key = str(uuid.uuid4())
-    query = "?fail" if earlier == "failed" else ""
-    sent(client, key, query)
-    if earlier == "expired":
-        IdempotencyKey.objects.update(expires_at=DatabaseNow() - timedelta(seconds=1))
-    looked_up = documented("A duplicate while the first one runs")[:-1]
-    locked, *rest = documented("A failed or expired record")
-    # The steps of an expired record go before it is started over.
-    claimed = [*looked_up, locked, *(["DELETE"] if earlier == "expired" else []), *rest]
-    assert sent(client, key, query)[: len(claimed)] == claimed
-
-
-def test_roll_back(client: Client) -> None:
-    """A failed attempt is rolled back and written down in a transaction of its own."""
-    statements = sent(client, str(uuid.uuid4()), "?fail")
-    claimed = documented("The first request")[:3]
-    assert statements == [*claimed, *documented("An attempt that is rolled back")]
 
 
 def test_leased(client: Client) -> None:
