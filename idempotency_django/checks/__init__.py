@@ -9,7 +9,6 @@ id                                     problem
 ``idempotency_django.E005``            a store uses a read-only database (``check --database``)
 ``idempotency_django.W006``            SQLite without ``transaction_mode: IMMEDIATE``
 ``idempotency_django.W007``            a store's database is not that of the effects or messages
-``idempotency_django.E009``            our middleware is not the last in ``MIDDLEWARE``
 ``idempotency_django.E012``            ``idempotency_policies`` names an unknown action
 ``idempotency_django.E014``            the Redis server is older than 6.2
 ``idempotency_django.W015``            the Redis server may evict keys: retries execute again
@@ -20,21 +19,13 @@ id                                     problem
 ``idempotency_django.E022``            a view with a policy cannot be protected: it refuses keys
 ``idempotency_django.W023``            the middleware cannot protect views without a policy
 ``idempotency_django.E024``            a view is both protected and exempt
-``idempotency_django.W025``            object permissions that a replay cannot check
 ``idempotency_django.W026``            a store in the memory of one process, and ``DEBUG`` is off
 ``idempotency_django.W028``            messaging's tables are missing (``check --database``)
-``idempotency_django.W031``            a key is required from the admin's or the login's own forms
 ``idempotency_django.E032``            a model without both ``Versioned`` and one ``VersionField``
 ``idempotency_django.E034``            a form of the admin that may lack a model's version
-``idempotency_django.W035``            Celery's broker delivers again before a task's lease ends
-``idempotency_django.W037``            an attribute of a view or receiver that has no effect
-``idempotency_django.E038``            the settings of ``IDEMPOTENCY`` under another name
 ``idempotency_django.E041``            a receiver of webhooks cannot be used
 ``idempotency_django.E043``            a topic of the outbox cannot be used
 ``idempotency_django.E045``            messaging's database is unknown, or has ``AUTOCOMMIT`` off
-``idempotency_django.E050``            ``CONSUMERS`` has a path of no consumer, or one name twice
-``idempotency_django.W055``            no relay, processor or purge runs (``--deploy --database``)
-``idempotency_django.W056``            Django's ``@condition`` handles a retry before its record
 ``idempotency_django.E060``            a view has a policy, but no protection
 ``idempotency_django.W061``            a Celery task has a policy or key, but not our base class
 ``idempotency_django.E062``            a leased view is in a transaction of ``ATOMIC_REQUESTS``
@@ -50,7 +41,6 @@ from django.core.checks import Tags, register
 from .configuration import (
     check_django,
     check_live_stores,
-    check_middleware,
     check_settings,
     check_stores,
 )
@@ -65,7 +55,6 @@ def register_checks() -> None:
     """Register the checks; once, when the app is ready."""
     register(check_settings, Tags.security)
     register(check_stores, Tags.security)
-    register(check_middleware, Tags.security)
     register(check_views, Tags.security)
     register(check_django, Tags.compatibility)
     register(check_live_stores, Tags.database)

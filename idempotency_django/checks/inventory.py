@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import Any, Final, Literal, NamedTuple
@@ -34,7 +34,6 @@ from ..http.declared import (
     innermost,
     is_exempt,
     module_of,
-    modules_of,
     operations_of,
     part_for,
     policy_of,
@@ -43,13 +42,10 @@ from ..http.declared import (
 )
 from ..http.routes import is_covered
 from ..http.rule import problem_of_view, protected_part
-from ..policy import UNSAFE_METHODS, UNSET, Policy
+from ..policy import INHERITED, UNSAFE_METHODS, UNSET, Policy
 from .routes import literal_of, readable_route
 
 How = Literal["mixin", "decorator", "middleware", "inbox", "exempt", ""]
-
-NOT_ENFORCED: Final = ("", "inbox", "exempt")
-"""How endpoints are served that no policy of theirs protects."""
 
 _FORMAT_SUFFIX: Final = re.compile(r"(?:\.|(?<=[^/.]))\{format\}/?$")
 """What ``format_suffix_patterns()`` of REST framework adds to a route."""
@@ -63,7 +59,8 @@ class Endpoint:
         route: the route in readable form, such as ``/api/charges/{id}/``.
         method: the method; ``"*"`` if the view does not declare its methods.
         view: what the route leads to, or the function of an operation of django-ninja.
-        policy: the policy as it was declared; ``None``: the endpoint has none.
+        policy: the policy as it was declared; ``None``: the endpoint has none. It is ``INHERITED``
+            itself where the middleware protects a view that declares none.
         how: what protects it; ``"inbox"``: it receives webhooks, each of which is handled once;
             ``"exempt"``: it was left out on purpose; ``""``: nothing protects it.
         problem: why it cannot be protected, and what to do; empty if there is no problem.
@@ -80,15 +77,15 @@ class Endpoint:
     varies: bool = False
 
     @property
-    def view_name(self) -> str:
-        """The dotted name of the view."""
-        view = innermost(view_class_of(self.view) or self.view)
-        return dotted_name(view if hasattr(view, "__qualname__") else type(view))
+    def source(self) -> Any:
+        """The class or the function that the view was made of."""
+        return innermost(view_class_of(self.view) or self.view)
 
     @property
-    def module(self) -> str:
-        """The module of the view."""
-        return str(innermost(view_class_of(self.view) or self.view).__module__)
+    def view_name(self) -> str:
+        """The dotted name of the view."""
+        source = self.source
+        return dotted_name(source if hasattr(source, "__qualname__") else type(source))
 
     @property
     def enforced(self) -> Policy | None:
@@ -108,30 +105,20 @@ class Endpoint:
 def endpoints(urlconf: str | None = None) -> Iterator[Endpoint]:
     """Every unsafe method of every route, in order.
 
-    A route with a format suffix is left out where it is another name of a route before it, with the
-    same protection.
+    One that differs from another only by the format at its end is left out.
 
     Args:
         urlconf: the dotted name of a URLconf; ``None``: the project's ``ROOT_URLCONF``.
     """
-    known: set[tuple[str, str]] = set()
-    told: set[Endpoint] = set()
+    known: set[Endpoint] = set()
     for route in routes(urlconf):
-        path = route.readable
-        name = _FORMAT_SUFFIX.sub("", path).rstrip("/")
-        is_alias = _FORMAT_SUFFIX.search(path) is not None
         for method, handler in _handlers(route.view):
-            if operations_of(route.view):  # each has all operations of its path
-                if (route.path, method) in known:
-                    continue
-                known.add((route.path, method))
-            endpoint = _endpoint(path, method, handler, route)
-            view = id(view_class_of(route.view) or innermost(route.view))
-            known_as = replace(endpoint, route=name, view=view)
-            if is_alias and known_as in told:
-                continue
-            told.add(known_as)
-            yield endpoint
+            endpoint = _endpoint(route, method, handler)
+            path = _FORMAT_SUFFIX.sub("", endpoint.route).rstrip("/")
+            alike = replace(endpoint, route=path, view=id(endpoint.source))  # it may have no hash
+            if alike not in known:
+                known.add(alike)
+                yield endpoint
 
 
 def endpoint_of(view: Any, method: str, route: str) -> Endpoint | None:
@@ -147,13 +134,9 @@ def endpoint_of(view: Any, method: str, route: str) -> Endpoint | None:
     name = handlers.get(method, handlers.get("*"))
     if name is None:
         return None
-    known = [each for each in routes() if each.view is view]
-    most_alike = max(
-        known,
-        key=lambda each: SequenceMatcher(None, each.readable, route).ratio(),
-        default=Route(route, "", view, 0, frozenset()),
-    )
-    return _endpoint(route, method, name, most_alike)
+    known = [each for each in routes() if each.view is view] or [Route(route, "", view)]
+    alike = max(known, key=lambda each: SequenceMatcher(None, each.readable, route).ratio())
+    return replace(_endpoint(alike, method, name), route=route)
 
 
 class Route(NamedTuple):
@@ -163,16 +146,12 @@ class Route(NamedTuple):
         path: as Django writes it.
         literal: what every path of it begins with.
         view: what it leads to.
-        args: how many positional arguments the view gets from it.
-        names: the names of the keyword arguments.
         namespaces: the URL namespaces that it is in, the outermost first.
     """
 
     path: str
     literal: str
     view: Any
-    args: int
-    names: frozenset[str]
     namespaces: tuple[str, ...] = ()
 
     @property
@@ -192,25 +171,18 @@ def routes(urlconf: str | None = None) -> Iterator[Route]:
     None without this setting.
     """
     if urlconf is not None or getattr(settings, "ROOT_URLCONF", None):
-        yield from _routes(
-            get_resolver(urlconf), Route("", "", None, 0, frozenset()), is_whole=True
-        )
+        yield from _routes(get_resolver(urlconf), Route("", "", None), is_whole=True)
 
 
 def _routes(resolver: Any, above: Route, *, is_whole: bool) -> Iterator[Route]:
-    """The routes below a prefix, which may be all literal text, with all their arguments."""
+    """The routes below a prefix, which may be all literal text."""
     for each in resolver.url_patterns:
-        path, regex = str(each.pattern), each.pattern.regex
+        path = str(each.pattern)
         text, is_literal = literal_of(path, is_regex=isinstance(each.pattern, RegexPattern))
-        names = above.names | frozenset(regex.groupindex)
-        route = above._replace(
-            path=above.path + path,
-            literal=above.literal + text if is_whole else above.literal,
-            args=above.args + regex.groups - len(regex.groupindex),
-            names=names,
-        )
-        if isinstance(each, URLPattern):  # names replace positions, as for Django's resolver
-            yield route._replace(view=each.callback, args=0 if names else route.args)
+        literal = above.literal + text if is_whole else above.literal
+        route = above._replace(path=above.path + path, literal=literal)
+        if isinstance(each, URLPattern):
+            yield route._replace(view=each.callback)
         else:
             within = (*above.namespaces, each.namespace) if each.namespace else above.namespaces
             inner = route._replace(namespaces=within)
@@ -223,24 +195,15 @@ def _handlers(view: Any) -> Iterator[tuple[str, str]]:
     if operations := operations_of(view):
         for method in sorted(UNSAFE_METHODS & {m for each in operations for m in each.methods}):
             yield method, ""
-    elif is_from(view, ("ninja.openapi",)):
-        return  # django-ninja's pages about an API
-    elif view_class is None:
-        for method in sorted(UNSAFE_METHODS & methods) if (methods := _admitted(view)) else ["*"]:
-            yield method, ""
-    elif handlers := handlers_of(view):
+    elif view_class is not None and (handlers := handlers_of(view)):
         yield from handlers.items()
-    elif has_own_dispatch(view_class) and not _passes_on(view_class.dispatch):
-        yield "*", ""
-
-
-def is_from(view: Any, modules: Collection[str]) -> bool:
-    """Whether the view, or a base of its class, is from one of the modules or one below it."""
-    return any(
-        module == prefix or module.startswith(f"{prefix}.")
-        for module in modules_of(view)
-        for prefix in modules
-    )
+    elif view_class is not None:
+        if has_own_dispatch(view_class) and not _passes_on(view_class.dispatch):
+            yield "*", ""
+    elif not module_of(innermost(view)).startswith("ninja.openapi"):  # its pages about an API
+        methods = _admitted(view)
+        for method in ["*"] if methods == UNSAFE_METHODS else sorted(methods):
+            yield method, ""
 
 
 def _passes_on(dispatch: Any) -> bool:
@@ -249,33 +212,31 @@ def _passes_on(dispatch: Any) -> bool:
 
 
 def _admitted(view: Any) -> frozenset[str]:
-    """The methods that ``require_http_methods()`` and its like admit; empty: any method."""
-    found: list[frozenset[str]] = []
+    """The unsafe methods that ``require_http_methods()`` and its like admit; else all of them."""
+    admitted = frozenset(UNSAFE_METHODS)
     while view is not None:
         if module_of(view) == "django.views.decorators.http":
-            lists = [variables_of(view).get("request_method_list")]
-            found += map(frozenset, filter(None, lists))
+            admitted &= {*variables_of(view).get("request_method_list", admitted)}
         view = getattr(view, "__wrapped__", None)
-    return frozenset.intersection(*found) if found else frozenset()
+    return admitted
 
 
-def _endpoint(path: str, method: str, name: str, route: Route) -> Endpoint:
-    """The endpoint of a route and a method, and what protects it.
+def _endpoint(route: Route, method: str, name: str) -> Endpoint:
+    """The endpoint of a method of a route, and what protects it.
 
     Args:
-        path: of the endpoint.
-        method: likewise.
-        name: of the view's handler of the method.
         route: where the project's URLs have the view.
+        method: of the endpoint.
+        name: of the view's handler of the method.
     """
     view = part_for(route.view, method)
     part = protected_part(route.view, method)
     try:
         policy, how = _policy_and_how(view, method, name, part, route)
     except ImproperlyConfigured as error:  # its declaration is not a policy
-        return Endpoint(path, method, view, None, "middleware", str(error))
+        return Endpoint(route.readable, method, view, None, "middleware", str(error))
     problem = problem_of_view(route.view, method) if how == "middleware" else ""
-    return Endpoint(path, method, view, policy, how, problem, _varies(view, how))
+    return Endpoint(route.readable, method, view, policy, how, problem, _varies(view, how))
 
 
 def _varies(view: Any, how: How) -> bool:
@@ -310,7 +271,7 @@ def _policy_and_how(
         return None, ""
     if declared is UNSET and not route.is_covered:
         return None, ""
-    return (Policy() if declared is UNSET else declared), "middleware"
+    return (INHERITED if declared is UNSET else declared), "middleware"
 
 
 def _without(policies: Any, name: str) -> How:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from django.contrib import admin
-from django.contrib.auth.views import LoginView
 from django.core.checks import WARNING, CheckMessage, run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
@@ -35,7 +34,6 @@ from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import PAYMENT, Policy
 from tests.models import Effect
 from tests.support import ways
-from tests.support.own_views import only_own_views
 from tests.support.shared import effects, is_replay, new_key, post
 
 POLICY = Policy(required=True)
@@ -65,11 +63,6 @@ def post_number(self: Any, request: Any, pk: str) -> Any:
 
 def a_class(**attributes: Any) -> Any:
     return type("AClass", (View,), {"post": post_, **attributes})
-
-
-@pytest.fixture(autouse=True)
-def _own_views(monkeypatch: pytest.MonkeyPatch) -> None:
-    only_own_views(monkeypatch, __name__, ways.__name__)
 
 
 class Charges(IdempotentViewMixin, viewsets.ViewSet):
@@ -316,7 +309,7 @@ class TestChecks:
         """E003: a policy that names a store which does not exist, said once for all its routes."""
         found(path("x/", way), path("y/", way))
         [message] = said("E003")
-        assert "names the store 'nope'" in message.msg
+        assert "has no store 'nope'" in message.msg
 
     def test_promise(self, found: Any) -> None:
         """E020: a policy of a decorator that asks for what the project has not."""
@@ -440,57 +433,6 @@ class TestChecks:
         )
         assert said("E060") == []
 
-    @pytest.mark.parametrize(
-        ("made", "name", "hint"),
-        [
-            (lambda: view(idempotency_polcy=POLICY), "idempotency_polcy", "idempotency_policy"),
-            (
-                lambda: ways.guard(view(idempotency_polcy=POLICY)),
-                "idempotency_polcy",
-                "idempotency_policy",
-            ),
-            (
-                lambda: a_class(idempotent_policy=POLICY).as_view(),
-                "idempotent_policy",
-                "idempotency_policy",
-            ),
-            (
-                lambda: type("Sub", (a_class(idemptency_policies={}),), {}).as_view(),
-                "idemptency_policies",
-                "idempotency_policies",
-            ),
-            (
-                lambda: type("D", (Orders,), {"idempotency_scope": "x"}).as_view(),
-                "idempotency_scope",
-                "get_idempotency_scope",
-            ),
-            (
-                lambda: type(
-                    "D", (Charges,), {"check_idempotency_replay": lambda *_: None}
-                ).as_view({"post": "create"}),
-                "check_idempotency_replay",
-                "check_idempotent_replay",
-            ),
-        ],
-    )
-    def test_misspelled_attribute(self, found: Any, made: Any, name: str, hint: str) -> None:
-        """W037: an attribute that nothing reads, with the one that was probably meant."""
-        found(path("x/", made()), middleware=False)
-        [message] = said("W037")
-        assert f"has an attribute {name!r}, which has no effect." in message.msg
-        assert message.hint == f"Did you mean {hint!r}?"
-
-    def test_attributes_that_are_read(self, found: Any) -> None:
-        """What is read, what the package sets, and names of the project's own are not reported."""
-        found(
-            path("a/", include(router.urls)),
-            path("b/", idempotency_exempt(view())),
-            path("c/", view(idempotency_policy=POLICY, _idempotency_x=1)),
-            path("d/", a_class(is_idempotent=True).as_view()),
-            path("e/", view(idempotent_retries=3)),
-        )
-        assert said("W037") == []
-
 
 OWN = "/own/"
 BY_PREFIX = {"/api/orders/", "/api/17/"}
@@ -578,96 +520,15 @@ class TestManyRefused:
         settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": ["/api/"]}
         assert said("W023") == []
         assert {str(m.hint).split("/")[1] for m in said("E022")} == {"11", "12"}
-        settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": ["/1/"]}
-        [warning] = said("W023")
-        assert "MIDDLEWARE_PROTECTS" not in str(warning.hint)  # which names some already
 
     def test_many_modules(self, found: Any) -> None:
-        """The modules with the most views are named, and the others are counted."""
+        """All modules are named, the one with the most views first."""
         views = [self.refused(f"shop.app{n}") for n in range(10) for _ in range(n + 1)]
         found(*(path(f"{n}/", each) for n, each in enumerate(views)))
         [warning] = said("W023")
-        assert warning.msg.endswith(
-            "shop.app9 (10), shop.app8 (9), shop.app7 (8) and 7 more modules."
-        )
+        assert "They are in shop.app9 (10), shop.app8 (9), shop.app7 (8), " in warning.msg
+        assert warning.msg.endswith("shop.app0 (1).")
         assert said("E022") == []
-
-    def test_other_problems(self, found: Any) -> None:
-        """What else is wrong with such a view is still said of it."""
-        views = [self.refused("shop.views", idempotency_polcy=PAYMENT) for _ in range(11)]
-        found(*(path(f"{n}/", each) for n, each in enumerate(views)))
-        assert len(said("W023")) == 1
-        assert said("W037")
-
-
-class TestLockedOut:
-    """W031: a key that the project's policy requires of Django's own forms, which send none."""
-
-    FORMS = (path("admin/", admin.site.urls), path("", include("django.contrib.auth.urls")))
-
-    @pytest.fixture(autouse=True)
-    def _required(self, settings: Any) -> None:
-        settings.IDEMPOTENCY = {"POLICY": {"required": True}}
-
-    @pytest.mark.django_db
-    def test_warned(self, found: Any, client: Client) -> None:
-        """One warning for all of them, which says what to do; it is true that nobody can log in."""
-        found(*self.FORMS)
-        [message] = said("W031")
-        assert "/admin/login/" in message.msg
-        assert "more routes" in message.msg
-        assert "IDEMPOTENCY['MIDDLEWARE_PROTECTS'] = ['/api/']" in str(message.hint)
-        for form in ("/admin/login/", "/login/", "/logout/"):
-            assert client.post(form).status_code == 400
-
-    @pytest.mark.django_db
-    def test_other_paths(self, found: Any, settings: Any, client: Client) -> None:
-        """What the hint says ends it, and the forms work again."""
-        settings.IDEMPOTENCY |= {"MIDDLEWARE_PROTECTS": ["/api/"]}
-        found(*self.FORMS)
-        assert said("W031") == []
-        for form in ("/admin/login/", "/admin/logout/", "/logout/"):
-            assert client.post(form).status_code in (200, 302)
-
-    @pytest.mark.parametrize("chosen", ["/admin/", "/login/", "admin"])
-    def test_some_forms(self, found: Any, settings: Any, chosen: str) -> None:
-        """It names what is left."""
-        settings.IDEMPOTENCY |= {"MIDDLEWARE_PROTECTS": [chosen]}
-        found(*self.FORMS)
-        assert len(said("W031")) == 1
-
-    def test_one_form(self, found: Any) -> None:
-        """One route is named, and none is counted."""
-        found(path("in/", LoginView.as_view()))
-        [message] = said("W031")
-        assert message.msg.endswith("so they are refused: /in/.")
-
-    def test_other_views(self, found: Any) -> None:
-        """The project's own views may require what they like, a login of its own included."""
-        own = LoginView.as_view()
-        own.idempotency_policy = POLICY  # type: ignore[attr-defined]
-        found(path("x/", view()), path("in/", own))
-        assert said("W031") == []
-
-    @pytest.mark.parametrize(
-        "change",
-        [
-            {"POLICY": {}},
-            {"POLICY": {"required": {"DELETE"}}},
-            {"POLICY": {"required": "x"}},
-            {"MIDDLEWARE_PROTECTS": "with-policy"},
-        ],
-    )
-    def test_nobody_is_locked_out(self, found: Any, settings: Any, change: Any) -> None:
-        """Nothing is said where no form needs a key, or where the policy itself is wrong."""
-        settings.IDEMPOTENCY |= change
-        found(path("in/", LoginView.as_view(http_method_names=["get", "post"])))
-        assert said("W031") == []
-
-    def test_without_the_middleware(self, found: Any) -> None:
-        """Without the middleware they are not protected at all."""
-        found(*self.FORMS, middleware=False)
-        assert said("W031") == []
 
 
 class TestNoRoute:
@@ -832,8 +693,8 @@ class TestAnsweredWithoutAClaim:
 
 ROUTES = {
     "orders/<int:pk>/pay/": ("/orders/{pk}/pay/", "/orders/<int:pk>/pay/"),
-    "files/<path:name>": ("/files/{+name}", "/files/<path:name>"),
-    "<path:folder>/^(?P<pk>\\d+)$": ("/{+folder}/{pk}", None),
+    "files/<path:name>": ("/files/{name}", "/files/<path:name>"),
+    "<path:folder>/^(?P<pk>\\d+)$": ("/{folder}/{pk}", None),
     "<unknown:name>/": ("/{name}/", "/<unknown:name>/"),
     "": ("/", "/"),
     "api/^charges/$": ("/api/charges/", "/api/charges/"),
@@ -842,7 +703,6 @@ ROUTES = {
     "^charges/(?P<pk>\\w+)/$": ("/charges/{pk}/", None),
     "^charges/(?P<pk>\\d+)/": ("/charges/{pk}/", None),
     "^charges/(\\d+)/$": ("/charges/{var}/", None),
-    "^charges/((\\d+)-(\\w+))/pay/([a-z]+)/$": ("/charges/{var}/pay/{var}/", None),
     "<str:tenant>/^charges\\.(?P<format>[a-z0-9]+)/?$": ("/{tenant}/charges.{format}/", None),
 }
 

@@ -30,18 +30,12 @@ from rest_framework.viewsets import ModelViewSet
 
 from idempotency_django import Policy
 from tests.models import Effect
-from tests.support.own_views import only_own_views
 from tests.support.shared import assert_problem, new_key
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 MAY_SELL = "tests.add_effect"
 PLUGINS = 20
-
-
-@pytest.fixture(autouse=True)
-def _own_views(monkeypatch: pytest.MonkeyPatch) -> None:
-    only_own_views(monkeypatch, __name__)
 
 
 class TeamPermission(BasePermission):

@@ -10,7 +10,6 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
 from django.contrib.auth.models import User
-from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db import connections, transaction
 from django.db.models import QuerySet
@@ -774,24 +773,6 @@ def test_existence_that_nobody_can_tell() -> None:
     own.kwargs, own.request = {"pk": 1}, HttpRequest()  # type: ignore[assignment]
     with pytest.raises(Http404):
         check_object(own, RECORD)
-
-
-def warned() -> set[str]:
-    """The views that the check of objects warns of."""
-    messages = [message for message in run_checks() if message.id == "idempotency_django.W025"]
-    return {str(message.msg).split()[0].rpartition(".")[2] for message in messages}
-
-
-def test_check(settings: Any) -> None:
-    """The check warns of views with permissions on objects that no replay can look up."""
-    assert warned() == {"Nested"}
-    settings.MIDDLEWARE = [*django_settings.MIDDLEWARE, PATH]
-    assert warned() == {"Nested", "Unprotected"}
-    settings.IDEMPOTENCY = {"POLICY": CHECKED}
-    assert warned() == set()
-    settings.IDEMPOTENCY = {}
-    settings.ROOT_URLCONF = None
-    assert warned() == set()
 
 
 def test_error_of_a_transaction() -> None:

@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 
 import pytest
 from django.conf import settings
-from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
 from django.db import OperationalError, connection, connections, transaction
 from django.test import override_settings
@@ -523,32 +522,6 @@ def test_plans_of_sqlite(settings: Any) -> None:
             cursor.execute(f"EXPLAIN QUERY PLAN {statement}")
             plan = " ".join(row[-1] for row in cursor.fetchall())
             assert plan.startswith("SEARCH"), (plan, statement)
-
-
-def found_at_deploy(*databases: str, deploy: bool = True) -> list[str]:
-    """What the check says."""
-    messages = run_checks(databases=databases, include_deployment_checks=deploy)
-    return [each.msg for each in messages if each.id == "idempotency_django.W055"]
-
-
-def test_check(using: str) -> None:
-    """At deploy, messages that no process sends are a warning, if their database is named."""
-    outbox(using, 50)
-    [said] = found_at_deploy(using)
-    assert said.startswith("Outbox messages waiting for too long: 'orders'. Overdue: 50.")
-    others = {*settings.ALIASES.values()} - {using}
-    assert found_at_deploy(*others) == found_at_deploy() == []
-    assert found_at_deploy(using, deploy=False) == []  # as migrate checks
-
-
-def test_check_is_no_false_alarm(using: str) -> None:
-    """What waits for an operator, or for as long as a deployment takes, is not its business."""
-    outbox(using, state="dead")
-    inbox(using, state="dead")
-    records(1, held=True, alias=using)
-    half = DatabaseNow() - timedelta(minutes=30)
-    outbox(using, process_after=half, created_at=half)
-    assert found_at_deploy(using) == []
 
 
 def test_published(using: str) -> None:

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 from django.conf import settings
-from django.core.checks import (
-    CheckMessage,
-    Error,
-    Warning,  # noqa: A004  # Django's name
-)
+from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
 
-from ....conf import did_you_mean
 from ....engine import choose_mode
 from ....policy import INHERITED
 from ....stores import stores
 from .receivers import WebhookReceiver, policy_of, receivers
-
-_READ: Final = {*WebhookReceiver.__annotations__, "group", "on_stored"} - {"_handlers"}
-"""The names of attributes that a project can set on a receiver, or override."""
 
 
 def check_receivers(**_: Any) -> Sequence[CheckMessage]:
@@ -34,7 +25,6 @@ def check_receivers(**_: Any) -> Sequence[CheckMessage]:
         for source, known in receivers().items()
         for message in (
             *_shared(source, known),
-            *_misspelled(known[-1]),
             *_verifier(known[-1]),
             *check_policy(known[-1]),
         )
@@ -64,20 +54,6 @@ def _shared(source: str, known: list[type[WebhookReceiver]]) -> Iterator[CheckMe
             hint="Their messages cannot be distinguished. Give each receiver its own source.",
             id="idempotency_django.E041",
         )
-
-
-def _misspelled(receiver: type[WebhookReceiver]) -> Iterator[CheckMessage]:
-    """An attribute that nothing reads, and that looks like one that is read."""
-    for name in dir(receiver):
-        if name.startswith("_") or hasattr(WebhookReceiver, name) or name in _READ:
-            continue
-        close = difflib.get_close_matches(name, _READ, n=1)
-        if close and abs(len(close[0]) - len(name)) < 2:  # a title is no ttl
-            yield Warning(
-                f"{receiver.__qualname__} has an attribute {name!r}, which has no effect.",
-                hint=did_you_mean(name, _READ),
-                id="idempotency_django.W037",
-            )
 
 
 def _verifier(receiver: type[WebhookReceiver]) -> Iterator[CheckMessage]:

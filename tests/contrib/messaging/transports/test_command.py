@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from idempotency_django.checks.consumers import check_consumers
 from idempotency_django.contrib.messaging import Consumer
 from idempotency_django.contrib.messaging.brokers.kafka import KafkaSource
 from idempotency_django.contrib.messaging.management.commands import run_consumer
@@ -136,22 +135,3 @@ def test_the_library_is_missing(
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(CommandError, match=rf'pip install "idempotency-django\[{extra}\]"'):
         run("first", f"--url={url}")
-
-
-@pytest.mark.parametrize(
-    ("paths", "said"),
-    [
-        ([f"{HERE}.first", f"{HERE}.second"], []),
-        ([f"{HERE}.first", f"{HERE}:first"], []),
-        ([f"{HERE}.none", "none.at.all"], ["no consumer at", "no consumer at"]),
-        ([f"{HERE}.KAFKA"], ["KAFKA"]),
-        ([f"{HERE}.first", f"{HERE}.same"], ["lists two consumers called"]),
-        ("not a list", []),  # E002
-    ],
-)
-def test_checks(settings: Any, paths: Any, said: list[str]) -> None:
-    """Each path leads to a consumer, and each consumer has a name of its own."""
-    settings.IDEMPOTENCY = {"CONSUMERS": paths}
-    problems = check_consumers()
-    assert [problem.id for problem in problems] == ["idempotency_django.E050"] * len(said)
-    assert all(text in problem.msg for text, problem in zip(said, problems, strict=True))
