@@ -36,19 +36,14 @@ def copied_body(environ: dict[str, Any], name: str = BODY) -> bytes | None:
 
 
 class KeyedMixin:
-    """Sends a new key with each unsafe request that has none.
+    """Sends a new key with each unsafe request that has none."""
 
-    Attributes:
-        key_header: the header with the key; empty: the project's.
-    """
-
-    key_header = ""
     _last: tuple[dict[str, Any], bytes] | None = None
 
     def request(self, **environ: Any) -> Any:
         """Send a request, as the client below does."""
         if environ.get("REQUEST_METHOD") in UNSAFE_METHODS:
-            header = meta_name(self.key_header or conf.header)
+            header = meta_name(conf.header)
             if header not in environ and header not in getattr(self, "defaults", {}):
                 environ[header] = str(uuid4())
             body = copied_body(environ)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -154,19 +154,6 @@ class RacesContract(ContractSetting):
         self.expire(operation)
         self._race(an_operation(key=operation.key))
 
-    def test_refused_request_frees_nothing(self) -> None:
-        """A third request, after a second was refused, does not get the first one's claim."""
-        if not self.refuses_at_once:
-            return
-        operation = an_operation()
-        with self.store.transaction():
-            claim = self.claim(operation)
-            for _ in range(3):
-                [found] = in_threads([lambda: as_record(self.acquire(operation))])
-                assert found.status is Status.IN_PROGRESS
-            assert self.store.complete(claim, RESPONSE)
-        assert as_record(self.acquire(operation)).status is Status.COMPLETED
-
     def _race(self, operation: Operation, contenders: int = 16) -> None:
         refused = threading.Semaphore(0)
 
@@ -268,23 +255,6 @@ class LeasesContract(ContractSetting):
         """The record that a store returns to a further request for the operation of a claim."""
         return as_record(self.again(claim, **changes))
 
-    def test_lease_is_seen(self) -> None:
-        """While its lease lasts, a claim is in progress for every other request."""
-        claim = self.leased()
-        record = self.record(claim.operation)
-        assert (record.status, record.attempt) == (Status.IN_PROGRESS, 1)
-        assert (record.fingerprint, record.interrupted, record.held) == ("f" * 64, False, False)
-        assert record.lease_left is not None
-        assert 0 < record.lease_left < 99.1  # clocks and their arithmetic round
-        [found, other] = in_threads(
-            [lambda: self.refused(claim), lambda: self.refused(claim, fingerprint="0" * 64)]
-        )
-        assert found.status is other.status is Status.IN_PROGRESS
-        assert 0 < (found.lease_left or 0) < record.lease_left + 0.1
-        assert self.store.complete(claim, RESPONSE)
-        completed = self.record(claim.operation)
-        assert (completed.payload, completed.lease_left) == (RESPONSE, None)
-
     def test_lease_that_is_left(self) -> None:
         """A record in progress says when its lease ends, also after a renewal, and once it is over.
 
@@ -296,6 +266,7 @@ class LeasesContract(ContractSetting):
             left = self.record(claim.operation).lease_left
             assert left is not None
             assert seconds / 2 < left < seconds + 0.1
+        assert 0 < (self.refused(claim).lease_left or 0) < left + 0.1
         assert self.record(self.interrupted().operation).lease_left == 0
         without = an_operation()
         with self.store.transaction():
@@ -547,16 +518,6 @@ class OwnersContract(ContractSetting):
         assert self.completed(again).attempt == 2
         assert self.record(operation).fingerprint == "0" * 64
 
-    def test_failed_attempt_is_repeated(self) -> None:
-        """The same request claims its key again after each failure, with a lease and without."""
-        for lease in (None, SECOND * 99):
-            operation = an_operation(lease=lease)
-            for attempt in (1, 2, 3):
-                with self.store.transaction() if lease is None else nullcontext():
-                    claim = self.claim(operation)
-                    assert claim.attempt == attempt
-                    assert self.store.fail(claim, "ValueError: no")
-
     def test_expired_key_is_free(self) -> None:
         """After its time to live, a record is no longer replayed."""
         operation = an_operation(ttl=timedelta(milliseconds=1))
@@ -602,13 +563,6 @@ class OwnersContract(ContractSetting):
         with self.store.transaction():
             [found] = self.store.acquire_many([operation])
         assert as_record(found).expired
-
-    def test_one_of_many_gets_no_expired_key(self) -> None:
-        """Of simultaneous requests that an expired record refuses, none claims its key."""
-        operation = self.an_expired()
-        eventually(lambda: self.record(operation).expired)
-        for found in in_threads([partial(self.acquire, operation)] * 8):
-            assert as_record(found).expired
 
     def test_operation_decides_whether_an_expired_record_refuses(self) -> None:
         """The key is free for an operation without it, even if the record was stored with it."""

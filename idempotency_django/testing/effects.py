@@ -12,7 +12,6 @@ import socket
 import sys
 import sysconfig
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,11 +83,11 @@ def effects_outside() -> Iterator[list[Effect]]:
     The list has each connection, process and file that a handler used within its transaction, or
     outside of a step in the leased mode. Databases, caches and brokers are left out, by the
     modules of their clients, and so are log files, datagrams to Unix sockets (syslog, statsd),
-    the handler's temporary files and compiled modules.
+    what ``tempfile`` opens, and compiled modules.
 
     It sees what Python does, in each thread that runs a handler. It does not see threads that a
-    handler starts, processes that ``multiprocessing`` starts without ``os.fork()``, connections
-    that libraries in C open (``psycopg``, ``confluent-kafka``, ``pycurl``), and mail that the test
+    handler starts, processes that are forked, files that are removed or renamed, connections that
+    libraries in C open (``psycopg``, ``confluent-kafka``, ``pycurl``), and mail that the test
     runner keeps in ``mail.outbox``.
     """
     _install()
@@ -145,18 +144,12 @@ def _note(kind: Kind, peer: str) -> None:
 
 # What the events tell.
 
-_NUL: Final = "\0"
-"""What the address of an abstract Unix socket begins with."""
-
 
 def _network(connection: Any, address: Any) -> tuple[Kind, str] | None:
-    if isinstance(address, bytes | bytearray | memoryview):
-        address = os.fsdecode(bytes(address))
-    if isinstance(address, str):  # a Unix socket
+    if isinstance(address, str | bytes):  # a Unix socket
         # A datagram to a program on this machine is a log or a metric, as of syslog and statsd.
-        if getattr(connection, "type", None) == socket.SOCK_DGRAM:
-            return None
-        return "network", f"@{address.strip(_NUL)}" if address.startswith(_NUL) else address
+        is_log = getattr(connection, "type", None) == socket.SOCK_DGRAM
+        return None if is_log else ("network", os.fsdecode(address))
     if not (isinstance(address, tuple) and len(address) >= 2 and isinstance(address[0], str)):
         return None
     host, port = address[:2]
@@ -170,22 +163,12 @@ def _named(host: str, port: Any) -> str:
 
 
 def _looked_up(host: Any, port: Any, *_: Any) -> None:
-    if isinstance(host, bytes):
-        host = host.decode(errors="replace")
-    if isinstance(port, str) and not port.isdigit():
-        port = socket.getservbyname(port)
-    _here.looked_up = (host, int(port)) if isinstance(host, str) and port else None
+    _here.looked_up = (host, port) if isinstance(host, str) else None
 
 
 def _sent(connection: Any, _: object) -> tuple[Kind, str] | None:
     """A message of ``http.client``, also over a connection that was open before."""
-    if getattr(connection.sock, "family", None) == getattr(socket, "AF_UNIX", ""):
-        return _network(connection.sock, connection.sock.getpeername())
     return "network", _named(connection.host, connection.port)
-
-
-def _forked() -> tuple[Kind, str]:
-    return "process", "a process"  # os.spawn*(), too: only the new process knows what it becomes
 
 
 def _process(*args: Any) -> tuple[Kind, str]:
@@ -200,34 +183,8 @@ def _opened(path: Any, mode: str | None, flags: int) -> tuple[Kind, str] | None:
     writing = set(mode or "") & set("wax+") if mode else flags & (os.O_WRONLY | os.O_RDWR)
     if not writing or isinstance(path, int):
         return None
-    return _file(path)
-
-
-def _removed(path: Any, folder: Any = None) -> tuple[Kind, str] | None:
-    # With the number of a folder: rmtree() has told which one it removes.
-    return None if isinstance(folder, int) and folder >= 0 else _file(path)
-
-
-def _renamed(_: Any, target: Any, *__: Any) -> tuple[Kind, str] | None:
-    return _file(target)
-
-
-def _made_temporary(path: Any) -> None:
-    if current_execution():  # the handler's: a test's folder is its MEDIA_ROOT
-        _temporary.append(os.fsdecode(path))
-
-
-_temporary: Final[deque[str]] = deque(maxlen=256)
-"""The last files and folders that ``tempfile`` has made. Handlers also use and remove them by name.
-"""
-
-
-def _file(path: Any) -> tuple[Kind, str] | None:
     name = os.fsdecode(path)
-    is_temporary = any(
-        f"{name}{os.sep}".startswith(f"{each}{os.sep}") for each in _temporary.copy()
-    )
-    return None if is_temporary or name.startswith("/dev/") else ("file", name)
+    return None if name.startswith("/dev/") else ("file", name)
 
 
 _EVENTS: Final[dict[str, Callable[..., tuple[Kind, str] | None]]] = {
@@ -239,15 +196,7 @@ _EVENTS: Final[dict[str, Callable[..., tuple[Kind, str] | None]]] = {
     "subprocess.Popen": _process,
     "os.system": _process,
     "os.posix_spawn": _process,
-    "os.spawn": lambda _, *args: _process(*args),  # of Windows
-    "os.fork": _forked,
-    "os.forkpty": _forked,
     "open": _opened,
-    "os.remove": _removed,
-    "os.rename": _renamed,
-    "shutil.rmtree": _removed,
-    "tempfile.mkstemp": _made_temporary,
-    "tempfile.mkdtemp": _made_temporary,
 }
 
 # What is no effect.

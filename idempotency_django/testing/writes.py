@@ -32,7 +32,6 @@ _WRITE_BELOW: Final = re.compile(  # not the UPDATE of FOR UPDATE, or of ON CONF
     rf"\b(?:INSERT\s+INTO|DELETE\s+FROM)\s+{_TABLE}|\bUPDATE\s+{_TABLE}[\"`]?\s+SET\b",
     re.IGNORECASE,
 )
-_BEFORE: Final = re.compile(r"(?:\s|/\*(?s:.*?)\*/|--[^\n]*)*+")
 _SAVEPOINT: Final = re.compile(r"(ROLLBACK TO )?SAVEPOINT (\S+)")
 _LAST_LOGIN: Final = re.compile(r"UPDATE \S+ SET [\"`]?last_login[\"`]? = [^,]+ WHERE ")
 _OURS: Final = "idempotency_django"
@@ -47,14 +46,9 @@ _SHOWN: Final = 200  # characters of a statement
 
 def table_written(sql: str) -> str | None:
     """The table that a statement writes to; ``None``: it does not write."""
-    sql = _uncommented(sql)
+    sql = sql.lstrip()
     found = _WRITE_BELOW.search(sql) if sql[:4].upper() == "WITH" else _WRITE.match(sql)
     return next(filter(None, found.groups())) if found else None
-
-
-def _uncommented(sql: str) -> str:
-    """A statement without what is before it, such as a comment that names its request."""
-    return _BEFORE.sub("", sql, count=1)
 
 
 def bookkeeping_tables() -> frozenset[str]:
@@ -107,7 +101,7 @@ class _Log:
     def around(self, execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
         """Execute a statement, and note it."""
         result = execute(sql, params, many, context)
-        text = _uncommented(str(sql))
+        text = str(sql).lstrip()
         point, table = _SAVEPOINT.match(text), table_written(text)
         if point and point[1]:
             del self.writes[self._savepoints.get(point[2], 0) :]

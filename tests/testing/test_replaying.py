@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import re
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
-from io import BytesIO
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +16,7 @@ from django.contrib.auth import logout
 from django.contrib.auth.models import User
 from django.core import mail
 from django.core.cache import cache
-from django.db import connection, connections, models, transaction
+from django.db import connection, models, transaction
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import Client, TestCase
 from django.urls import path
@@ -40,11 +34,7 @@ from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.testing import replaying
 from idempotency_django.testing.plugin import IGNORE, OFF
 from idempotency_django.testing.replaying import Replays
-from idempotency_django.testing.writes import _named
 from tests.models import Effect
-from tests.settings import ALIASES
-from tests.support import ways
-from tests.support.nightly import few
 
 pytest_plugins = ["pytester"]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
@@ -85,19 +75,10 @@ def protected(request: HttpRequest) -> HttpResponse:
     return done()
 
 
-@csrf_exempt
-@idempotent
-def enter(request: HttpRequest) -> HttpResponse:
-    """Replaces the session, as a login does."""
-    request.session.cycle_key()
-    return done()
-
-
 class Calls:
     """What the views below have done in a test, outside of the database."""
 
     count = 0
-    file = Path(os.devnull)
 
 
 @csrf_exempt
@@ -113,14 +94,8 @@ def odd(request: HttpRequest) -> HttpResponse:
             shipped.delay()
         case "idempotent task":
             paid.delay("a")
-        case "process":
-            subprocess.run(["true"], check=True)
-        case "file":
-            Calls.file.write_text("paid")
         case "cache":
             cache.set("visits", cache.get("visits", 0) + 1)
-        case "log":
-            logging.getLogger("shop").warning("visited")
         case "raise":
             raise ValueError("no")
         case "fail":
@@ -159,12 +134,6 @@ def outside(view: Any) -> Any:
     @csrf_exempt
     def around(request: HttpRequest) -> HttpResponse:
         Calls.count += 1
-        if request.GET.get("around") == "write":
-            done("outside")
-        if request.GET.get("around") == "raise" and Calls.count > 1:
-            raise ValueError("the second time")
-        if request.GET.get("around") == "status" and Calls.count > 1:
-            return HttpResponse("changed", "text/plain", status=200)
         if request.GET.get("around") == "throttle" and Calls.count > 1:
             return HttpResponse("later", "text/plain", status=429)
         return view(request)
@@ -204,17 +173,6 @@ def unstored(request: HttpRequest) -> HttpResponse:
     return HttpResponse(f"{Calls.count}", "text/plain")
 
 
-@csrf_exempt
-@idempotent(key_format="uuid7")
-def of_other_format(request: HttpRequest) -> HttpResponse:
-    return done()
-
-
-@idempotent
-async def asynchronous(request: HttpRequest) -> HttpResponse:
-    return HttpResponse("done", "text/plain")
-
-
 class Refusing(IdempotentViewMixin, APIView):
     """Its handler raises, so what it did is rolled back and a retry is executed."""
 
@@ -251,10 +209,7 @@ def leave(request: HttpRequest) -> HttpResponse:
     return HttpResponse("bye", "text/plain")
 
 
-in_ninja = ways.operation(lambda request: done(), auth=None)
-
 urlpatterns = [
-    path("enter/", enter),
     path("leave/", leave),
     path("unprotected/", unprotected),
     path("protected/", protected),
@@ -266,11 +221,9 @@ urlpatterns = [
     path("page/", page),
     path("other/", other_status),
     path("unstored/", unstored),
-    path("other-format/", of_other_format),
     path("refusing/", Refusing.as_view()),
     path("token/", TokenView.as_view()),
     path("protected/token/", ProtectedTokenView.as_view()),
-    path("in-ninja/", in_ninja),
 ]
 
 
@@ -316,7 +269,6 @@ def driver() -> Iterator[Driver]:
     replays.pytest_sessionfinish()
 
 
-ROOT = Path(__file__).parents[2]
 KEY = {"Idempotency-Key": "2d0e0bd4-4a83-4ac2-9ea3-4c5c8a3c8a31"}
 
 
@@ -340,14 +292,6 @@ def test_protected(driver: Driver, client: Client) -> None:
     client.post("/protected/", headers=KEY)
     assert Effect.objects.count() == 2
     assert (driver.findings, driver.test.counts["sent"]) == ("", 2)
-
-
-def test_cannot_be_protected(driver: Driver, settings: Any) -> None:
-    """Where the middleware cannot protect a view, the advice is that of its refusal."""
-    settings.MIDDLEWARE = ways.MIDDLEWARE
-    Client().post("/in-ninja/")
-    assert "Nothing protects this endpoint. " in driver.findings
-    assert "which the middleware cannot protect. Put @idempotent on the function" in driver.findings
 
 
 @pytest.mark.parametrize("how", ["exempt/", "missing/"])
@@ -389,14 +333,6 @@ def test_threads(driver: Driver) -> None:
     assert driver.test.counts["sent"] == 0
 
 
-def test_stream(driver: Driver, client: Client) -> None:
-    """A body that is not the client's own may be readable only once."""
-    client.request(
-        **{"REQUEST_METHOD": "POST", "PATH_INFO": "/unprotected/", "wsgi.input": BytesIO()}
-    )
-    assert driver.test.counts == {"unsafe": 1, "sent": 0}
-
-
 def test_counted_queries(driver: Driver, client: Client, django_assert_num_queries: Any) -> None:
     """Where queries are counted, no key is added, and the second request is not counted."""
     with django_assert_num_queries(1):
@@ -422,25 +358,11 @@ def test_captured_hooks(driver: Driver, client: Client, execute: bool) -> None:
     assert driver.test.counts["sent"] == 2
 
 
-def test_keys_of_another_format(driver: Driver, client: Client) -> None:
-    """No key is added where the policy wants another format."""
-    client.post("/other-format/", {}, content_type="application/json")
-    assert "policy leaves it out. Send a key" in driver.findings
-
-
 @pytest.mark.parametrize("what", ["raise", "fail"])
 def test_failed(driver: Driver, client: Client, what: str) -> None:
     """After an error, a retry is executed, so none is sent."""
     with suppress(ValueError):
         client.post(f"/protected/odd/?what={what}")
-    assert driver.test.counts["sent"] == 0
-
-
-def test_broken_transaction(driver: Driver, client: Client) -> None:
-    """Nor where the test's own transaction can only be rolled back."""
-    with transaction.atomic():
-        transaction.set_rollback(True)
-        client.post("/odd/?what=nothing")
     assert driver.test.counts["sent"] == 0
 
 
@@ -480,15 +402,6 @@ def test_no_effects(driver: Driver, client: Client, what: str) -> None:
     assert cache.get("visits") == (1 if what == "cache" else None)
 
 
-def test_nothing_is_logged(
-    driver: Driver, client: Client, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A test that counts log records sees those of the first request."""
-    client.post("/odd/?what=log")
-    assert [record.message for record in caplog.records] == ["visited"]
-    assert Calls.count == 2
-
-
 def test_login(driver: Driver, client: Client) -> None:
     """The client's cookies are those of the first response."""
     client.post("/odd/?what=session")
@@ -501,15 +414,6 @@ def test_logout(driver: Driver, client: Client) -> None:
     assert client.post("/leave/").status_code == 200
     assert (driver.test.counts["sent"], driver.findings) == (1, "")
     assert client.post("/leave/").status_code == 401
-
-
-def test_another_session(driver: Driver, client: Client) -> None:
-    """So it is after the session was replaced: the retry is anonymous, and executed."""
-    client.force_login(User.objects.create_user("carol"))
-    for _ in range(2):
-        assert client.post("/enter/").status_code == 201
-    assert Effect.objects.count() == 2
-    assert (driver.test.counts["sent"], driver.findings) == (2, "")
 
 
 @pytest.mark.parametrize("url", ["/token/", "/protected/token/"])
@@ -543,18 +447,6 @@ def test_overwriting_methods(driver: Driver, client: Client, method: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("around", "finding"),
-    [
-        ("write", "outside of what is protected"),
-    ],
-)
-def test_around(driver: Driver, client: Client, around: str, finding: str) -> None:
-    """What is around a protected view must neither write nor refuse its retry."""
-    client.post(f"/outside/?around={around}", headers=KEY)
-    assert finding in driver.findings
-
-
-@pytest.mark.parametrize(
     "path",
     ["/streamed/", "/page/", "/other/", "/unstored/", "/outside/?around=throttle"],
 )
@@ -564,13 +456,6 @@ def test_not_the_same(driver: Driver, client: Client, path: str) -> None:
     assert (driver.test.counts["sent"], driver.findings) == (1, "")
 
 
-def test_first_is_a_replay(driver: Driver, client: Client) -> None:
-    """A test that sends a retry itself has two replays."""
-    for _ in range(2):
-        client.post("/protected/", headers=KEY)
-    assert (driver.test.counts["sent"], driver.findings) == (2, "")
-
-
 @pytest.mark.django_db(transaction=True)
 def test_committed(driver: Driver, client: Client) -> None:
     """In a test that commits, the second request does not."""
@@ -578,24 +463,6 @@ def test_committed(driver: Driver, client: Client) -> None:
     client.post("/protected/")
     assert Effect.objects.count() == 2
     assert driver.findings.count("had an effect") == 1
-
-
-@pytest.mark.django_db(databases="__all__")
-@pytest.mark.parametrize("name", ALIASES)
-def test_databases(driver: Driver, client: Client, name: str, monkeypatch: Any) -> None:
-    """It sees writes to each database."""
-    original = done
-    monkeypatch.setitem(globals(), "done", lambda: original(using=ALIASES[name]))
-    assert connections[ALIASES[name]].queries_log is not None
-    client.post("/unprotected/")
-    assert "INSERT INTO" in driver.findings
-    assert Effect.objects.using(ALIASES[name]).count() == 1
-
-
-def test_own_hooks() -> None:
-    """The package's own hooks are no finding."""
-    assert _named(partial(partial(odd_hook))) == "tests.testing.test_replaying.odd_hook"
-    assert _named(partial(idempotent)) == ""
 
 
 # The plugin. These runs of pytest are within this process, without a database.
@@ -637,149 +504,6 @@ def test_plugin(pytester: pytest.Pytester) -> None:
             "unsafe requests: 5; sent twice: 2; findings: 2",
         ]
     )
-
-
-PROJECT = """
-    import django
-    from django.conf import settings
-    from django.core import mail
-    from django.http import HttpResponse
-    from django.urls import path
-
-    def send(request):
-        mail.send_mail("Hello", "", None, ["carol@example.com"])
-        return HttpResponse()
-
-    urlpatterns = [path("", send)]
-    apps = ["django.contrib.auth", "django.contrib.contenttypes", "idempotency_django"]
-    settings.configure(
-        ROOT_URLCONF="conftest",
-        INSTALLED_APPS=apps,
-        DATABASES={},
-        EMAIL_BACKEND="django.core.mail.backends.locmem.EmailBackend",
-        ALLOWED_HOSTS=["testserver"],
-    )
-    django.setup()
-"""
-PHASES = """
-    from unittest import TestCase
-    from django.core import mail
-    from django.test import Client
-    import pytest
-
-    def send():
-        mail.outbox = []
-        Client().post("/")
-
-    @pytest.fixture
-    def leaving():
-        yield
-        send()
-
-    @pytest.fixture
-    def coming():
-        send()
-
-    def test_teardown(leaving):
-        pass
-
-    def test_both(coming, leaving):
-        pass
-
-    def test_fails(coming):
-        assert False
-
-    @pytest.fixture
-    def broken(coming):
-        raise LookupError
-
-    def test_broken(broken):
-        pass
-
-    def test_skipped(coming):
-        pytest.skip("not here")
-
-    @pytest.mark.xfail
-    def test_expected(coming):
-        assert False
-
-    @pytest.mark.idempotency_replay_off
-    def test_off(leaving):
-        pass
-
-    class Tests(TestCase):
-        def tearDown(self):
-            send()
-
-        def test_passes(self):
-            pass
-
-        def test_fails(self):
-            assert False
-"""
-
-
-def run_alone(pytester: pytest.Pytester, suite: str, *options: str) -> Any:
-    """Run a suite in a process of its own."""
-    pytester.makeconftest(PROJECT)
-    pytester.makepyfile(suite)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))
-        patch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
-        return pytester.runpytest_subprocess(
-            "-p", "no:django", "-p", "no:cacheprovider", "--idempotency-replay", *options
-        )
-
-
-@pytest.mark.parametrize("spread", few([(), ("-n", "2")]), ids=["one process", "xdist"])
-def test_phases(pytester: pytest.Pytester, spread: tuple[str, ...]) -> None:
-    """What a fixture sends before or after its test is reported as of the test, and once."""
-    result = run_alone(pytester, PHASES, *spread)
-    shown = result.stdout.str()
-    finding = r"^POST / of test_phases.py::(\S+) was sent again, and had an effect:$"
-    found = re.findall(finding, shown, re.MULTILINE)
-    names = ["Tests::test_fails", "Tests::test_passes", "test_both", "test_broken", "test_fails"]
-    assert sorted(found) == [*names, "test_skipped", "test_teardown"], shown
-    result.assert_outcomes(passed=2, failed=4, errors=3, skipped=1, xfailed=1)
-    assert "sent twice: 9; findings: 8" in shown
-
-
-SENT_ONCE = """
-    from unittest.mock import patch
-    from django.test import Client, RequestFactory
-    import conftest
-
-    def test_nothing():
-        with patch.object(conftest, "mail"):
-            assert conftest.send(RequestFactory().post("/")).status_code == 200
-            assert Client().post("/missing/").status_code == 404
-"""
-
-
-def test_nothing_sent_twice(pytester: pytest.Pytester) -> None:
-    """A run in which nothing was sent twice says so."""
-    shown = run_alone(pytester, SENT_ONCE).stdout
-    shown.fnmatch_lines(
-        [
-            "unsafe requests: 1; sent twice: 0; findings: 0",
-            "Nothing was sent twice, so this run says nothing about retries.",
-        ]
-    )
-
-
-def test_unused(pytester: pytest.Pytester) -> None:
-    """Without the option, the plugin changes nothing, and says nothing."""
-    result = run(pytester)
-    result.assert_outcomes(passed=1, failed=1)
-    assert "idempotency replay" not in result.stdout.str()
-
-
-def test_help(pytester: pytest.Pytester) -> None:
-    """The option, the setting and the marker explain themselves."""
-    shown = run(pytester, "--help").stdout.str()
-    assert "--idempotency-replay" in shown
-    assert "idempotency_replay_ignore" in shown
-    assert "idempotency_replay_off: " in run(pytester, "--markers").stdout.str()
 
 
 def test_no_django() -> None:
