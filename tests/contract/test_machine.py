@@ -12,11 +12,9 @@ from django_redis import get_redis_connection
 
 from idempotency_django.contrib.cached import CachedStore
 from idempotency_django.contrib.redis import RedisStore
-from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from tests.contract import clocks
-from tests.contract.broken import BROKEN
 from tests.contract.machine import Subject, explore
 from tests.support.servers import valkey
 
@@ -96,12 +94,3 @@ def test_redis_store(examples: int, record_property: Any) -> None:
     store = RedisStore("redis")
     subject = Subject(lambda: store, clocks.redis, forgets=True)
     assert_keeps_the_contract(subject, examples, record_property)
-
-
-@pytest.mark.parametrize(("broken", "problem"), BROKEN.items())
-def test_broken_store(broken: type[Store], problem: str) -> None:
-    """A store that breaks one promise of the contract is caught, and for that."""
-    subject = Subject(lambda: broken("broken"), clocks.memory)
-    with pytest.raises(AssertionError, match=problem):
-        explore(subject, MANY, shrink=False)
-    assert subject.examples < MANY

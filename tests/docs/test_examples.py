@@ -13,7 +13,6 @@ from django.test import Client
 from idempotency_django.contrib.messaging.inbox import receivers
 from tests.docs.examples import COMPARED, LANGUAGES, ROOT, Page
 from tests.docs.files import Checker, blocks, files, undefined, write
-from tests.support.own_views import only_own_views
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"  # run by test_tutorial.py, in a shell
 WRITTEN_BY_PROGRAMS = ROOT / "docs" / "benchmarks.md"
@@ -41,7 +40,6 @@ def test_examples(
     """The examples of a page do what the page says."""
     # A page knows nothing of other tests.
     monkeypatch.setattr(receivers, "_RECEIVERS", {})
-    only_own_views(monkeypatch, "shop.", "config.")
     settings.ROOT_URLCONF = "tests.docs.urls"
     settings.DEBUG = False
     client.force_login(User.objects.create_user("alice", password="alice"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,12 +11,9 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from tests.docs.examples import ROOT
 from tests.docs.test_readme import WEBSITE, description
 
 SITE = Path(os.environ.get("DOCS_SITE", ""))
-WORDS = tomllib.loads((ROOT / "docs" / "search.toml").read_text())["pages"]
-SEARCHES = [(word, page) for page, words in WORDS.items() for word in words]
 
 pytestmark = pytest.mark.skipif(
     "DOCS_SITE" not in os.environ, reason="`make docs` builds the website and runs this"
@@ -79,17 +75,3 @@ def test_links_of_the_description() -> None:
         page, mark, anchor = link.partition("#")
         file = page if page.startswith("_static/") else f"{page or 'index'}.html"
         assert is_there(f"{file}{mark}{anchor}", (SITE / "x").resolve()), link
-
-
-@pytest.fixture(scope="module")
-def index():
-    """The search index."""
-    from tests.docs.site_search import Index  # Sphinx is there where the site is
-
-    return Index(SITE)
-
-
-@pytest.mark.parametrize(("query", "page"), SEARCHES, ids=[word for word, _ in SEARCHES])
-def test_search(index, query: str, page: str) -> None:
-    """What readers search for is among the first three hits."""
-    assert page in index.search(query)[:3]
