@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar
 
 import pytest
-from asgiref.sync import async_to_sync
 from django.contrib.auth.decorators import permission_required
 from django.contrib.auth.mixins import LoginRequiredMixin, PermissionRequiredMixin
-from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.template import engines
 from django.template.response import TemplateResponse
-from django.test import Client, RequestFactory
+from django.test import Client
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views.decorators.cache import cache_control
@@ -176,93 +172,14 @@ class TestKinds:
         assert OnClass.as_view().view_class is OnClass
 
 
-class TestPermissions:
-    """A withdrawn permission withdraws the replay."""
-
-    @pytest.mark.parametrize("url", ["/permitted/", "/class/"])
-    def test_withdrawn(self, alice: Client, url: str) -> None:
-        """Alice gets 403 instead of her stored response."""
-        key = new_key()
-        post(alice, url, key)
-        User.objects.get().user_permissions.clear()
-        assert post(alice, url, key).status_code == 403
-
-
 class TestFailure:
     """What is rolled back."""
-
-    def test_stored_4xx(self, client: Client) -> None:
-        """With ``store_errors`` a raised 404 is final after the rollback, a 403 never."""
-        key = new_key()
-        assert post(client, "/payment/", key, "404").status_code == 404
-        again = post(client, "/payment/", key, "404")
-        assert_problem(again, 409, "response-not-stored")  # the first one was a page of Django
-        key = new_key()
-        for _ in range(2):
-            assert not is_replay(post(client, "/payment/", key, "403"))
-        assert (effects("404"), effects("403")) == (0, 0)
 
     def test_no_response(self, client: Client) -> None:
         """A view that returns no response is told so, and nothing stays."""
         with pytest.raises(TypeError, match="returned NoneType, not an HttpResponse"):
             post(client, "/plain/", new_key(), "nothing")
         assert effects("nothing") == 0
-
-
-class TestForms:
-    """Django's own requests: forms and what is no form."""
-
-    @pytest.fixture(autouse=True)
-    def _urls(self, settings: Any) -> None:
-        @idempotent
-        def form(request: HttpRequest) -> HttpResponse:
-            Effect.objects.create(reference="form")
-            fields = {
-                **request.POST.dict(),
-                **{n: f.read().decode() for n, f in request.FILES.items()},
-            }
-            return JsonResponse(fields)
-
-        self.view = form
-
-    def send(self, request: HttpRequest, key: str) -> HttpResponse:
-        request.META["HTTP_IDEMPOTENCY_KEY"] = key
-        return self.view(request)  # type: ignore[no-any-return]
-
-    @pytest.mark.parametrize("method", ["post", "put"])
-    def test_urlencoded(self, method: str) -> None:
-        """A form counts by its fields; their order among one another does not matter."""
-        key = new_key()
-        make = partial(
-            getattr(RequestFactory(), method),
-            "/f/",
-            content_type="application/x-www-form-urlencoded",
-        )
-        self.send(make(data="a=1&b=2"), key)
-        assert is_replay(self.send(make(data="b=2&a=1"), key))
-        assert self.send(make(data="a=2&b=1"), key).status_code == 422
-        assert effects("form") == 1
-
-    @pytest.mark.parametrize("method", ["post", "put"])
-    def test_multipart(self, method: str) -> None:
-        """A multipart form counts by fields and files, for every method; the view can read them."""
-        from django.core.files.uploadedfile import SimpleUploadedFile
-        from django.test.client import encode_multipart
-
-        def make(boundary: str, content: bytes) -> HttpRequest:
-            file = SimpleUploadedFile("f.txt", content, "text/plain")
-            return getattr(RequestFactory(), method)(
-                "/f/",
-                encode_multipart(boundary, {"a": "1", "file": file}),
-                content_type=f"multipart/form-data; boundary={boundary}",
-            )
-
-        key = new_key()
-        first = self.send(make("one", b"data"), key)
-        if method == "post":
-            assert json.loads(first.content) == {"a": "1", "file": "data"}
-        assert is_replay(self.send(make("two", b"data"), key))
-        assert self.send(make("one", b"other"), key).status_code == 422
 
 
 class TestMisuse:
@@ -300,58 +217,6 @@ def test_exempt() -> None:
     assert is_marked(view, EXEMPT)
     assert is_marked(Exempt.as_view(), EXEMPT)
     assert not is_marked(Simple.as_view(), EXEMPT)
-
-
-async def acreate(request: HttpRequest) -> HttpResponse:
-    await Effect.objects.acreate(reference="a")
-    return HttpResponse(status=201)
-
-
-class CallsByName(View):
-    """Calls its own handler with its request by name."""
-
-    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        return self.post(request=request)
-
-    @idempotent
-    def post(self, request: HttpRequest) -> HttpResponse:
-        return create(request)
-
-
-class TestRequestByName:
-    """A view that is called with ``request=``, by another view for example."""
-
-    CALLS: tuple[Callable[[HttpRequest], Any], ...] = (
-        lambda request: plain(request=request),
-        lambda request: OnHandlerDirectly().post(request=request),
-        lambda request: OnDecorated().post(request=request),
-        CallsByName.as_view(),
-        lambda request: async_to_sync(idempotent(acreate))(request=request),
-    )
-
-    @pytest.mark.parametrize(
-        "call", CALLS, ids=["function", "method", "decorated", "class", "async"]
-    )
-    @pytest.mark.parametrize("key", [True, False])
-    def test_called(self, call: Callable[[HttpRequest], Any], *, key: bool) -> None:
-        """It runs, with a key once."""
-        headers = {"Idempotency-Key": new_key()}
-        for _ in "ab":
-            request = RequestFactory().post(
-                "/", {"reference": "a"}, "application/json", headers=headers
-            )
-            if not key:
-                del request.META["HTTP_IDEMPOTENCY_KEY"]
-                if call is self.CALLS[1]:  # which requires one
-                    assert call(request).status_code == 400
-                    return
-            assert call(request).status_code == 201
-        assert effects() == (1 if key else 2)
-
-    def test_without_a_request(self) -> None:
-        """Without any request, the error says what is missing."""
-        with pytest.raises(TypeError, match="was called without a request"):
-            plain()
 
 
 class Charges(View):

@@ -22,7 +22,6 @@ from idempotency_django.drf import (
     IdempotencyStatusView,
     IdempotentViewMixin,
 )
-from idempotency_django.drf.adapter import StoredResponse
 from idempotency_django.engine import InProgress
 from idempotency_django.policy import Policy
 from tests.models import Effect
@@ -103,17 +102,6 @@ def test_replay_has_data(url: str) -> None:
     assert second.status_text == first.status_text
 
 
-@pytest.mark.parametrize(
-    ("form", "data"), [("bytes", None), ("nothing", None), ("vendor", {"n": 1.5})]
-)
-def test_replay_of_bytes(form: str, data: Any) -> None:
-    """The bytes are those of the first response, whatever they are; only JSON has data."""
-    key = new_key()
-    first, second = send("/create/", key, **{"as": form}), send("/create/", key, **{"as": form})
-    assert_replays(first, second)
-    assert second.data == data
-
-
 @pytest.mark.parametrize("url", ["/create/", "/decorated/"])
 def test_refusal_has_data(url: str) -> None:
     """A refusal is a Response, whose data are the members of the problem."""
@@ -164,14 +152,6 @@ def test_headers_of_exception_handler(settings: Any) -> None:
     assert json.loads(refused.content)["type"].endswith("/key-missing")
 
 
-def test_retry_after_of_exception_handler(settings: Any, monkeypatch: Any) -> None:
-    """The handler's headers come on top of ours."""
-    settings.REST_FRAMEWORK = {"EXCEPTION_HANDLER": f"{__name__}.adds_headers"}
-    monkeypatch.setattr("idempotency_django.http.serving.run", lambda *_, **__: InProgress())
-    refused = send("/create/", new_key())
-    assert (refused["Retry-After"], refused["X-Request-Cost"]) == ("1", "0")
-
-
 def test_response_of_exception_handler(settings: Any) -> None:
     """A handler that makes a response of its own has the last word."""
     settings.REST_FRAMEWORK = {"EXCEPTION_HANDLER": f"{__name__}.says_it_otherwise"}
@@ -200,10 +180,3 @@ def test_no_docstring_to_inherit(view: Any) -> None:
     ours = [base for base in view.__mro__ if base.__module__.startswith("idempotency_django")]
     assert ours
     assert [base.__doc__ for base in ours] == [None] * len(ours)
-
-
-def test_data_of_bytes_without_a_type() -> None:
-    """Bytes that do not say what they are have no data."""
-    response = StoredResponse(b"{}", status=200, headers={})
-    del response["Content-Type"]
-    assert response.data is None

@@ -7,10 +7,9 @@ from typing import Any, ClassVar
 
 import pytest
 from django.conf import settings as django_settings
-from django.core.exceptions import ImproperlyConfigured
-from django.db import IntegrityError, connection, connections, transaction
+from django.db import IntegrityError, connection, transaction
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
-from django.test import Client, RequestFactory
+from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
 from django.utils.decorators import method_decorator
@@ -21,7 +20,6 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView, exception_handler
 
-from idempotency_django import signals
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.models import IdempotencyKey
@@ -66,16 +64,6 @@ class KeepsErrors(DRF):
 
 class Leased(DRF):
     idempotency_policy = Policy(mode="leased")
-
-
-class Unrenderable(KeepsErrors):
-    """Its error says something that is no JSON."""
-
-    def post(self, request: Request) -> Response:
-        Effect.objects.create(reference="a")
-        error = ValidationError()
-        error.detail = {"what": object()}  # type: ignore[assignment,dict-item]
-        raise error
 
 
 class _FailsBehind:
@@ -204,12 +192,9 @@ def hides_marks(request: HttpRequest) -> HttpResponse:
 
 urlpatterns = [
     path("drf/", DRF.as_view()),
-    path("keeps-errors/", KeepsErrors.as_view()),
     path("leased/", Leased.as_view()),
-    path("unrenderable/", Unrenderable.as_view()),
     path("fails-behind/", FailsBehind.as_view()),
     path("marks/", idempotent(marks)),
-    path("plain-marks/", marks),
     path("swallows/", idempotent(swallows)),
     path("missing/", idempotent(should_store=store_errors)(missing)),
     path("rendered/", Rendered.as_view()),
@@ -227,7 +212,6 @@ urlpatterns = [
 
 VIEWS = ["/drf/", "/decorated/", "/middleware/", "/hidden/"]
 HANDLED = ["/drf/", "/below/", "/drf-middleware/"]
-PLAIN_VIEWS = ["/decorated/", "/middleware/"]
 
 
 @pytest.fixture(autouse=True)
@@ -239,14 +223,6 @@ def _setup(settings: Any) -> None:
     DRF.in_transaction = []
 
 
-def assert_failed(key: str, attempt: int, atomic: bool) -> None:
-    """A raised error takes the record of its attempt with the request's transaction."""
-    if atomic:
-        assert not IdempotencyKey.objects.exists()
-    else:
-        assert (record(key).status, record(key).attempt) == ("failed", attempt)
-
-
 def ended(sent: list[str]) -> list[str]:
     """The signals that end an attempt, of those that were sent."""
     return [name for name in sent if name in {"completed", "failed", "released"}]
@@ -254,38 +230,6 @@ def ended(sent: list[str]) -> list[str]:
 
 class TestBothWays:
     """What holds with and without ``ATOMIC_REQUESTS``."""
-
-    @pytest.mark.parametrize("url", VIEWS)
-    def test_replay(self, client: Client, url: str, atomic: bool) -> None:
-        """One effect, one claim, the same response again."""
-        key = new_key()
-        first = post(client, url, key)
-        assert first.status_code == 201
-        assert_replays(first, post(client, url, key))
-        assert effects() == 1
-
-    @pytest.mark.parametrize("url", VIEWS)
-    def test_returned_5xx(self, client: Client, url: str, atomic: bool) -> None:
-        """A returned 5xx rolls back; the attempt is recorded; the retry runs as attempt 2."""
-        key = new_key()
-        for attempt in (1, 2):
-            assert post(client, url, key, "503").status_code == 503
-            assert (record(key).status, record(key).attempt) == ("failed", attempt)
-        assert effects("503") == 0
-        assert post(client, url, key).status_code == 201
-        assert effects() == 1
-
-    @pytest.mark.parametrize("url", ["/drf/", *PLAIN_VIEWS])
-    def test_raised_error(self, client: Client, url: str, atomic: bool) -> None:
-        """A raised error rolls back; the attempt is recorded, where no outer transaction ends."""
-        key = new_key()
-        for attempt in (1, 2):
-            with pytest.raises(LookupError, match="boom"):
-                post(client, url, key, "error")
-            assert_failed(key, attempt, atomic)
-        assert effects("error") == 0
-        assert post(client, url, key).status_code == 201
-        assert effects() == 1
 
     @pytest.mark.parametrize("url", HANDLED)
     def test_handled_error(self, client: Client, url: str, atomic: bool) -> None:
@@ -307,28 +251,6 @@ class TestBothWays:
         assert post(client, url, key, "invalid").status_code == 400
         assert post(client, url, key, "invalid").status_code == 400
         assert effects("invalid") == 0
-
-    def test_stored_error(self, client: Client, atomic: bool) -> None:
-        """With ``store_errors`` its response is stored, after the rollback."""
-        key = new_key()
-        first = post(client, "/keeps-errors/", key, "invalid")
-        assert first.status_code == 400
-        assert_replays(first, post(client, "/keeps-errors/", key, "invalid"))
-        assert effects("invalid") == 0
-
-    def test_error_that_cannot_be_rendered(
-        self, client: Client, atomic: bool, sent: list[str]
-    ) -> None:
-        """Where its response cannot even be made, that is how the attempt has failed."""
-        key = new_key()
-        with pytest.raises(TypeError):
-            post(client, "/unrenderable/", key)
-        if atomic:
-            assert not IdempotencyKey.objects.exists()
-        else:
-            assert record(key).error.startswith("TypeError: ")
-        assert ended(sent) == ["failed"]
-        assert effects() == 0
 
     def test_marked_for_rollback(self, client: Client, atomic: bool, sent: list[str]) -> None:
         """A view that refuses and has its transaction rolled back has its response given."""
@@ -375,23 +297,6 @@ class TestBothWays:
         assert_replays(first, post(client, "/missing/", key))
         assert effects() == 0
 
-    @pytest.mark.parametrize("url", VIEWS)
-    def test_on_commit(self, client: Client, url: str, atomic: bool) -> None:
-        """Hooks run once, after the commit that stores the response, and not for a replay."""
-        seen: list[str] = []
-
-        def claimed(operation: Any, **_: Any) -> None:
-            transaction.on_commit(lambda: seen.append(record(operation.key).status))
-
-        signals.claimed.connect(claimed)
-        try:
-            key = new_key()
-            post(client, url, key)
-            post(client, url, key)
-        finally:
-            signals.claimed.disconnect(claimed)
-        assert seen == ["completed"]
-
 
 class TestAtomicRequests:
     """Django opens and ends the request's transaction; an operation in it is a savepoint."""
@@ -425,12 +330,6 @@ class TestAtomicRequests:
         assert post(client, url, new_key(), "503").status_code == 503
         assert effects("503") == 0
 
-    def test_unprotected_error_rolls_back(self, client: Client, always_atomic: None) -> None:
-        """Without a key an error rolls back what ``initial()`` wrote too, as Django would."""
-        with pytest.raises(LookupError):
-            post(client, "/drf/", None, "error")
-        assert (effects("initial"), effects("error")) == (0, 0)
-
     @pytest.mark.parametrize("reference", ["503", "invalid"])
     def test_failed_attempt(self, client: Client, reference: str, always_atomic: None) -> None:
         """With a key only the attempt is rolled back, and not what ``initial()`` wrote."""
@@ -458,54 +357,12 @@ class TestAtomicRequests:
         assert ended(sent) == []
         assert effects("mark") == 0
 
-    def test_marked_without_a_key(self, client: Client, always_atomic: None) -> None:
-        """Without a key a view that has itself rolled back is Django's affair."""
-        assert post(client, "/plain-marks/", None).status_code == 400
-        assert effects() == 0
-
-    @pytest.mark.skipif(len(connections.settings) < 2, reason="one database only")
-    @pytest.mark.django_db(transaction=True, databases="__all__")
-    def test_other_database(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """``ATOMIC_REQUESTS`` of another database is opened by Django, and commits for itself."""
-        other = next(alias for alias in connections.settings if alias != "default")
-        monkeypatch.setitem(connections.settings[other], "ATOMIC_REQUESTS", True)
-        inside: list[bool] = []
-
-        def write_elsewhere(**_: Any) -> None:
-            inside.append(connections[other].in_atomic_block)
-            Effect.objects.using(other).create(reference="elsewhere")
-
-        signals.claimed.connect(write_elsewhere)
-        try:
-            key = new_key()
-            first = post(client, "/drf/", key)
-            assert_replays(first, post(client, "/drf/", key))
-            with pytest.raises(LookupError):
-                post(client, "/drf/", new_key(), "error")
-        finally:
-            signals.claimed.disconnect(write_elsewhere)
-        assert inside == [True, True]
-        assert Effect.objects.using(other).count() == effects() == 1
-
     def test_savepoint(self, client: Client, always_atomic: None) -> None:
         """An operation within the request's transaction is one savepoint."""
         with CaptureQueriesContext(connection) as queries:
             post(client, "/drf/", new_key())
         found = [q["sql"].split()[0] for q in queries if "SAVEPOINT" in q["sql"].upper()]
         assert found == ["SAVEPOINT", "RELEASE"]
-
-    def test_not_through_as_view(self, always_atomic: None) -> None:
-        """A view that is dispatched by hand has no transactions but its own."""
-        request = RequestFactory().post(
-            "/",
-            {"reference": "a"},
-            content_type="application/json",
-            headers={"Idempotency-Key": new_key()},
-        )
-        view = DRF()
-        view.setup(request)
-        assert view.dispatch(request).status_code == 201
-        assert IdempotencyKey.objects.get().status == "completed"
 
 
 @pytest.mark.django_db(transaction=False)
@@ -545,23 +402,3 @@ class TestLeasedInsideATestCase:
         assert first.status_code == 201
         assert_replays(first, post(client, "/leased/", key))
         assert effects() == 1
-
-    def test_handled_error(self, client: Client) -> None:
-        """An error that DRF handles is a failed attempt, and rolls back nothing of the test."""
-        key = new_key()
-        for attempt in (1, 2):
-            assert post(client, "/leased/", key, "invalid").status_code == 400
-            assert (record(key).status, record(key).attempt) == ("failed", attempt)
-
-    def test_mismatch(self, client: Client) -> None:
-        """A refusal rolls back nothing of the test either."""
-        key = new_key()
-        assert post(client, "/leased/", key).status_code == 201
-        assert post(client, "/leased/", key, "b").status_code == 422
-        assert (effects(), effects("b"), record(key).status) == (1, 0, "completed")
-
-    def test_atomic_requests(self, client: Client, always_atomic: None) -> None:
-        """The request's transaction is refused there too, so that a test finds it."""
-        with pytest.raises(ImproperlyConfigured, match="non_atomic_requests"):
-            post(client, "/leased/", new_key())
-        assert effects() == 0

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -16,9 +14,6 @@ from django.test import Client
 from django.urls import path
 
 from idempotency_django.decorators import idempotent
-from idempotency_django.models import IdempotencyKey
-from idempotency_django.stores.database import DatabaseStore
-from idempotency_django.testing import RESPONSE, an_operation
 from tests.models import Effect
 from tests.support.shared import assert_replays, effects, new_key, post, record
 
@@ -82,10 +77,6 @@ class TestSetting:
             post(client, url, new_key())
         assert effects() == 0
 
-    def test_without_a_key(self, client: Client) -> None:
-        """A request without a key is none of our business."""
-        assert post(client, "/transactional/").status_code == 201
-
 
 class TestLeftOff:
     """A leased view that leaves autocommit off."""
@@ -112,14 +103,3 @@ class TestLeftOff:
                 post(client, "/leaves/", key, "fails")
             assert (record(key).status, record(key).attempt) == ("failed", attempt)
         assert effects("fails") == 0
-
-    def test_late_owner(self) -> None:
-        """What an owner that came too late has not committed is rolled back."""
-        store = DatabaseStore("default")
-        claim: Any = store.acquire(an_operation(lease=timedelta(seconds=30)))
-        IdempotencyKey.objects.update(owner_token="another")
-        transaction.set_autocommit(False)
-        Effect.objects.create(reference="a")
-        assert not store.complete(claim, RESPONSE)
-        assert connection.get_autocommit()
-        assert effects() == 0

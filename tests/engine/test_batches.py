@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from django.conf import settings
-from django.db import connections, transaction
+from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
 from idempotency_django.models import IdempotencyKey
@@ -74,33 +73,6 @@ def test_busy_keys(store: DatabaseStore) -> None:
 
         [got] = in_threads([other])
         assert got == [False] * 15 + [True] * 5
-
-
-def test_place_of_a_batch(store: DatabaseStore) -> None:
-    """A batch is claimed within a transaction, as one operation is."""
-    with pytest.raises(transaction.TransactionManagementError, match="no transaction is open"):
-        store.acquire_many(several(2))
-
-
-def test_text_of_all_kinds(store: DatabaseStore) -> None:
-    """What no column takes is replaced, as for one operation."""
-    odd = 'a\0b\ud800c\u20ac\N{GRINNING FACE}"\\'
-    operation = an_operation(name=odd, principal=odd, path=odd * 2000, method=odd, ttl=None)
-    with store.transaction():
-        [claim] = claims(store.acquire_many([operation]))
-        assert store.complete(claim, RESPONSE)
-    row = IdempotencyKey.objects.using(store.using).get()
-    assert row.operation == row.principal == 'a\ufffdb?c\u20ac\N{GRINNING FACE}"\\'
-    assert (row.expires_at, row.purge_at, row.hold) == (None, None, False)
-    assert len(row.path) == 2048
-    single = replace(operation, key="another")
-    with store.transaction():
-        claim = store.acquire(single)
-        assert isinstance(claim, Claim)
-        assert store.complete(claim, RESPONSE)
-        same = "operation principal path method hold attempt status scope fingerprint".split()
-        rows = IdempotencyKey.objects.using(store.using).values_list(*same)
-        assert rows.get(key="another")[:6] == rows.get(key=operation.key)[:6]
 
 
 @pytest.mark.parametrize("analyzed", [True, False])

@@ -10,7 +10,8 @@ from uuid import UUID
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import connections
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, transaction
 from django.test import override_settings
 
 from idempotency_django.engine.context import ExecutionContext
@@ -20,10 +21,8 @@ from idempotency_django.engine.functions import (
 )
 from idempotency_django.errors import (
     FingerprintMismatch,
-    KeyMalformed,
     OperationHeld,
     OperationInProgress,
-    ResponseNotStored,
 )
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import Policy
@@ -134,21 +133,6 @@ def test_result_that_is_not_json(policy: Policy) -> None:
     assert call(policy)["attempt"] == 2
 
 
-def test_large_result() -> None:
-    """A result that is too large to keep is returned once; then the caller is told so."""
-    policy = Policy(max_response_bytes=10)
-    assert call(policy)["paid"]
-    with pytest.raises(ResponseNotStored):
-        call(policy)
-    assert effects() == 1
-
-
-def test_malformed_key(policy: Policy) -> None:
-    """A key that is none is refused before anything is looked up."""
-    with pytest.raises(KeyMalformed):
-        call(policy, key="with space")
-
-
 def test_steps() -> None:
     """Steps work as in views: the next attempt resumes behind them."""
     done: list[str] = []
@@ -213,3 +197,13 @@ def test_async() -> None:
     assert asyncio.run(twice()) == [[1], [1]]
     assert effects() == 1
     assert IdempotencyKey.objects.get().operation == "test_async.<locals>.apay"
+
+
+def test_store_that_does_not_roll_back(settings: Any) -> None:
+    """A call whose store takes no part in the transaction around it is refused."""
+    backend = "idempotency_django.stores.memory.MemoryStore"
+    settings.IDEMPOTENCY = {"STORES": {"default": {"BACKEND": backend}}}
+    calls: list[int] = []
+    with transaction.atomic(), pytest.raises(ImproperlyConfigured, match="move it inside"):
+        idempotent_call(lambda _: calls.append(1), key="order-1", scope="s")
+    assert calls == []

@@ -15,7 +15,6 @@ from django.urls import path
 from idempotency_django.decorators import idempotent
 from idempotency_django.engine.context import ExecutionContext, current_execution
 from idempotency_django.engine.functions import aidempotent_call, idempotent_call
-from idempotency_django.engine.planning import plan_call
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.stores.records import reference, referred
@@ -101,20 +100,6 @@ def test_async_request_is_a_parent(client: Client) -> None:
     assert parents() == {"child": key, "grandchild": "child"}
 
 
-@pytest.mark.parametrize("policy", [Policy(), LEASED], ids=["transactional", "leased"])
-def test_after_a_failure(policy: Policy) -> None:
-    """What comes after a handler that raised is no part of its execution."""
-
-    def explode(execution: ExecutionContext) -> None:
-        raise LookupError
-
-    with pytest.raises(LookupError):
-        call("parent", explode, policy)
-    assert current_execution() is None
-    call("stranger", nothing)
-    assert parents() == {}
-
-
 def test_simultaneous_executions() -> None:
     """Executions side by side, in tasks and in threads, do not take each other for parents."""
     barrier = threading.Barrier(2, timeout=60)
@@ -158,29 +143,6 @@ def test_resumed_by_another() -> None:
     call("child", nothing)
     assert parents() == {}
     assert IdempotencyKey.objects.get(key="child").attempt == 3
-
-
-def test_given_by_an_adapter() -> None:
-    """An adapter may know the parent from a message; it takes precedence."""
-    policy = LEASED.resolved()
-    asked: Any = {
-        "key": "k",
-        "scope": "s",
-        "name": "n",
-        "content_digest": "0" * 64,
-        "method": "CALL",
-    }
-    assert plan_call(policy, **asked).operation.caused_by == ""
-    assert plan_call(policy, **asked, caused_by="a b").operation.caused_by == "a b"
-    given: list[str] = []
-
-    def parent(execution: ExecutionContext) -> None:
-        given.append(plan_call(policy, **asked, caused_by="a b").operation.caused_by)
-        given.append(plan_call(policy, **asked, max_attempts=3).operation.caused_by)
-        given.append(execution.reference)
-
-    call("parent", parent)
-    assert given == ["a b", "parent calls", "parent calls"]
 
 
 @pytest.mark.parametrize("scope", ["s", "a b", "user:1|POST /charges/", " x "])

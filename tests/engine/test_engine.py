@@ -31,12 +31,12 @@ from idempotency_django.engine import (
     Result,
 )
 from idempotency_django.engine.outcomes import BACKOFF
-from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
+from idempotency_django.errors import OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
-from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
+from idempotency_django.stores.records import Claim, Operation, Payload, Status
 from idempotency_django.testing import PATIENCE, an_operation, in_threads
 from tests.conftest import SIGNALS
 from tests.models import Effect
@@ -126,37 +126,6 @@ def held(store: Store, operation: Operation) -> Iterator[Callable[[], Outcome]]:
         yield ended
     finally:
         ended()
-
-
-class TestDecide:
-    """What follows from what a store said."""
-
-    def decided(self, **fields: Any) -> object:
-        operation = an_operation()
-        found = Record(**({"key": operation.key, "scope": operation.scope} | fields))
-        return engine.decide(found, operation)
-
-    def test_claim(self) -> None:
-        """A claim is executed."""
-        claim = Claim(an_operation(), 1, "t")
-        assert engine.decide(claim, claim.operation) is claim
-
-    @pytest.mark.parametrize("fingerprint", ["", "f" * 64])
-    def test_in_progress(self, fingerprint: str) -> None:
-        """An operation in progress conflicts, whether its request can be seen yet or not."""
-        decided = self.decided(status=Status.IN_PROGRESS, fingerprint=fingerprint)
-        assert isinstance(decided, InProgress)
-
-    @pytest.mark.parametrize("status", [Status.IN_PROGRESS, Status.COMPLETED])
-    def test_mismatch(self, status: Status) -> None:
-        """Another request under the same key is a mismatch, in progress or completed."""
-        assert isinstance(self.decided(status=status, fingerprint="0" * 64), Mismatched)
-
-    def test_replay(self) -> None:
-        """The same request is a replay once it is completed."""
-        decided = self.decided(status=Status.COMPLETED, fingerprint="f" * 64, payload=STORED)
-        assert isinstance(decided, Replayed)
-        assert decided.record.payload == STORED
 
 
 class TestRun:
@@ -293,17 +262,6 @@ class TestRun:
 class TestConflict:
     """A duplicate while the first is being executed."""
 
-    def test_reject(self, store: Store, sent: list[str]) -> None:
-        """It is told at once, and frees nothing: a third one is told as well."""
-        skip_where_duplicates_queue(store)
-        operation = an_operation()
-        with held(store, operation) as ended:
-            assert isinstance(run(store, operation), InProgress)
-            assert isinstance(run(store, operation), InProgress)
-            assert ended() == Executed("response")
-        assert effects() == 1
-        assert sent == ["claimed", "conflicted", "conflicted", "completed"]
-
     def test_wait(self, store: Store, sent: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         """If it may wait, it waits for the first to finish and replays its response."""
         skip_where_duplicates_queue(store)
@@ -363,23 +321,6 @@ class TestConflict:
 
 class TestTransaction:
     """The effect and its response commit together."""
-
-    def test_lost_claim_rolls_back(self) -> None:
-        """When the claim's record vanishes during execution, the effect is rolled back."""
-
-        def sabotage(claim: Claim) -> Result:
-            IdempotencyKey.objects.all().delete()
-            return effect(claim)
-
-        def fail(_: Claim) -> Result:
-            raise LookupError
-
-        store, operation = DatabaseStore("default"), an_operation()
-        with pytest.raises(LookupError):
-            run(store, operation, fail)
-        with pytest.raises(ClaimLost, match="deleted or changed by hand"):
-            run(store, operation, sabotage)
-        assert effects() == 0
 
     @pytest.mark.parametrize("nested", [False, True])
     def test_handler_that_calls_its_own_key(self, nested: bool) -> None:
@@ -547,51 +488,6 @@ class TestTransaction:
         assert run(store, operation) == Executed("response")
         assert sent == ["claimed", "failed", "claimed", "completed"]
 
-    def test_recovery_from_what_is_refused_at_commit(self) -> None:
-        """The adapter makes a response of it, as of what the handler raises."""
-        store, operation = DatabaseStore("default"), an_operation()
-        seen: list[Exception] = []
-
-        def recover(error: Exception) -> Result:
-            seen.append(error)
-            return Result("sorry", None, error="no")
-
-        assert run(store, operation, dangling, recover) == Executed("sorry")
-        assert [type(error) for error in seen] == [IntegrityError]
-        assert effects() == 0
-
-    def test_request_that_fails_behind_the_operation(self, sent: list[str]) -> None:
-        """Where the caller's transaction rolls back, nothing is left: a retry is executed."""
-        store, operation = DatabaseStore("default"), an_operation()
-        with pytest.raises(InterruptedError), transaction.atomic():
-            run(store, operation)
-            raise InterruptedError
-        assert sent == ["claimed"]
-        assert effects() == 0
-        assert isinstance(run(store, operation), Executed)
-        assert effects() == 1
-
-    def test_request_whose_end_is_unknown(self, sent: list[str]) -> None:
-        """Where nobody can say whether it was committed, nothing is said of the operation."""
-        store, operation = DatabaseStore("default"), an_operation()
-        with pytest.raises(OperationalError), transaction.atomic():
-            run(store, operation)
-            raise OperationalError
-        assert sent == ["claimed"]
-        assert isinstance(run(store, operation), Executed)
-        assert effects() == 1
-
-    def test_on_commit_hooks_of_a_failure_do_not_run(self) -> None:
-        """The hooks of an attempt that is rolled back never run."""
-        seen: list[str] = []
-
-        def execute(claim: Claim) -> Result:
-            transaction.on_commit(lambda: seen.append("ran"))
-            return Result("no", None, error="no")
-
-        run(DatabaseStore("default"), an_operation(), execute)
-        assert seen == []
-
     def test_marked_for_rollback_within_a_transaction_of_the_caller(self) -> None:
         """A refusal that is marked for rollback takes nothing of the caller's with it."""
 
@@ -671,34 +567,9 @@ class TestTransaction:
         assert (effects("before"), effects()) == (1, 0)
         assert IdempotencyKey.objects.get().status == Status.FAILED
 
-    def test_busy(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A busy store is in progress, within the caller's transaction too."""
-        store = DatabaseStore("default")
-
-        def busy(operation: Operation) -> Claim:
-            raise OperationInProgress
-
-        monkeypatch.setattr(store, "acquire", busy)
-        for within in (False, True):
-            assert isinstance(once(within, store, an_operation()), InProgress)
-
 
 class TestAudit:
     """How a failed attempt is written down."""
-
-    def test_error_is_kept(self) -> None:
-        """The record says what went wrong."""
-
-        def explode(claim: Claim) -> Result:
-            raise LookupError("no\0such thing")
-
-        operation = an_operation()
-        with pytest.raises(LookupError):
-            run(DatabaseStore("default"), operation, explode)
-        row = IdempotencyKey.objects.get(key=operation.key)
-        assert (row.status, row.attempt) == (Status.FAILED, 1)
-        assert row.error == "LookupError: no\N{REPLACEMENT CHARACTER}such thing"
-        assert row.completed_at is not None
 
     def test_successor_is_not_overwritten(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """When another attempt completes between rollback and audit, its response stays."""

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import time
-import uuid
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -29,7 +26,6 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.engine import (
     Executed,
     InProgress,
-    Mismatched,
     Outcome,
     Replayed,
     Result,
@@ -43,11 +39,10 @@ from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status, Step
-from idempotency_django.testing import PATIENCE, SECOND, an_operation, eventually
+from idempotency_django.testing import PATIENCE, an_operation, eventually
 from tests.models import Effect
 from tests.settings import ALIASES
-from tests.support.nightly import sizes
-from tests.support.shared import assert_problem, is_replay, new_key, post, record
+from tests.support.shared import assert_problem, new_key, post, record
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
@@ -170,21 +165,6 @@ async def aattempt(
 class TestKnows:
     """What an execution says of itself."""
 
-    def test_attributes(self, store: Store) -> None:
-        """It knows key, scope, operation and attempt."""
-        operation = leased()
-        seen: list[ExecutionContext] = []
-        failed_after(store, operation, seen.append)
-        attempt(store, operation, seen.append)
-        for number, execution in enumerate(seen, 1):
-            assert execution.key == operation.key
-            assert execution.scope == operation.scope
-            assert execution.operation == operation
-            assert execution.attempt == number
-        assert repr(seen[1]) == (
-            f"<ExecutionContext '{operation.key}' in 'user:1|POST /charges/', attempt 2>"
-        )
-
     def test_no_secret_in_its_repr(self, store: Store) -> None:
         """The owner's token is in no repr that a log may show."""
         operation = leased()
@@ -207,11 +187,6 @@ class TestDerivedKeys:
             key="8e03978e-40d5-43e8-bc93-6894a57f9324", fingerprint="5f2c0b1e9a7d4c3b8e6f0a1d"
         )
         assert execution.derive_key("charge") == "bbbb1554-82bf-5b3a-bb81-4d7d28b50175"
-
-    def test_uuid(self) -> None:
-        """It is a UUID, version 5."""
-        derived = uuid.UUID(self.execution().derive_key("charge"))
-        assert (derived.version, derived.variant) == (5, uuid.RFC_4122)
 
     def test_stable_over_attempts(self, store: Store) -> None:
         """Every attempt derives the same."""
@@ -274,25 +249,6 @@ class TestSteps:
         assert isinstance(attempt(store, operation, handler), Replayed)
         assert len(calls) == 4
 
-    def test_same_derived_key(self, store: Store) -> None:
-        """A step that is called again gives the other service the same key."""
-        operation, given = leased(), []
-
-        def handler(execution: ExecutionContext) -> None:
-            def charge() -> str:
-                given.append(execution.derive_key("charge"))
-                if len(given) == 1:
-                    raise ConnectionError
-                return given[-1]
-
-            execution.step("charge", charge)
-
-        with pytest.raises(ConnectionError):
-            attempt(store, operation, handler)
-        attempt(store, operation, handler)
-        assert len(given) == 2
-        assert given[0] == given[1]
-
     def test_of_a_dead_owner(self, store: Store) -> None:
         """The steps of an owner that died are resumed when its lease is over."""
         operation = leased(lease=timedelta(milliseconds=200))
@@ -344,12 +300,6 @@ class TestSteps:
         failed_after(store, operation, handler)
         assert attempt(store, operation, handler) == Executed({"items": [1, 2]})
 
-    def test_large_result(self, store: Store) -> None:
-        """A result of some hundred kilobytes is kept."""
-        operation, text = leased(), "x" * 300_000
-        failed_after(store, operation, lambda e: e.step("a", lambda: text))
-        assert attempt(store, operation, lambda e: e.step("a", lambda: "")) == Executed(text)
-
     def test_result_is_not_json(self, store: Store) -> None:
         """What is no JSON is a clear error; nothing of the step is kept."""
         for result in (object(), {1, 2}, b"bytes", math.nan, math.inf, {(1, 2): 3}):
@@ -364,13 +314,6 @@ class TestSteps:
             if store.supports_transactions:
                 assert effects(store.using) == 0
             assert stored(store, operation) == []
-
-    def test_circular_result(self, store: Store) -> None:
-        """A list that holds itself is no JSON either."""
-        circular: list[object] = []
-        circular.append(circular)
-        with pytest.raises(TypeError, match="Circular"):
-            attempt(store, leased(), lambda e: e.step("a", lambda: circular))
 
     def test_commits_with_its_work(self, database: DatabaseStore) -> None:
         """What a step writes and its result are there together, or neither is."""
@@ -394,19 +337,6 @@ class TestSteps:
                 attempt(database, operation, handler)
         assert (effects(using, "good"), effects(using, "bad")) == (1, 0)
         assert [step.name for step in stored(database, operation)] == ["good"]
-
-    def test_steps_see_what_was_committed(
-        self, database: DatabaseStore, elsewhere: ThreadPoolExecutor
-    ) -> None:
-        """When the next step begins, everybody can see what the one before it did."""
-        using, seen = database.using, []
-
-        def handler(execution: ExecutionContext) -> None:
-            execution.step("first", effect, using)
-            seen.append(elsewhere.submit(effects, using).result(PATIENCE))
-
-        attempt(database, leased(), handler)
-        assert seen == [1]
 
     def test_on_commit_hooks(self, database: DatabaseStore) -> None:
         """A hook of a step's transaction runs when the step is stored, once."""
@@ -493,81 +423,6 @@ class TestSteps:
         attempt(database, operation, lambda e: e.step("a", work))
         assert calls == ["worked"]
         assert effects(database.using) == 1
-
-    def test_failed_step_is_called_again(self, store: Store) -> None:
-        """A step that failed and was left so, for another, is called again by the next attempt."""
-        operation, calls = leased(), []
-
-        def handler(execution: ExecutionContext) -> list[object]:
-            def optional() -> str:
-                calls.append("optional")
-                if execution.attempt == 1:
-                    raise ConnectionError
-                return "done"
-
-            results = []
-            try:
-                results.append(execution.step("optional", optional))
-            except ConnectionError:
-                results.append("skipped")
-            return [*results, execution.step("next", calls.append, "next")]
-
-        failed_after(store, operation, handler)
-        assert attempt(store, operation, handler) == Executed(["done", None])
-        assert calls == ["optional", "next", "optional"]
-
-    def test_survives_several_failures(self, store: Store) -> None:
-        """Steps of several attempts add up."""
-        operation, calls = leased(), []
-
-        def handler(execution: ExecutionContext) -> list[object]:
-            return [execution.step(f"s{n}", calls.append, n) for n in range(execution.attempt)]
-
-        for _ in range(3):
-            failed_after(store, operation, handler)
-        attempt(store, operation, handler)
-        assert calls == [0, 1, 2, 3]
-
-    def test_other_request(self, store: Store) -> None:
-        """A failed operation that has steps is another request's no more: mismatch."""
-        operation = leased()
-        failed_after(store, operation, lambda e: e.step("debit", lambda: 1))
-        other = replace(operation, fingerprint="0" * 64)
-        assert isinstance(attempt(store, other, lambda e: pytest.fail("executed")), Mismatched)
-        assert attempt(store, operation, lambda e: e.step("debit", lambda: 2)) == Executed(1)
-
-    def test_other_request_without_steps(self, store: Store) -> None:
-        """A failed operation without steps may be asked for anew, with other content."""
-        operation = leased()
-        failed_after(store, operation, lambda e: None)
-        other = replace(operation, fingerprint="0" * 64)
-        assert attempt(store, other, lambda e: e.attempt) == Executed(2)
-
-    def test_expired(self, store: Store) -> None:
-        """The steps of an expired record are not resumed."""
-        operation = leased(ttl=timedelta(milliseconds=1))
-        attempt(store, operation, lambda e: e.step("a", lambda: "old"))
-        eventually(lambda: store.get(operation.key, operation.scope).expired)  # type: ignore[union-attr]
-        again = replace(operation, ttl=timedelta(hours=1))
-        assert attempt(store, again, lambda e: e.step("a", lambda: "new")) == Executed("new")
-        assert isinstance(attempt(store, again, lambda e: None), Replayed)
-
-    def test_one_hundred(self, store: Store) -> None:
-        """An operation may have many steps."""
-        operation, calls = leased(), []
-
-        def handler(execution: ExecutionContext) -> None:
-            for number in range(100):
-                execution.step(f"step {number}", calls.append, number)
-
-        failed_after(store, operation, handler)
-        attempt(store, operation, handler)
-        assert calls == list(range(100))
-
-    def test_argument_called_name(self, store: Store) -> None:
-        """Arguments reach the function by whatever name it has for them."""
-        outcome = attempt(store, leased(), lambda e: e.step("a", dict, function=1, key=2))
-        assert outcome == Executed({"function": 1, "key": 2})
 
 
 class TestChangedSteps:
@@ -663,12 +518,6 @@ class TestChangedSteps:
             with pytest.raises(ValueError, match="it must have 1-100 characters"):
                 attempt(store, leased(), lambda e: e.step(name, lambda: 1))  # noqa: B023
 
-    def test_longest_name(self, store: Store) -> None:
-        """The longest name, in any script, is kept and found again."""
-        operation, name = leased(), "ü" * LONGEST_NAME
-        failed_after(store, operation, lambda e: e.step(name, lambda: 1))
-        assert attempt(store, operation, lambda e: e.step(name, lambda: 2)) == Executed(1)
-
 
 class NoSteps(MemoryStore):
     """A store that doesn't support steps."""
@@ -692,16 +541,6 @@ class TestRefusals:
             attempt(store, operation, handler)
         assert stored(store, operation) == []
 
-    def test_after_a_nested_one(self, store: Store) -> None:
-        """A refused nested step, and one that failed, leave the next step as it was."""
-
-        def handler(execution: ExecutionContext) -> object:
-            with pytest.raises(ImproperlyConfigured):
-                execution.step("outer", lambda: execution.step("inner", lambda: 1))
-            return execution.step("next", lambda: 2)
-
-        assert attempt(store, leased(), handler) == Executed(2)
-
     def test_store_without_steps(self) -> None:
         """A store that doesn't support steps says which one does."""
         with pytest.raises(
@@ -710,12 +549,6 @@ class TestRefusals:
             attempt(
                 NoSteps("default"), leased(), lambda e: e.step("a", lambda: pytest.fail("it ran"))
             )
-
-    def test_store_without_steps_needs_none(self) -> None:
-        """A second attempt on such a store completes."""
-        store, operation = NoSteps("default"), leased()
-        failed_after(store, operation, lambda e: None)
-        assert attempt(store, operation, lambda e: e.attempt) == Executed(2)
 
     def test_transactional_mode(self, database: DatabaseStore) -> None:
         """In the transactional mode a step would be rolled back with everything."""
@@ -743,17 +576,6 @@ class TestRefusals:
 
         with pytest.raises(ImproperlyConfigured, match="The step 'a' must commit on its own"):
             attempt(database, leased(), handler)
-
-    def test_stored_step_within_a_transaction(self, database: DatabaseStore) -> None:
-        """A step that is stored already is only read, which a transaction cannot harm."""
-        operation = leased()
-        failed_after(database, operation, lambda e: e.step("a", lambda: 1))
-
-        def handler(execution: ExecutionContext) -> object:
-            with transaction.atomic(using=database.using):
-                return execution.step("a", lambda: pytest.fail("it ran"))
-
-        assert attempt(database, operation, handler) == Executed(1)
 
 
 class TestLateOwner:
@@ -786,31 +608,6 @@ class TestLateOwner:
 
         assert isinstance(attempt(store, operation, handler), InProgress)
 
-    def test_it_waits_for_its_successor(
-        self, store: Store, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """It waits as long as any duplicate, from when it knows that it is late."""
-        operation = leased(wait=SECOND / 5)
-        successors: list[Claim] = []
-        looks: list[Record] = []
-        get = store.get
-
-        def handler(execution: ExecutionContext) -> None:
-            began = time.monotonic()
-            successors.append(taken_over(store, operation))
-            eventually(lambda: time.monotonic() > began + 0.3)
-
-        def look(key: str, scope: str) -> Record | None:
-            found = get(key, scope)
-            if found is not None and found.status is Status.IN_PROGRESS:
-                looks.append(found)  # the first: whether its own response is stored
-                if len(looks) > 1:
-                    store.complete(successors[0], STORED)  # which the next look finds
-            return found
-
-        monkeypatch.setattr(store, "get", look)
-        assert isinstance(attempt(store, operation, handler), Replayed)
-
     def test_lease_over_without_a_successor(self, store: Store) -> None:
         """Where nobody has taken it over it renews its lease and goes on."""
         operation = leased()
@@ -823,49 +620,6 @@ class TestLateOwner:
             return result
 
         assert attempt(store, operation, handler) == Executed(1)
-
-    def test_its_steps_are_its_successors(self, store: Store) -> None:
-        """What it stored before it was late is resumed; its response is the successor's."""
-        operation, calls = leased(), []
-
-        def late(execution: ExecutionContext) -> None:
-            execution.step("a", calls.append, "late")
-            interrupt(store, operation)
-            after = attempt(store, operation, lambda e: e.step("a", calls.append, "successor"))
-            assert isinstance(after, Executed)
-
-        assert isinstance(attempt(store, operation, late), Replayed)
-        assert calls == ["late"]
-
-    @pytest.mark.parametrize("owners", sizes(20, 200))
-    @pytest.mark.parametrize("when", ["before", "within"])
-    def test_its_transaction_rolls_back(
-        self, database: DatabaseStore, when: str, owners: int, elsewhere: ThreadPoolExecutor
-    ) -> None:
-        """Of many late owners none commits a transaction of ``atomic()``."""
-        using, accepted = database.using, 0
-        if when == "within" and connections[using].vendor == "sqlite":
-            pytest.skip("SQLite's transaction keeps everybody else from writing")
-        for _ in range(owners):
-            operation = leased()
-            claim = database.acquire(operation)
-            assert isinstance(claim, Claim)
-            # By its own clock it is not late: the fence is all that stops it.
-            owner = ExecutionContext(database, claim, Lease(database, claim, 30, math.inf))
-            if when == "before":
-                taken_over(database, operation)
-            try:
-                with owner.atomic():
-                    effect(using)
-                    if when == "within":
-                        elsewhere.submit(taken_over, database, operation).result(PATIENCE)
-                accepted += 1
-            except ClaimLost:
-                pass
-            found = database.get(operation.key, operation.scope)
-            assert found is not None
-            assert (found.status, found.attempt) == (Status.IN_PROGRESS, 2)
-        assert (accepted, effects(using)) == (0, 0)
 
     def test_successor_waits_for_no_pause(
         self, database: DatabaseStore, elsewhere: ThreadPoolExecutor
@@ -916,38 +670,6 @@ class TestAtomic:
 
         assert attempt(database, leased(), handler) == Executed("went on")
         assert effects(using) == 0
-
-    def test_several(self, database: DatabaseStore) -> None:
-        """A handler may have several, one after another and one in another."""
-        using = database.using
-
-        def handler(execution: ExecutionContext) -> None:
-            with execution.atomic():
-                effect(using)
-                with execution.atomic():
-                    effect(using)
-            with execution.atomic():
-                effect(using)
-
-        attempt(database, leased(), handler)
-        assert effects(using) == 3
-
-    def test_nobody_takes_over_what_is_committing(
-        self, database: DatabaseStore, elsewhere: ThreadPoolExecutor
-    ) -> None:
-        """Between the fence and the commit the claim cannot be taken over."""
-        if connections[database.using].vendor == "sqlite":
-            pytest.skip("SQLite's transaction keeps everybody else from writing")
-        operation = leased()
-        claim = database.acquire(operation)
-        assert isinstance(claim, Claim)
-        interrupt(database, operation)
-        with transaction.atomic(using=database.using):
-            with database.fenced(claim):
-                pass
-            found = elsewhere.submit(database.acquire, operation).result(PATIENCE)
-            assert isinstance(found, Record)
-        assert isinstance(database.acquire(operation), Claim)
 
     def test_transactional_mode(self, database: DatabaseStore) -> None:
         """In the transactional mode it is a part of the transaction that is there."""
@@ -1014,35 +736,6 @@ class TestAsync:
         run_in_loop(work)
         assert effects(store.using) == 1
 
-    def test_coroutine_is_awaited_outside_of_transactions(self, database: DatabaseStore) -> None:
-        """While a remote service is waited for no transaction is open."""
-        seen: list[bool] = []
-
-        async def remote() -> None:
-            seen.append(await sync_to_async(lambda: connections[database.using].in_atomic_block)())
-
-        run_in_loop(lambda: aattempt(database, leased(), lambda e: e.astep("a", remote)))
-        assert seen == [False]
-
-    def test_errors(self, store: Store) -> None:
-        """What a step raises goes to the handler, which may try again."""
-        calls: list[str] = []
-
-        async def flaky() -> str:
-            calls.append("flaky")
-            if len(calls) < 3:
-                raise ConnectionError
-            return "at last"
-
-        async def handler(execution: ExecutionContext) -> object:
-            for _ in range(2):
-                with pytest.raises(ConnectionError):
-                    await execution.astep("flaky", flaky)
-            return await execution.astep("flaky", flaky)
-
-        outcome = run_in_loop(lambda: aattempt(store, leased(), handler))
-        assert outcome == Executed("at last")
-
     def test_result_is_not_json(self, store: Store) -> None:
         """A result that is no JSON is the same clear error, of both kinds."""
 
@@ -1058,18 +751,6 @@ class TestAsync:
                 run_in_loop(partial(aattempt, store, leased(), partial(_astep, "a", function)))
         if store.supports_transactions:
             assert effects(store.using) == 0
-
-    def test_refused_at_commit(self, database: DatabaseStore) -> None:
-        """What the database refuses at COMMIT can be called again."""
-
-        async def handler(execution: ExecutionContext) -> object:
-            with pytest.raises(IntegrityError):
-                await execution.astep("grant", dangling, database.using)
-            return await execution.astep("grant", effect, database.using)
-
-        outcome = run_in_loop(lambda: aattempt(database, leased(), handler))
-        assert isinstance(outcome, Executed)
-        assert effects(database.using) == 1
 
     def test_gathered(self, store: Store) -> None:
         """Steps that are gathered run side by side; those that were stored do not run again."""
@@ -1102,37 +783,6 @@ class TestAsync:
         assert run_in_loop(work) == Executed(["a", "b", "c"])
         assert sorted(calls) == ["a", "b", "b", "c"]
         assert calls[-1] == "b"
-
-    def test_gathered_in_another_order(self, store: Store) -> None:
-        """The next attempt may begin them in another order: each gets its own result."""
-        operation, calls = leased(), []
-
-        async def handler(execution: ExecutionContext) -> list[object]:
-            names = "abc" if execution.attempt == 1 else "cab"
-            steps = (execution.astep(name, _noted, calls, name) for name in names)
-            results = await asyncio.gather(*steps)
-            if execution.attempt == 1:
-                raise InterruptedError
-            return results
-
-        async def work() -> Outcome:
-            with pytest.raises(InterruptedError):
-                await aattempt(store, operation, handler)
-            return await aattempt(store, operation, handler)
-
-        assert run_in_loop(work) == Executed(["c", "a", "b"])
-        assert sorted(calls) == ["a", "b", "c"]
-
-    def test_gathered_plain_functions(self, store: Store) -> None:
-        """So do plain functions, one after another, each in its own transaction."""
-        operation, calls = leased(), []
-
-        async def handler(execution: ExecutionContext) -> list[object]:
-            steps = (execution.astep(name, _noted, calls, name) for name in "abc")
-            return await asyncio.gather(*steps)
-
-        assert run_in_loop(lambda: aattempt(store, operation, handler)) == Executed(["a", "b", "c"])
-        assert calls == ["a", "b", "c"]
 
     def test_gathered_with_one_name(self, store: Store) -> None:
         """Of two steps of one name that are gathered the second is refused before it runs."""
@@ -1204,22 +854,6 @@ class TestAsync:
         assert isinstance(outcome, InProgress)
         assert calls == ["remote"]
 
-    def test_changed(self, store: Store) -> None:
-        """A stored step that is not called is told."""
-        operation, calls = leased(), []
-
-        async def work() -> None:
-            await _failing(store, operation, "a", partial(_noted, calls, "a"))
-
-            async def nothing(execution: ExecutionContext) -> None:
-                """Leaves the step out."""
-
-            with pytest.raises(StepsChanged, match="ended without the step 'a'"):
-                await aattempt(store, operation, nothing)
-
-        run_in_loop(work)
-        assert calls == ["a"]
-
     def test_cancelled_step(self, store: Store) -> None:
         """A step that is cancelled is not stored, and runs again in the next attempt."""
         operation, calls = leased(), []
@@ -1259,15 +893,6 @@ def _noted(calls: list[str], name: str) -> str:
     return name
 
 
-async def _failing(store: Store, operation: Operation, name: str, function: Any) -> None:
-    async def handler(execution: ExecutionContext) -> None:
-        await execution.astep(name, function)
-        raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        await aattempt(store, operation, handler)
-
-
 names: list[str] = []
 
 
@@ -1281,13 +906,7 @@ def transfer(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"results": results}, status=201)
 
 
-@idempotent
-def not_leased(request: HttpRequest) -> HttpResponse:
-    request.idempotency.step("debit", effect, None, "debit")  # type: ignore[attr-defined]
-    return HttpResponse()
-
-
-urlpatterns = [path("transfers/", transfer), path("not-leased/", not_leased)]
+urlpatterns = [path("transfers/", transfer)]
 
 
 class TestRequests:
@@ -1306,13 +925,6 @@ class TestRequests:
         assert (effects(None, "debit"), effects(None, "credit")) == (1, 1)
         assert (record(key).status, record(key).attempt) == ("failed", 2)
 
-    def test_other_request(self, client: Client) -> None:
-        """Another request with the key of one that stored steps is a mismatch."""
-        key = new_key()
-        with pytest.raises(LookupError):
-            post(client, "/transfers/", key, "error")
-        assert_problem(post(client, "/transfers/", key, "other"), 422, "mismatch")
-
     def test_changed(self, client: Client) -> None:
         """Changed steps are a problem that names them."""
         key = new_key()
@@ -1322,35 +934,3 @@ class TestRequests:
         problem = assert_problem(post(client, "/transfers/", key, "error"), 500, "steps-changed")
         assert "'debit'" in problem["detail"]
         assert record(key).status == "failed"
-
-    def test_done(self, client: Client) -> None:
-        """A request with steps is completed and replayed like any other."""
-        key = new_key()
-        assert post(client, "/transfers/", key).status_code == 201
-        assert is_replay(post(client, "/transfers/", key))
-        assert (effects(None, "debit"), effects(None, "credit")) == (1, 1)
-
-    def test_not_leased(self, client: Client) -> None:
-        """A view that is not leased is told what to do."""
-        with pytest.raises(ImproperlyConfigured, match="mode='leased'"):
-            post(client, "/not-leased/", new_key())
-        assert effects(None, "debit") == 0
-
-    def test_atomic_requests(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Under ``ATOMIC_REQUESTS`` a step is refused, and the error names the way out."""
-        monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
-        key = new_key()
-        with pytest.raises(ImproperlyConfigured, match="non_atomic_requests"):
-            post(client, "/transfers/", key)
-        assert effects(None, "debit") == 0
-        assert not IdempotencyKey.objects.filter(key=key).exists()
-
-
-def test_unknown_steps_are_kept_for_the_audit(database: DatabaseStore) -> None:
-    """Steps go with their record when it is purged."""
-    operation = leased(ttl=timedelta(milliseconds=1))
-    attempt(database, operation, lambda e: e.step("a", lambda: 1))
-    eventually(lambda: database.get(operation.key, operation.scope).expired)  # type: ignore[union-attr]
-    eventually(lambda: database.purge(timedelta(0), 10) == 1)
-    assert not IdempotencyStep.objects.using(database.using).exists()
-    assert database.purge(SECOND, 10) == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from django.http import HttpRequest, HttpResponse
@@ -12,10 +11,8 @@ from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 
 from idempotency_django.decorators import idempotent
-from idempotency_django.engine import InProgress, Mismatched, decide
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim, Operation, Record, Status
-from idempotency_django.testing import StoreContract, an_operation
 from tests.support.shared import new_key, post
 
 
@@ -64,24 +61,3 @@ def test_a_failure_is_not_replayed(client: Client) -> None:
     assert "Idempotent-Replayed" not in retry
     assert retry["Retry-After"]
     assert len(runs) == 1
-
-
-@pytest.mark.parametrize("expired", [False, True])
-def test_decision(expired: bool) -> None:
-    """The same request finds its key not free yet; another one, a mismatch."""
-    operation = an_operation()
-    fields: dict[str, Any] = {"key": operation.key, "scope": operation.scope}
-    fields |= {"status": Status.FAILED, "expired": expired}
-    same = Record(**fields, fingerprint=operation.fingerprint)
-    assert isinstance(decide(same, operation), InProgress)
-    other = Record(**fields, fingerprint="0" * 64)
-    assert isinstance(decide(other, operation), Mismatched)
-
-
-def test_the_contract_suite_catches_it() -> None:
-    """Such a store does not pass the suite that we ship, by the test of that name."""
-    suite = type("Suite", (StoreContract,), {"store": KeepsFailures("theirs")})()
-    with pytest.raises(AssertionError, match="The key is not free"):
-        suite.test_failed_attempt_is_repeated()
-    suite.store = MemoryStore("ours")
-    suite.test_failed_attempt_is_repeated()

@@ -26,7 +26,7 @@ from idempotency_django.errors import (
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from tests.models import Effect
-from tests.support.shared import assert_replays, effects, new_key, post, record
+from tests.support.shared import effects, new_key, post, record
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -125,46 +125,9 @@ def test_nested(
         assert effects(reference) == 0 or url in LEASED
 
 
-@pytest.mark.parametrize("url", VIEWS)
-@pytest.mark.parametrize("reference", ["hook-raised", "hook-gone", "hook-busy", "hook-other"])
-def test_hook(client: Client, url: str, reference: str, atomic: bool) -> None:
-    """A hook's error is a 500, as ever; what was committed stays, and is replayed."""
-    if atomic and url in LEASED:
-        pytest.skip("NO LEASED VIEWS UNDER ATOMIC_REQUESTS")
-    if reference == "hook-raised" and url in LEASED:
-        pytest.skip("WITHOUT A TRANSACTION A HOOK IS PART OF THE VIEW")
-    client.raise_request_exception = False
-    key = new_key()
-    first = post(client, url, key, reference)
-    assert first.status_code == 500
-    assert first["Content-Type"].startswith("text/html")
-    assert effects(reference) == 1
-    if url in ("/view/", "/drf/"):
-        assert record(key).status == "completed"
-        second = post(client, url, key, reference)
-        assert second.status_code == 201
-        assert effects(reference) == 1
-
-
-def test_nested_in_an_async_view(client: Client, atomic: bool) -> None:
-    """So it is in an async view."""
-    if atomic:
-        pytest.skip("NO ASYNC VIEWS UNDER ATOMIC_REQUESTS")
-    with pytest.raises(StoreUnavailable):
-        post(client, "/async/", new_key())
-
-
 def test_nested_in_a_call() -> None:
     """An outer call raises what its function raised, and does not take it for its own."""
     with pytest.raises(OperationInProgress) as caught:
         idempotent_call(lambda _: nested("busy"), key="outer", scope="nested")
     assert caught.value.foreign
     assert record("outer").status == "failed"
-
-
-def test_own_error_stays_a_problem(client: Client) -> None:
-    """What the request's own operation ends in is a problem, as ever."""
-    key = new_key()
-    first = post(client, "/view/", key)
-    assert_replays(first, post(client, "/view/", key))
-    assert post(client, "/view/", key, "b").status_code == 422

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import closing, nullcontext
-from dataclasses import replace
-from datetime import timedelta
+from contextlib import closing
 
 import pytest
 from django.db import connection
@@ -17,7 +15,7 @@ from django.urls import path
 from idempotency_django.decorators import idempotent
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores.database import DatabaseStore
-from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
+from idempotency_django.stores.records import Claim, Record
 from idempotency_django.testing import RESPONSE, an_operation, in_threads
 from tests.models import Effect
 from tests.support.factories import ago
@@ -73,17 +71,7 @@ def runs_as_the_driver_does(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"reference": reference}, status=201)
 
 
-def commits_at_the_end(request: HttpRequest) -> HttpResponse:
-    """The same, with nothing after it."""
-    reference = json.loads(request.body)["reference"]
-    Effect.objects.create(reference=reference)
-    with closing(connection.connection.cursor()) as cursor:
-        cursor.execute("COMMIT")
-    return JsonResponse({"reference": reference}, status=201)
-
-
 urlpatterns = [
-    path("at-the-end/", idempotent(commits_at_the_end)),
     path("duplicate/", idempotent(meets_its_duplicate)),
     path("driver/", idempotent(runs_as_the_driver_does)),
     path("held/", idempotent(on_interrupted="hold")(runs_as_the_driver_does)),
@@ -108,17 +96,6 @@ def assert_savepoint_is_gone(client: Client, url: str, key: str, first: HttpResp
 
 class TestBehindOurBack:
     """What the driver is given directly, or a script."""
-
-    def test_at_the_end(self, client: Client, atomic: bool) -> None:
-        """The completing attempt stores its response, although its transaction is gone."""
-        key = new_key()
-        first = post(client, "/at-the-end/", key)
-        if atomic:
-            assert_savepoint_is_gone(client, "/at-the-end/", key, first)
-            return
-        assert first.status_code == 201
-        assert_replays(first, post(client, "/at-the-end/", key))
-        assert effects() == 1
 
     def test_completed(self, client: Client, atomic: bool) -> None:
         """All was committed, so its response is stored."""
@@ -190,47 +167,3 @@ def test_row_of_an_earlier_attempt() -> None:
         assert store.complete(claim, RESPONSE)
     with store.transaction():
         assert not store.complete(late, RESPONSE)
-
-
-@mariadb_only
-class TestRow:
-    """The row of a claim that was committed too early is interrupted after a minute."""
-
-    def abandoned(self, operation: Operation) -> Claim:
-        """A claim whose transaction was ended by a commit of its own."""
-        store = DatabaseStore("default")
-        with store.transaction():
-            claim = store.acquire(operation)
-        assert isinstance(claim, Claim)
-        return claim
-
-    def test_at_first(self) -> None:
-        """Until then it is in progress for everybody: its owner may still run."""
-        store, operation = DatabaseStore("default"), an_operation()
-        claim = self.abandoned(operation)
-        for lease in (None, timedelta(seconds=30)):
-            again = replace(operation, lease=lease)
-            with store.transaction() if lease is None else nullcontext():
-                found = store.acquire(again)
-            assert isinstance(found, Record)
-            assert found.status is Status.IN_PROGRESS
-            assert found.lease_left is not None
-            assert 50 < found.lease_left <= 60
-        assert store.complete(claim, RESPONSE)
-
-    def test_resumed(self) -> None:
-        """A retry takes it over, one of several at once, and the late owner cannot complete."""
-        store, operation = DatabaseStore("default"), an_operation()
-        late = self.abandoned(operation)
-        IdempotencyKey.objects.update(lease_expires_at=ago(seconds=1))
-
-        def contend() -> Claim | Record:
-            with store.transaction():
-                found = store.acquire(operation)
-                if isinstance(found, Claim):
-                    assert store.complete(found, RESPONSE)
-                return found
-
-        claims = [each for each in in_threads([contend] * 3) if isinstance(each, Claim)]
-        assert [(claim.attempt, claim.interrupted) for claim in claims] == [(2, True)]
-        assert not store.complete(late, Payload(500, (), b"late"))

@@ -125,17 +125,6 @@ def test_shorter_lease_wakes_the_thread() -> None:
     assert set(store.asked) == {0.3}
 
 
-def test_connections_are_let_go_between_renewals(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The heartbeat keeps no connection until the next lease is due."""
-    store = Noted(str(uuid4()))
-    monkeypatch.setattr(leases, "RENEWED_AFTER", 0.0)  # a lease is due at once …
-    store.responses = [monkeypatch.undo]  # … and once renewed, it is not due for hours
-    with kept_alive(a_lease(store)):
-        assert store.let_go.wait(PATIENCE)
-        asleep(store)
-        assert len(store.asked) == 1
-
-
 def test_thread_ends_when_nothing_is_left() -> None:
     """When the thread wakes and finds no lease, it ends; the next lease starts another one."""
     store = Noted(str(uuid4()))
@@ -147,26 +136,6 @@ def test_thread_ends_when_nothing_is_left() -> None:
         with kept_alive(a_lease(store, 0.3)):
             assert running()
         eventually(lambda: not running())
-
-
-def test_longest_duration(caplog: pytest.LogCaptureFixture) -> None:
-    """After its ``max_duration`` a lease is renewed no more, and an error names the operation."""
-    store = Noted(str(uuid4()))
-    longest = timedelta(seconds=1)
-    hangs, goes_on = (
-        Lease(store, Claim(an_operation(max_duration=each), 1, "t"), 0.3, time.monotonic())
-        for each in (longest, None)
-    )
-    with kept_alive(hangs), kept_alive(goes_on):
-        eventually(lambda: [each for each in caplog.records if each.levelname == "ERROR"])
-        assert time.monotonic() >= hangs.kept_until
-        asked = len(store.asked)
-        eventually(lambda: len(store.asked) > asked + 2)
-        assert (hangs.is_over, goes_on.is_over) == (True, False)
-    [error] = [each for each in caplog.records if each.levelname == "ERROR"]
-    assert f"Attempt 1 of {hangs.claim.operation.name} has run for its max_duration of" in (
-        error.getMessage()
-    )
 
 
 def test_longest_duration_of_a_handler(caplog: pytest.LogCaptureFixture) -> None:
@@ -219,18 +188,6 @@ def test_heartbeat_that_cannot_connect_tries_again(
     store.asked.clear()
     with kept_alive(a_lease(store, 0.3)):  # it goes on with the next lease
         eventually(lambda: store.asked)
-
-
-def test_leases_of_other_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A statement renews leases of one length; those of another length that are due come next."""
-    store = Noted(str(uuid4()))
-    lengths = {DAY, 2 * DAY, 3 * DAY}
-    monkeypatch.setattr(leases, "RENEWED_AFTER", 0.0)
-    with ExitStack() as kept:
-        for seconds in lengths:
-            for _ in range(10):
-                kept.enter_context(kept_alive(a_lease(store, seconds)))
-        eventually(lambda: set(store.asked) == lengths)
 
 
 THREADS = 4

@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,14 +31,13 @@ from django.db import (
 )
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
 from django.urls import path
 from django.utils import timezone
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from idempotency_django import engine, signals
+from idempotency_django import engine
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine import (
@@ -53,18 +51,17 @@ from idempotency_django.engine import (
     leases,
 )
 from idempotency_django.engine.context import ExecutionContext
-from idempotency_django.engine.leases import Lease
 from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
-from idempotency_django.stores import Store, stores
+from idempotency_django.stores import Store
 from idempotency_django.stores.codec import encode
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
-from idempotency_django.testing import PATIENCE, an_operation, eventually, in_threads
+from idempotency_django.testing import PATIENCE, an_operation, eventually
 from tests.models import Effect
-from tests.support.nightly import few, sizes
+from tests.support.nightly import few
 from tests.support.shared import (
     assert_problem,
     assert_replays,
@@ -290,20 +287,6 @@ class TestHeartbeat:
         attempt(store, longer, lambda e: eventually(lambda: store.times("extend", longer) >= 2))
         assert store.times("extend", short) == 0
 
-    def test_short_handlers_wake_nobody(
-        self, store: Watched, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Nor do they wake the heartbeat's thread, which would take the interpreter from them."""
-        long = timedelta(days=1)  # or a lease might be due before this test is over
-        # Until this one would have been due; it does not end before the thread sleeps.
-        heartbeat = leases.heartbeat_of(store)
-        attempt(store, leased(lease=long), lambda e: eventually(lambda: heartbeat._wakes_at))
-        woken: list[int] = []
-        monkeypatch.setattr(heartbeat._condition, "notify", lambda: woken.append(1))
-        for _ in range(50):
-            attempt(store, leased(lease=long))
-        assert woken == []
-
     def test_connection_of_its_own(self) -> None:
         """The heartbeat asks on a connection of its own, and closes it."""
         store = WatchedDatabase(str(uuid4()))
@@ -343,22 +326,6 @@ class TestHeartbeat:
         assert len(logged) == 3
         assert all(r.exc_info and r.exc_info[0] is error for r in logged)
 
-    def test_failing_renewal_shortens_nothing(self, store: Watched) -> None:
-        """A lease that could not be renewed is as long as it was."""
-        claim = store.acquire(leased())
-        assert isinstance(claim, Claim)
-        lease = Lease(store, claim, 30, time.monotonic())
-        before = lease._valid_until
-        store.faults["extend"] = ["before", "after"]
-        for _ in range(2):
-            with pytest.raises(StoreUnavailable):
-                lease.renew()
-        assert lease._valid_until == before
-        lease.ensure()
-        assert store.times("extend", claim.operation) == 2  # it knows without asking
-        lease.renew()
-        assert lease._valid_until > before
-
     def test_lost_claim(self, store: Watched, caplog: pytest.LogCaptureFixture) -> None:
         """A claim that is lost is logged, once, and its lease is renewed no more."""
         operation, going_on = leased(lease=SHORT), leased(lease=SHORT)
@@ -376,30 +343,6 @@ class TestHeartbeat:
         with caplog.at_level(logging.WARNING, "idempotency_django"):
             assert isinstance(attempt(store, operation, late), InProgress)
         assert caplog.text.count("tried to renew its lease too late") == 1
-
-    def test_one_thread(self, store: Watched) -> None:
-        """All leases of a store are renewed by one thread."""
-        operations = [leased(lease=SHORT) for _ in range(12)]
-
-        def run(operation: Operation) -> Outcome:
-            return attempt(
-                store,
-                operation,
-                lambda e: eventually(lambda: store.times("extend", operation) >= 3),
-            )
-
-        outcomes = in_threads([lambda o=operation: run(o) for operation in operations])  # type: ignore[misc]
-        assert all(isinstance(outcome, Executed) for outcome in outcomes)
-        assert [t.name for t in threading.enumerate()].count(_thread_name(store)) == 1
-
-    def test_shorter_lease_comes_first(self, store: Watched) -> None:
-        """A short lease that is added behind a long one is renewed in time."""
-        short = leased(lease=SHORT)
-
-        def handler(execution: ExecutionContext | None) -> None:
-            attempt(store, short, lambda e: eventually(lambda: store.times("extend", short) >= 2))
-
-        assert isinstance(attempt(store, leased(), handler), Executed)
 
     def test_thread_does_not_keep_the_process(self, store: Watched) -> None:
         """The thread is a daemon: a process that ends does not wait for it."""
@@ -464,44 +407,6 @@ class TestHeartbeat:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
-    def test_long_leases_do_not_pile_up(self, store: Watched) -> None:
-        """Leases that ended are forgotten long before they would have been due."""
-        heartbeat = leases.heartbeat_of(store)
-        operation = leased(lease=timedelta(days=1))
-        claim = Claim(operation, 1, "t")
-        held = Lease(store, claim, 86400, time.monotonic())
-        with leases.kept_alive(held):
-            for _ in range(1000):
-                with leases.kept_alive(Lease(store, claim, 86400, time.monotonic())):
-                    pass
-            assert list(heartbeat._due) == [held]
-
-    def test_forgotten_store(self) -> None:
-        """A store that nobody uses any more is not kept by its heartbeat."""
-        store = WatchedMemory(str(uuid4()))
-        attempt(store, leased(), lambda e: None)
-        assert store in leases._heartbeats
-        kept = len(leases._heartbeats)
-        del store
-        gc.collect()
-        assert len(leases._heartbeats) < kept
-
-    def test_thread_ends_with_its_store(self) -> None:
-        """The thread of a store that nobody uses any more ends."""
-        alias = str(uuid4())
-        self._used(WatchedMemory(alias))
-
-        def ended() -> bool:
-            gc.collect()
-            return f"idempotency-heartbeat-{alias}" not in {t.name for t in threading.enumerate()}
-
-        eventually(ended)
-
-    def _used(self, store: Watched) -> None:
-        operation = leased(lease=SHORT)
-        attempt(store, operation, lambda e: eventually(lambda: store.times("extend", operation)))
-        assert _thread_name(store) in {thread.name for thread in threading.enumerate()}
-
     @pytest.mark.django_db(transaction=False)
     def test_inside_a_test_case(self) -> None:
         """In a test that is one transaction, which the heartbeat cannot look into, all goes on."""
@@ -515,26 +420,6 @@ class TestHeartbeat:
 
         assert attempt(store, operation, handler) == Executed(1)
         assert found(store, operation).payload == STORED
-
-    def test_slow_receiver_is_not_late(
-        self, store: Watched, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """A receiver of ``completed`` that takes its time loses nothing, and no log says so."""
-        operation, other = leased(lease=SHORT), leased(lease=SHORT)
-
-        def slow(operation: Operation, **_: Any) -> None:
-            if operation.key != other.key:
-                attempt(
-                    store, other, lambda e: eventually(lambda: store.times("extend", other) > 3)
-                )
-
-        signals.completed.connect(slow)
-        try:
-            with caplog.at_level(logging.WARNING, "idempotency_django"):
-                assert isinstance(attempt(store, operation), Executed)
-        finally:
-            signals.completed.disconnect(slow)
-        assert "too late" not in caplog.text
 
 
 def _thread_name(store: Store) -> str:
@@ -708,20 +593,6 @@ class TestLateOwner:
         assert effects() == 1
         assert sent == ["claimed", "claimed", "completed", "lost"]
 
-    def test_deleted_and_failed_anew(self, sent: list[str]) -> None:
-        """Nor is it told of as failed where such an attempt has failed."""
-        store, operation = WatchedDatabase(str(uuid4())), leased()
-
-        def late(execution: ExecutionContext | None) -> object:
-            forget(store, operation)
-            with pytest.raises(ZeroDivisionError):
-                attempt(store, operation, lambda e: 1 / 0)
-            raise LookupError
-
-        with pytest.raises(LookupError):
-            attempt(store, operation, late)
-        assert sent == ["claimed", "claimed", "failed", "lost"]
-
     def test_claim_of_another_operation(self, store: Watched, sent: list[str]) -> None:
         """An operation that the handler executed, and that was lost, is an error like any other."""
         operation, inner = leased(), leased()
@@ -734,21 +605,6 @@ class TestLateOwner:
         assert sent == ["claimed", "claimed", "lost", "failed"]
         assert found(store, operation).status is Status.FAILED
         assert isinstance(attempt(store, operation), Executed)
-
-    @pytest.mark.parametrize("owners", sizes(20, 200))
-    def test_late_completions(self, store: Watched, owners: int) -> None:
-        """Of many late owners none completes, fails or extends what is its successor's."""
-        accepted = 0
-        for number in range(owners):
-            operation = leased()
-            late = store.acquire(operation)
-            assert isinstance(late, Claim)
-            successor = taken_over(store, operation)
-            if number % 2:
-                assert store.complete(successor, OTHER)
-            accepted += store.complete(late, STORED) + store.fail(late, "") + store.extend(late, 9)
-            assert found(store, operation).attempt == 2
-        assert accepted == 0
 
 
 class TestSignals:
@@ -770,27 +626,6 @@ class TestSignals:
         attempt(store, operation, lambda e: Result("x", None, error="409"))
         assert sent == ["claimed", "failed", "claimed", "failed", "claimed", "released"]
         assert found(store, operation).attempt == 3
-
-    def test_stored_error(self, store: Watched, sent: list[str]) -> None:
-        """An error whose response is stored is completed."""
-        operation = leased()
-        attempt(
-            store, operation, _raises_after(effect), recover=lambda e: Result("x", lambda: STORED)
-        )
-        assert sent == ["claimed", "completed"]
-        assert found(store, operation).payload == STORED
-
-    def test_response_that_cannot_be_made(self, store: Watched, sent: list[str]) -> None:
-        """An error whose response cannot be rendered leaves the key free, and says why."""
-        operation = leased()
-
-        def unmade() -> Payload:
-            raise KeyError("the renderer")
-
-        with pytest.raises(KeyError, match="the renderer"):
-            attempt(store, operation, _raises_after(effect), recover=lambda e: Result("x", unmade))
-        assert sent == ["claimed", "failed"]
-        assert found(store, operation).status is Status.FAILED
 
     def test_conflicts_and_mismatches(self, store: Watched, sent: list[str]) -> None:
         """Who is refused, and why."""
@@ -859,13 +694,6 @@ class TestSignals:
         interrupt(store, operation)
         assert isinstance(attempt(store, operation), Held)
 
-    def test_stop_iteration(self, store: Watched) -> None:
-        """A handler that lets a StopIteration go is an error like any other."""
-        operation = leased()
-        with pytest.raises(RuntimeError, match="StopIteration"):
-            attempt(store, operation, lambda e: next(iter(())))
-        assert found(store, operation).status is Status.FAILED
-
 
 @pytest.mark.usefixtures("at_once")
 class TestUnreachableStore:
@@ -892,13 +720,6 @@ class TestUnreachableStore:
         assert effects() == 1
         assert sent == ["claimed", "completed", "replayed"]
         assert "could not be stored" not in caplog.text
-
-    def test_get_fails_too(self, store: Watched) -> None:
-        """The same where the question whether it was stored gets no reply."""
-        operation = leased()
-        store.faults = {"complete": ["after"], "get": ["before"]}
-        assert isinstance(attempt(store, operation), Executed)
-        assert found(store, operation).payload == STORED
 
     def test_complete_is_never_possible(
         self, store: Watched, sent: list[str], caplog: pytest.LogCaptureFixture
@@ -940,18 +761,6 @@ class TestUnreachableStore:
 
         assert isinstance(attempt(store, operation, late), Replayed)
 
-    def test_whether_a_claim_is_lost_cannot_be_asked(self, store: Watched) -> None:
-        """Who is told of a lost claim, and cannot ask whose, fails as ever and frees the key."""
-        operation = leased()
-        store.faults["extend"] = ["before"]
-
-        def handler(execution: ExecutionContext) -> None:
-            raise ClaimLost
-
-        with pytest.raises(ClaimLost):
-            attempt(store, operation, handler)
-        assert found(store, operation).status is Status.FAILED
-
     @pytest.mark.parametrize("error", [LookupError, None])
     def test_fail(
         self, store: Watched, error: type[Exception] | None, caplog: pytest.LogCaptureFixture
@@ -969,15 +778,6 @@ class TestUnreachableStore:
         assert isinstance(attempt(store, operation), InProgress)
         interrupt(store, operation)
         assert isinstance(attempt(store, operation), Executed)
-
-    def test_fail_whose_response_was_lost(self, store: Watched, sent: list[str]) -> None:
-        """A failure that was recorded, though nobody was told, is announced as one."""
-        operation = leased()
-        store.faults["fail"] = ["after"]
-        with pytest.raises(LookupError):
-            attempt(store, operation, _raises_after(effect))
-        assert found(store, operation).status is Status.FAILED
-        assert sent == ["claimed", "failed"]
 
     def test_refuse(self, store: Watched) -> None:
         """By default nothing is executed while the store cannot be reached."""
@@ -1051,40 +851,6 @@ class TestUnconfirmedCommit:
         assert isinstance(attempt(store, operation), Held)
         assert effects() == done
         assert sent == ["claimed", "conflicted", "conflicted"]
-
-    def test_answered(self, done: bool) -> None:
-        """An adapter may make a response of it; that settles nothing."""
-        store, operation = one_by_one(), leased(hold=True)
-
-        def handler(execution: ExecutionContext | None) -> None:
-            effect(None)
-            lose_commit(done=done)
-
-        def sorry(error: Exception) -> Result:
-            return Result("500", lambda: STORED, failed=True)
-
-        assert attempt(store, operation, handler, sorry, together=True) == Executed("500")
-        if not done:
-            interrupt(store, operation)
-        assert isinstance(attempt(store, operation), Replayed if done else Held)
-        assert effects() == done
-
-    def test_store_cannot_tell(self, done: bool, sent: list[str]) -> None:
-        """Nor is it taken for failed where the store cannot be asked what became of it."""
-        store, operation = one_by_one(), leased(hold=True)
-        store.faults["get"] = ["before"]
-
-        def handler(execution: ExecutionContext | None) -> None:
-            effect(None)
-            lose_commit(done=done)
-
-        with pytest.raises(StoreUnavailable):
-            attempt(store, operation, handler, together=True)
-        assert sent == ["claimed"]
-        if not done:
-            interrupt(store, operation)
-        assert isinstance(attempt(store, operation), Replayed if done else Held)
-        assert effects() == done
 
     def test_resumed(self, done: bool, sent: list[str]) -> None:
         """Where it is to be resumed the key is free at once, as after any other failure."""
@@ -1200,15 +966,6 @@ class TestInterrupted:
         attempt(store, operation, lambda e: attempts.append(e.attempt))  # type: ignore[union-attr]
         assert attempts == [2]
 
-    def test_one_contender(self, store: Watched) -> None:
-        """Of many that find it so only one takes it over."""
-        operation = self.interrupted(store)
-        outcomes = in_threads([lambda: attempt(store, operation)] * 8)
-        kinds = {type(outcome) for outcome in outcomes}
-        assert sum(isinstance(outcome, Executed) for outcome in outcomes) == 1
-        assert kinds <= {Executed, InProgress, Replayed}
-        assert effects() == 1
-
     def test_hold(self, store: Watched, sent: list[str]) -> None:
         """A held one waits for an operator, whoever asks."""
         operation = self.interrupted(store, hold=True)
@@ -1222,12 +979,6 @@ class TestInterrupted:
         operation = leased(hold=True)
         attempt(store, operation, lambda e: isinstance(attempt(store, operation), InProgress))
         assert isinstance(attempt(store, operation), Replayed)
-
-    def test_other_request(self, store: Watched) -> None:
-        """Another request under the key of an interrupted one is a mismatch."""
-        operation = self.interrupted(store)
-        other = leased(key=operation.key, fingerprint="0" * 64)
-        assert isinstance(attempt(store, other), Mismatched)
 
 
 behaviour: dict[str, Callable[[], object]] = {}
@@ -1246,11 +997,6 @@ def create(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"reference": reference, "execution": execution}, status=status)
 
 
-def bare(request: HttpRequest) -> HttpResponse:
-    Effect.objects.create(reference=json.loads(request.body)["reference"])
-    return JsonResponse({}, status=201)
-
-
 class DRF(IdempotentViewMixin, APIView):
     authentication_classes: ClassVar[list[Any]] = []
     idempotency_policy = Policy(mode="leased")
@@ -1266,30 +1012,14 @@ class DRF(IdempotentViewMixin, APIView):
 
 urlpatterns = [
     path("leased/", idempotent(mode="leased")(create)),
-    path("waiting/", idempotent(mode="leased", on_conflict="wait")(create)),
     path("held/", idempotent(mode="leased", on_interrupted="hold")(create)),
     path("drf/", DRF.as_view()),
-    path("bare/", bare),
-    path("bare-leased/", idempotent(mode="leased")(bare)),
     path("non-atomic/", transaction.non_atomic_requests(idempotent(mode="leased")(create))),
     path("non-atomic-drf/", transaction.non_atomic_requests(DRF.as_view())),
     path("nested/", transaction.atomic(idempotent(mode="leased")(create))),
 ]
 
 BOTH = ["/leased/", "/drf/"]
-
-
-@pytest.fixture
-def watched(settings: Any) -> Watched:
-    """The project's store, watched."""
-    return _watched(settings, "WatchedDatabase")
-
-
-def _watched(settings: Any, backend: str) -> Watched:
-    settings.IDEMPOTENCY = {"STORES": {"default": {"BACKEND": f"{__name__}.{backend}"}}}
-    store = stores["default"]
-    assert isinstance(store, Watched)
-    return store
 
 
 @contextmanager
@@ -1302,23 +1032,6 @@ def during(reference: str, function: Callable[[], object]) -> Iterator[None]:
 
 class TestRequests:
     """What a client sees."""
-
-    @pytest.mark.parametrize("url", BOTH)
-    def test_visible(self, client: Client, url: str, elsewhere: ThreadPoolExecutor) -> None:
-        """While the view runs everybody can see the claim, and is told 409."""
-        key, seen = new_key(), []
-
-        def look() -> None:
-            seen.append(elsewhere.submit(lambda: record(key).status).result(PATIENCE))
-            again = elsewhere.submit(post, Client(), url, key).result(PATIENCE)
-            assert_problem(again, 409, "in-progress")
-            assert again["Retry-After"] == "1"
-
-        with during("a", look):
-            first = post(client, url, key)
-        assert seen == ["in_progress"]
-        assert_replays(first, post(client, url, key))
-        assert effects() == 1
 
     def test_held(self, client: Client, elsewhere: ThreadPoolExecutor) -> None:
         """A request whose attempt was interrupted and is held is told so."""
@@ -1345,37 +1058,6 @@ class TestRequests:
             late = post(client, url, key)
         assert_replays(responses[0], late)
         assert record(key).attempt == 2
-
-    def test_claim_lost(self, client: Client) -> None:
-        """A claim that vanished is an error of the server's, and says so."""
-        key = new_key()
-        with during("a", lambda: IdempotencyKey.objects.all().delete()):
-            assert_problem(post(client, "/leased/", key), 500, "claim-lost")
-
-    @pytest.mark.parametrize("url", BOTH)
-    def test_failures(self, client: Client, url: str) -> None:
-        """A 5xx and an error leave the key free; without a transaction effects stay."""
-        client.raise_request_exception = False
-        for reference, status in (("503", 503), ("error", 500)):
-            key = new_key()
-            for number in (1, 2):
-                assert post(client, url, key, reference).status_code == status
-                assert (record(key).status, record(key).attempt) == ("failed", number)
-            assert effects(reference) == 2
-
-    def test_store_unavailable(self, client: Client, watched: Watched) -> None:
-        """503 with ``Retry-After``, and nothing executed."""
-        watched.faults["acquire"] = ["before"]
-        response = post(client, "/leased/", new_key())
-        assert_problem(response, 503, "store-unavailable")
-        assert response["Retry-After"] == "1"
-        assert effects() == 0
-
-    @pytest.mark.usefixtures("at_once")
-    def test_response_not_stored(self, client: Client, watched: Watched) -> None:
-        """The client of an operation whose response cannot be stored gets it all the same."""
-        watched.faults["complete"] = ["before"] * 6
-        assert post(client, "/leased/", new_key()).status_code == 201
 
     def test_transaction_around_it(self, client: Client) -> None:
         """A transaction of the project's around the view is refused: it would hide the claim."""
@@ -1406,15 +1088,6 @@ class TestAtomicRequests:
         assert seen == [("in_progress", False)]
         assert_replays(first, post(client, url, key))
         assert effects() == 1
-
-    def test_no_key(self, client: Client) -> None:
-        """Without a key the view is in the transaction that Django has opened."""
-        seen: list[bool] = []
-        client.raise_request_exception = False
-        with during("error", lambda: seen.append(connection.in_atomic_block)):
-            assert post(client, "/leased/", None, "error").status_code == 500
-        assert seen == [True]
-        assert effects("error") == 0
 
 
 @pytest.mark.driver
@@ -1475,65 +1148,6 @@ class TestOneTransaction:
         assert (effects(), found(store, operation).status) == (0, "failed")
         assert isinstance(attempt(store, operation, together=True), Executed)
         assert effects() == 1
-
-    def test_hook_fails(self, sent: list[str]) -> None:
-        """A hook that fails behind the commit leaves it completed: a signal says so, once."""
-        operation = leased()
-
-        def handler(execution: ExecutionContext | None) -> None:
-            effect(execution)
-            transaction.on_commit(_raise)
-
-        with pytest.raises(LookupError):
-            attempt(self.store, operation, handler, together=True)
-        assert sent == ["claimed", "completed"]
-        assert isinstance(attempt(self.store, operation), Replayed)
-        assert effects() == 1
-
-
-def _raise() -> None:
-    raise LookupError("boom")
-
-
-@pytest.mark.driver
-class TestBudget:
-    """How many statements a leased request takes beyond the bare view."""
-
-    def statements(self, client: Client, url: str, key: str | None) -> list[str]:
-        with CaptureQueriesContext(connection) as queries:
-            assert post(client, url, key).status_code == 201
-        return [query["sql"] for query in queries.captured_queries]
-
-    def test_first_request(self, client: Client) -> None:
-        """A claim and its completion; MariaDB looks for the record before it claims."""
-        self.statements(client, "/bare-leased/", new_key())
-        plain = self.statements(client, "/bare/", None)
-        first = self.statements(client, "/bare-leased/", new_key())
-        looked = 1 if connection.vendor == "mysql" else 0
-        assert len(first) - len(plain) == 2 + looked, first
-
-    def test_replay(self, client: Client) -> None:
-        """A replay asks no more than in the transactional mode."""
-        key = new_key()
-        self.statements(client, "/bare-leased/", key)
-        replay = self.statements(client, "/bare-leased/", key)
-        if connection.vendor == "postgresql":
-            alone = 0 if hasattr(connection.Database, "ClientCursor") else 1  # psycopg2
-            assert len(replay) == 2 + alone, replay
-
-    def test_step(self) -> None:
-        """A step is one statement and its transaction."""
-        counted: list[int] = []
-
-        def handler(execution: ExecutionContext | None) -> None:
-            assert execution is not None
-            with CaptureQueriesContext(connection) as queries:
-                execution.step("a", lambda: None)
-            own = [q["sql"] for q in queries if q["sql"].split()[0] not in ("BEGIN", "COMMIT")]
-            counted.append(len(own))
-
-        attempt(DatabaseStore("default"), leased(), handler)
-        assert counted == [1]
 
 
 def test_async_and_sync_share_a_heartbeat(store: Watched) -> None:

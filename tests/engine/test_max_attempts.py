@@ -56,10 +56,6 @@ def succeed(_: object) -> Result:
     return Result("response", Payload(201, (), b"done"))
 
 
-def decline(_: object) -> Result:
-    return Result("later", None, error="not now")
-
-
 def fail_thrice(store: Store, operation: Operation) -> None:
     for _ in range(3):
         with pytest.raises(LookupError, match="boom"):
@@ -93,23 +89,6 @@ def test_not_before(way: Any) -> None:
     assert run(store, operation, succeed) == Executed("response")
 
 
-def test_no_limit(way: Any) -> None:
-    """Without a limit, a key is free after each failure."""
-    store, operation = way
-    operation = replace(operation, max_attempts=None)
-    fail_thrice(store, operation)
-    fail_thrice(store, operation)
-    assert run(store, operation, succeed) == Executed("response")
-
-
-def test_responses_that_are_not_kept(way: Any) -> None:
-    """A response that is not kept is no failure, and does not hold the key."""
-    store, operation = way
-    for _ in range(4):
-        assert run(store, operation, decline) == Executed("later")
-    assert run(store, operation, succeed) == Executed("response")
-
-
 def interrupt(store: Store, operation: Operation) -> Claim:
     """An attempt whose process died."""
     claim = store.acquire(replace(operation, lease=LEASE))
@@ -128,15 +107,6 @@ def test_interruptions_count(store: Callable[[str], Store]) -> None:
     assert run(one, operation, succeed) == Held()
     assert effects() == 0
     assert held(one, operation)
-
-
-@pytest.mark.parametrize("store", [DatabaseStore, MemoryStore])
-def test_last_attempt_after_interruptions(store: Callable[[str], Store]) -> None:
-    """After two interruptions of three attempts, the third one is executed."""
-    one, operation = store("default"), an_operation(lease=LEASE, max_attempts=3)
-    for _ in range(2):
-        interrupt(one, operation)
-    assert run(one, operation, succeed) == Executed("response")
 
 
 def test_interruption_in_the_transactional_mode() -> None:

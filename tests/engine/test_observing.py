@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from datetime import timedelta
 from typing import Any, ClassVar
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
-from django.core.exceptions import ImproperlyConfigured, PermissionDenied
-from django.db import connection, connections, transaction
+from django.core.exceptions import PermissionDenied
+from django.db import connection, connections
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.test import Client, override_settings
 from django.urls import path
@@ -24,15 +22,9 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from idempotency_django import engine
-from idempotency_django.checks.configuration import check_settings
-from idempotency_django.contrib.messaging import (
-    Consumer,
-    Event,
-)
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine import Result
-from idempotency_django.engine.context import ExecutionContext, current_execution
 from idempotency_django.engine.functions import aidempotent_call, idempotent_call
 from idempotency_django.engine.observing import ObservedExecution
 from idempotency_django.errors import (
@@ -43,8 +35,7 @@ from idempotency_django.errors import (
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.stores.database import DatabaseStore
-from idempotency_django.stores.memory import MemoryStore
-from idempotency_django.stores.records import Claim, Operation, Payload, Record
+from idempotency_django.stores.records import Operation, Payload, Record
 from idempotency_django.testing import an_operation
 from tests.models import Effect
 from tests.support.shared import LONG_AGO, effects, new_key, post
@@ -167,15 +158,6 @@ class TestRequests:
         assert operations[0].path == url
         assert operations[0].name == f"POST {url}"
 
-    @pytest.mark.parametrize("url", VIEWS)
-    @pytest.mark.usefixtures("atomic")
-    def test_error(self, client: Client, url: str) -> None:
-        """What a view raised is seen."""
-        skip_what_is_refused(url)
-        key = new_key()
-        assert [post(client, url, key, "boom").status_code for _ in range(2)] == [500, 500]
-        assert seen == [("failed", LookupError)] * 2
-
     @pytest.mark.parametrize("url", ["/view/", "/leased/", "/middleware/"])
     @pytest.mark.usefixtures("atomic")
     def test_responses_that_are_not_kept(self, client: Client, url: str) -> None:
@@ -184,14 +166,6 @@ class TestRequests:
         for reference in ("503", "409"):
             post(client, url, new_key(), reference)
         assert seen == [("failed", None), ("released", None)]
-
-    @pytest.mark.parametrize("url", ["/drf/", "/leased-drf/"])
-    @pytest.mark.usefixtures("atomic")
-    def test_error_that_becomes_an_response(self, client: Client, url: str) -> None:
-        """A refusal that a view raises, and of which a response is made, frees the key."""
-        skip_what_is_refused(url)
-        assert post(client, url, new_key(), "forbidden").status_code == 403
-        assert seen == [("released", None)]
 
     @pytest.mark.parametrize("url", ["/view/", "/leased/", "/drf/", "/middleware/"])
     def test_left_after_the_commit(self, client: Client, url: str) -> None:
@@ -303,27 +277,6 @@ class TestCalls:
         assert len(found) == 1
         assert seen == [("in_progress", None), ("executed", None)]
 
-    def test_nested(self, policy: Policy) -> None:
-        """A call within a handler has its own hooks, within those of the handler's."""
-        inner: Any = {"key": "inner", "scope": "books"}
-        call(
-            lambda execution: effect() and idempotent_call(lambda _: effect("inner"), **inner),
-            policy=policy,
-        )
-        assert spans == ["k-1", "inner"]
-        assert [each.key for each in operations] == ["k-1", "inner"]
-        assert seen == [("executed", None)] * 2
-
-
-def test_held() -> None:
-    """A key that waits for an operator is seen as held, and its last attempt as failed."""
-    operation = an_operation(max_attempts=1)
-    store = DatabaseStore("default")
-    for _ in range(2):
-        with suppress(LookupError):
-            engine.run(store, operation, fails, _raise)
-    assert seen == [("failed", LookupError), ("held", None)]
-
 
 def test_refused_replay() -> None:
     """A replay that is not allowed has failed: it was neither executed nor replayed."""
@@ -338,21 +291,6 @@ def test_refused_replay() -> None:
     assert seen == [("executed", None), ("failed", PermissionDenied)]
 
 
-class Away(MemoryStore):
-    """A store that cannot be reached."""
-
-    def acquire(self, operation: Operation) -> Claim | Record:
-        raise StoreUnavailable
-
-
-def test_store_that_cannot_be_reached() -> None:
-    """Without its store an operation is refused, and nothing is executed."""
-    operation = an_operation(lease=timedelta(seconds=30))
-    with pytest.raises(StoreUnavailable):
-        engine.run(Away("default"), operation, executing, _raise)
-    assert seen == [("failed", StoreUnavailable)]
-
-
 def executing(execution: Any) -> Result:
     effect()
     return Result(None, Payload(200, (), b"{}"))
@@ -360,85 +298,6 @@ def executing(execution: Any) -> Result:
 
 def _raise(error: Exception) -> Result:
     raise error
-
-
-def event(number: int | str, **data: Any) -> Event:
-    return Event(id=f"e-{number}", source="/shop", type="order.paid", data=data)
-
-
-def consumer(policy: Policy | None = None, **options: Any) -> Consumer:
-    """A consumer whose handler fails where the event says so."""
-    made = Consumer("billing", policy=policy or Policy(), **options)
-
-    @made.on("order.paid")
-    def book(event: Event, execution: Any) -> int:
-        current = current_execution()
-        assert current is not None
-        assert current.key == execution.key
-        made = effect(event.id)
-        return fails() if event.data.get("fails") else made
-
-    return made
-
-
-@each_mode
-class TestConsumers:
-    """Consumers."""
-
-    def test_batch(self, policy: Policy) -> None:
-        """Each event of a batch is one execution, within those of the events before it."""
-        billing = consumer(policy)
-        billing.handle(event(1))
-        seen.clear()
-        spans.clear()
-        operations.clear()
-        events = [event(0), event(1), event(2, fails=True), event(3), event(0)]
-        billing.handle_many(events)
-        assert seen[::-1] == [
-            ("executed", None),
-            ("replayed", None),
-            ("failed", None),
-            ("executed", None),
-            ("replayed", None),
-        ]
-        assert set(spans) == {operations[-1].key}
-        assert effects("e-0") == effects("e-3") == 1
-
-    def test_batch_is_left_after_its_commit(self, policy: Policy) -> None:
-        """The hooks of a batch are left when all of it is committed."""
-        found: list[tuple[bool, int]] = []
-
-        @contextmanager
-        def asks(execution: ObservedExecution) -> Iterator[None]:
-            yield
-            found.append((connection.in_atomic_block, Effect.objects.count()))
-
-        with override_settings(IDEMPOTENCY={"AROUND_EXECUTION": [asks]}):
-            consumer(policy).handle_many([event(n) for n in range(3)])
-        assert found == [(False, 3)] * 3
-
-
-def test_late_owner() -> None:
-    """An owner whose successor has taken over gets the successor's outcome."""
-    store = DatabaseStore("default")
-    operation = an_operation(lease=timedelta(seconds=30))
-
-    def late(execution: ExecutionContext) -> Result:
-        IdempotencyKey.objects.update(lease_expires_at=LONG_AGO)
-        engine.run(store, operation, executing, _raise)
-        return executing(execution)
-
-    engine.run(store, operation, late, _raise)
-    assert seen == [("executed", None), ("replayed", None)]
-
-
-def test_within_a_transaction() -> None:
-    """A call within the caller's transaction ends with the call: its commit is still to come."""
-    with transaction.atomic():
-        call()
-        assert seen == [("executed", None)]
-        transaction.set_rollback(True)
-    assert effects() == 0
 
 
 @pytest.mark.parametrize("fails_first", [True, False])
@@ -460,56 +319,6 @@ def test_failing(fails_first: bool) -> None:
     assert seen == [("failed" if fails_first else "executed", RuntimeError)]
     assert call()
     assert effects() == 1
-
-
-def test_order() -> None:
-    """The first hook of the setting is the outermost one."""
-    calls = []
-
-    def named(name: str) -> Any:
-        @contextmanager
-        def hook(execution: ObservedExecution) -> Iterator[None]:
-            calls.append(f"{name} in")
-            yield
-            calls.append(f"{name} out")
-
-        return hook
-
-    with override_settings(IDEMPOTENCY={"AROUND_EXECUTION": [named("a"), named("b")]}):
-        call()
-    assert calls == ["a in", "b in", "b out", "a out"]
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        (
-            ["tests.nowhere.span"],
-            r"AROUND_EXECUTION'\] lists 'tests.nowhere.span', .*imported: .*nowhere",
-        ),
-        (["tests.engine.test_observing.missing"], "which cannot be imported: .*missing"),
-        ("tests.engine.test_observing.recorder", "must be a list of the dotted paths of functions"),
-        (["tests.engine.test_observing.MODES"], "must be a list of the dotted paths of functions"),
-        ([7], "must be a list of the dotted paths of functions"),
-    ],
-)
-def test_wrong_setting(value: Any, said: str) -> None:
-    """The check of the settings says what is wrong with a path, and so does the first use."""
-    with override_settings(IDEMPOTENCY={"AROUND_EXECUTION": value}):
-        [message] = [each for each in check_settings() if each.id == "idempotency_django.E002"]
-        assert re.search(said, message.msg)
-        with pytest.raises(ImproperlyConfigured, match=said):
-            call()
-    assert effects() == 0
-
-
-def test_path() -> None:
-    """A hook is named by its dotted path, as elsewhere in the settings."""
-    path = f"{__name__}.recorder"
-    with override_settings(IDEMPOTENCY={"AROUND_EXECUTION": [path]}):
-        assert check_settings() == []
-        call()
-    assert seen == [("executed", None)]
 
 
 @contextmanager

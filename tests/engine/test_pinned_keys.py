@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from datetime import timedelta
 
 import pytest
 from django.contrib import admin
@@ -13,10 +11,7 @@ from django.test import Client
 from django.urls import path
 
 from idempotency_django.decorators import idempotent
-from idempotency_django.models import IdempotencyKey
-from idempotency_django.stores import Store
-from idempotency_django.stores.records import Claim, Operation, Record, Status
-from idempotency_django.testing import an_operation, eventually
+from idempotency_django.stores.records import Status
 from tests.support.shared import assert_problem, is_replay, new_key, record
 
 pytestmark = [
@@ -117,63 +112,3 @@ def test_nothing_derived(client: Client, url: str) -> None:
     busy.clear()
     assert pay(client, url, key, 700).status_code == 201
     assert list(charged.values()) == [700]
-
-
-def _claimed(store: Store, operation: Operation) -> Claim:
-    claim = store.acquire(operation)
-    assert isinstance(claim, Claim)
-    return claim
-
-
-def test_interrupted_attempt(store: Store) -> None:
-    """What an attempt that died had derived is unknown, so its key stays with its request."""
-    operation = an_operation(lease=timedelta(milliseconds=1))
-    _claimed(store, operation)
-    eventually(lambda: _found(store, operation).interrupted)
-    second = _claimed(store, replace(operation, lease=timedelta(seconds=99)))
-    assert store.fail(second, "before it had derived anything")
-    assert isinstance(store.acquire(replace(operation, fingerprint="0" * 64)), Record)
-    assert _claimed(store, operation).attempt == 3
-
-
-def _found(store: Store, operation: Operation) -> Record:
-    found = store.get(operation.key, operation.scope)
-    assert found is not None
-    return found
-
-
-def test_released_by_an_operator(admin_client: Client, client: Client) -> None:
-    """A key that an operator released is executed again for its own request only."""
-    key = new_key()
-    down.append(True)
-    assert pay(client, "/leased/", key, 500).status_code == 500
-    row = record(key)
-    rows = IdempotencyKey.objects.filter(pk=row.pk)
-    past = row.created_at - timedelta(hours=1)
-    rows.update(status=Status.IN_PROGRESS, lease_expires_at=past, completed_at=None, error="")
-    response = admin_client.post(
-        f"/admin/idempotency_django/idempotencykey/{row.pk}/settle/",
-        {
-            "attempt": 1,
-            "outcome": "release",
-            "reason": "looked",
-            "status": 200,
-            "content_type": "application/json",
-            "body": "",
-        },
-    )
-    assert response.status_code == 302, response.content
-    assert record(key).status == Status.FAILED
-    down.clear()
-    assert_problem(pay(client, "/leased/", key, 700), 422, "mismatch")
-    assert pay(client, "/leased/", key, 500).status_code == 201
-
-
-def test_deleted_by_an_operator(client: Client) -> None:
-    """A record that was deleted leaves a key that is new to the store."""
-    key = new_key()
-    down.append(True)
-    assert pay(client, "/leased/", key, 500).status_code == 500
-    IdempotencyKey.objects.filter(key=key).delete()
-    down.clear()
-    assert pay(client, "/leased/", key, 700).status_code == 201

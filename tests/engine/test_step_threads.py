@@ -80,14 +80,3 @@ def _in_thread(function: Any, *args: Any) -> object:
         return function(*args)
     finally:
         connections.close_all()
-
-
-def test_threads_within_a_step() -> None:
-    """What a step does in threads of its own is its own affair."""
-
-    def work() -> list[int]:
-        with ThreadPoolExecutor(2) as threads:
-            return list(threads.map(lambda n: n * 2, [1, 2]))
-
-    wanted = an_operation(lease=30 * SECOND)
-    assert attempt(wanted, lambda e: e.step("work", work)) == Executed([2, 4])

@@ -41,7 +41,6 @@ from idempotency_django.stores.records import Claim, Operation, Payload, Record,
 from idempotency_django.testing import PATIENCE, an_operation
 from tests.models import Effect
 from tests.support.shared import (
-    assert_problem,
     assert_replays,
     effects,
     is_replay,
@@ -216,14 +215,6 @@ async def end_lease(key: str) -> None:
     await rows.aupdate(lease_expires_at=timezone.now() - timedelta(hours=1))
 
 
-def interrupt(store: MemoryStore, operation: Operation) -> None:
-    """The same of an operation in a store in memory."""
-    found = store.get(operation.key, operation.scope)
-    assert found is not None
-    assert found.status is Status.IN_PROGRESS
-    store._entries[operation.key, operation.scope].lease_ends = 0
-
-
 class SyncClientLike:
     """Sends one request after another through the ASGI handler, each in a loop of its own."""
 
@@ -267,27 +258,12 @@ class TestProtected:
         assert execution.operation.lease == timedelta(seconds=30)
         assert execution.scope == record(key).scope
 
-    @pytest.mark.parametrize("url", ["/function/", "/handler/", "/unmarked/"])
-    def test_template(self, either: Any, url: str) -> None:
-        """A template is rendered before its response is stored."""
-        key = new_key()
-        first = post(either, url, key, "template")
-        assert (first.status_code, first.content) == (201, b"n=1")
-        assert_replays(first, post(either, url, key, "template"))
-        assert effects("template") == 1
-
     def test_no_response(self, either: Any) -> None:
         """A view that returns no response is told so, and its key is free."""
         key = new_key()
         with pytest.raises(TypeError, match="returned NoneType, not an HttpResponse"):
             post(either, "/function/", key, "nothing")
         assert record(key).status == "failed"
-
-    def test_exempt(self, either: Any) -> None:
-        """The middleware leaves an exempt async view alone."""
-        with pytest.raises(AttributeError, match="idempotency"):
-            post(either, "/exempt/", new_key())  # nobody gave the request its attribute
-        assert not IdempotencyKey.objects.exists()
 
     def test_transactional_mode(self, either: Any) -> None:
         """``mode="transactional"`` on an async view is refused, and says why."""
@@ -298,40 +274,8 @@ class TestProtected:
         assert effects() == 0
 
 
-def test_streamed_chunks_arrive() -> None:
-    """The client gets all of a streamed response, of which a tombstone is kept."""
-
-    async def work() -> bytes:
-        response = await post(AsyncClient(), "/function/", new_key(), "stream")
-        return b"".join([chunk async for chunk in response])
-
-    assert in_loop(work) == b"one two"
-
-
 class TestSideBySide:
     """Duplicates that arrive while the first is being executed."""
-
-    @pytest.mark.parametrize("url", ["/function/", "/handler/", "/unmarked/"])
-    def test_reject(self, url: str) -> None:
-        """One runs, nine are told "in progress" meanwhile, and the next retry gets a response."""
-        key = new_key()
-
-        async def work() -> tuple[HttpResponse, list[HttpResponse], HttpResponse]:
-            gate = gates["a"] = Gate()
-            client = AsyncClient()
-            first = asyncio.ensure_future(post(client, url, key))
-            await asyncio.wait_for(gate.reached.wait(), PATIENCE)
-            others = await asyncio.gather(*(post(client, url, key) for _ in range(9)))
-            gate.opened.set()
-            return await first, others, await post(client, url, key)
-
-        first, others, again = in_loop(work)
-        for other in others:
-            assert_problem(other, 409, "in-progress")
-            assert other["Retry-After"] == "1"
-        assert first.status_code == 201
-        assert_replays(first, again)
-        assert effects() == 1
 
     def test_wait(self) -> None:
         """With ``on_conflict="wait"`` the duplicates get the first response when it is there."""
@@ -369,27 +313,10 @@ class TestSyncViews:
         assert execution is not None
         assert execution.operation.lease is None
 
-    @pytest.mark.parametrize("url", ["/sync/", "/sync-decorated/"])
-    def test_rolls_back(self, url: str) -> None:
-        """A 5xx rolls its effects back."""
-        key = new_key()
-        assert post(SyncClientLike(), url, key, "503").status_code == 503
-        assert record(key).status == "failed"
-        assert effects("503") == 0
-
 
 @pytest.mark.usefixtures("always_atomic")
 class TestAtomicRequests:
     """With ``ATOMIC_REQUESTS`` async views are what Django says they are: not possible."""
-
-    @pytest.mark.parametrize("url", ["/function/", "/handler/", "/unmarked/", "/unmarked-class/"])
-    @pytest.mark.parametrize("with_key", [False, True])
-    def test_refused(self, either: Any, url: str, with_key: bool) -> None:
-        """Django refuses the view, and nothing is executed, with a key or without."""
-        key = new_key() if with_key else None
-        with pytest.raises(RuntimeError, match="ATOMIC_REQUESTS with async views"):
-            post(either, url, key)
-        assert effects() == 0
 
     def test_non_atomic_requests(self, either: Any) -> None:
         """A view that is taken out of it is protected."""
@@ -448,13 +375,6 @@ class TestSignals:
         """Plain and async receivers are told of attempts, and may ask the database."""
         seen = self.received(getattr(self, kind), either, outcomes=False)
         assert seen == self.ATTEMPTS
-        assert effects("signal") == len(seen)
-
-    @pytest.mark.parametrize("kind", ["plain_receiver", "async_receiver"])
-    def test_of_outcomes(self, either: Any, kind: str) -> None:
-        """They are told of replays and mismatches likewise."""
-        seen = self.received(getattr(self, kind), either, outcomes=True)
-        assert seen == self.ALL
         assert effects("signal") == len(seen)
 
 
@@ -562,21 +482,6 @@ class TestDisconnect:
 
         assert is_replay(in_loop(work))
         assert effects() == 1
-
-    def test_after_the_response_began(self, settings: Any) -> None:
-        """Who leaves in the middle of a streamed response leaves the key completed."""
-        settings.MIDDLEWARE = [MIDDLEWARE]
-        key = new_key()
-
-        async def work() -> None:
-            client = communicator("/function/", key)
-            await sent(client, "stream")
-            assert (await client.receive_output(PATIENCE))["status"] == 201
-            await client.send_input({"type": "http.disconnect"})
-            await client.wait(PATIENCE)
-
-        in_loop(work)
-        assert record(key).status == "completed"
 
 
 class CancelledAt:
@@ -696,21 +601,6 @@ class TestCancelledAnywhere:
                     assert is_replay(again) == (status == "completed")
 
         assert in_loop(points) >= 4  # the question, the claim, the view and its completion
-
-    @pytest.mark.parametrize("times", [1, 2])
-    def test_replay(self, times: int) -> None:
-        """A replay that is cancelled changes nothing."""
-        view, key = CANCELLED_VIEWS["responses"], new_key()
-
-        async def work() -> None:
-            assert (await view(self.request(key))).status_code == 201
-            point = 1
-            while await cancelled_at(view(self.request(key)), *range(point, point + times)):
-                point += 1
-                assert is_replay(await view(self.request(key)))
-
-        in_loop(work)
-        assert effects() == 1
 
 
 class Flaky(MemoryStore):
@@ -837,28 +727,6 @@ class TestCancelledWhileAsking:
 
         in_loop(work)
 
-    @pytest.mark.parametrize("question", ["acquire", "acquired"])
-    def test_question_before_what_is_to_be_held(self, question: str) -> None:
-        """A handler that was never begun leaves nothing for an operator: the key is free."""
-
-        async def work() -> None:
-            store, operation = Flaky(), an_operation(lease=LEASE, hold=True)
-            store.blocked_at = question
-            task = asyncio.ensure_future(arun(store, operation))
-            await store.blocked()
-            task.cancel()
-            await asyncio.sleep(0)
-            store.opened.set()
-            await asyncio.wait([task], timeout=PATIENCE)
-            assert task.cancelled()
-            found = store.get(operation.key, operation.scope)
-            assert found is not None
-            assert found.status is Status.FAILED
-            assert executions == []
-            assert isinstance(await arun(store, operation), Executed)
-
-        in_loop(work)
-
     def test_before_the_claim(self) -> None:
         """A cancellation while the key is looked for: nothing is claimed, and no view is called."""
         asked, opened = threading.Event(), threading.Event()
@@ -883,49 +751,6 @@ class TestCancelledWhileAsking:
         in_loop(work)
         assert (effects(), IdempotencyKey.objects.count()) == (0, 0)
 
-    def test_while_it_tries_to_complete_again(self) -> None:
-        """What was done is completed though the store is away for a moment and the client too."""
-
-        async def work() -> None:
-            store, operation = Flaky(), an_operation(lease=LEASE)
-            store.blocked_at = "complete"
-            store.unreachable["complete"] = 2
-            task = asyncio.ensure_future(arun(store, operation))
-            await store.blocked()
-            task.cancel()
-            store.opened.set()
-            await asyncio.wait([task], timeout=PATIENCE)
-            assert task.cancelled()
-            assert isinstance(await arun(store, operation), Replayed)
-            assert len(executions) == 1
-
-        in_loop(work)
-
-    def test_between_two_tries_to_complete(self) -> None:
-        """The same where the cancellation arrives in the pause between them."""
-
-        async def work() -> None:
-            store, operation = Flaky(), an_operation(lease=LEASE)
-            store.unreachable["complete"] = 1
-
-            point, stored = 1, 0
-            while True:
-                executions.clear()
-                store.unreachable["complete"] = 1
-                operation = an_operation(lease=LEASE)
-                if not await cancelled_at(arun(store, operation), point):
-                    break
-                found = store.get(operation.key, operation.scope)
-                if "complete" in store.asked:
-                    assert found is not None
-                    assert found.status is Status.COMPLETED, point
-                    stored += 1
-                store.asked.clear()
-                point += 1
-            assert stored
-
-        in_loop(work)
-
     def test_while_it_waits_for_another(self) -> None:
         """Who waits for somebody else's execution leaves at once, and frees nothing of it."""
 
@@ -944,59 +769,6 @@ class TestCancelledWhileAsking:
             assert task.cancelled()
             assert store.complete(held, STORED)
             assert executions == []
-
-        in_loop(work)
-
-    def test_own_cancellation(self) -> None:
-        """A handler that awaits something cancelled: the key is free when the lease is over."""
-
-        async def work() -> None:
-            store, operation = Flaky(), an_operation(lease=LEASE)
-
-            async def execute(execution: ExecutionContext | None) -> Result:
-                future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-                future.cancel()
-                return await future
-
-            with pytest.raises(asyncio.CancelledError):
-                await arun(store, operation, execute)
-            interrupt(store, operation)
-            assert isinstance(await arun(store, operation), Executed)
-
-        in_loop(work)
-
-    def test_timeout_inside_the_handler(self) -> None:
-        """A timeout of the handler's own is an error like any other."""
-
-        async def work() -> None:
-            store, operation = Flaky(), an_operation(lease=LEASE)
-
-            async def execute(execution: ExecutionContext | None) -> Result:
-                async with asyncio.timeout(0):
-                    await asyncio.sleep(PATIENCE)
-                raise AssertionError
-
-            with pytest.raises(TimeoutError):
-                await arun(store, operation, execute)
-            assert isinstance(await arun(store, operation), Executed)
-
-        in_loop(work)
-
-    def test_timeout_around_it(self) -> None:
-        """A timeout around the whole of it raises ``TimeoutError``, and leaves the lease."""
-
-        async def work() -> None:
-            store, operation = Flaky(), an_operation(lease=LEASE)
-
-            async def execute(execution: ExecutionContext | None) -> Result:
-                await asyncio.sleep(PATIENCE)
-                raise AssertionError
-
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.05):
-                    await arun(store, operation, execute)
-            interrupt(store, operation)
-            assert isinstance(await arun(store, operation), Executed)
 
         in_loop(work)
 

@@ -14,9 +14,7 @@ from django.test import Client
 from django.urls import path
 
 from idempotency_django.decorators import idempotent
-from idempotency_django.errors import KeyMissing
-from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy, identity, keys
+from idempotency_django.policy import keys
 from tests.models import Effect
 from tests.support.shared import assert_guessable, assert_problem, effects, is_replay, new_key
 
@@ -79,14 +77,6 @@ class TestForms:
         assert (is_replay(first), is_replay(again)) == (False, True)
         assert effects() == 1
 
-    def test_each_page_has_its_key(self) -> None:
-        """A page that is asked for again is another operation."""
-        client = Client()
-        for _ in range(2):
-            sent = {**hidden_in(client.get("/order/").content.decode()), "reference": "a"}
-            assert client.post("/order/", sent).status_code == 302
-        assert effects() == 2
-
     def test_multipart_and_urlencoded(self) -> None:
         """A form is the same to the key in both of its encodings."""
         client, key = Client(), new_key()
@@ -138,47 +128,11 @@ class TestForms:
         assert "Idempotency-Key or the field 'idempotency_key' of its form" in response.text
         assert effects() == 0
 
-    def test_missing_where_no_header_counts(self) -> None:
-        """Where only the form's field counts, the refusal names it and no header."""
-        policy = Policy(key=keys.instead_of_header(keys.form_field("token")), required=True)
-        with pytest.raises(KeyMissing, match=r"requires the field 'token' of its form\."):
-            identity.refuse_missing(policy.resolved(), "POST")
-
-    @pytest.mark.parametrize("value", ["a b", "ü" * 30, "x" * 256])
-    def test_malformed(self, value: str) -> None:
-        """A key in a form obeys the rules of keys."""
-        sent = {"reference": "a", "idempotency_key": value}
-        assert_problem(Client().post("/order/", sent), 400, "key-malformed")
-
     def test_sent_as_json(self) -> None:
         """A field of that name in JSON is not a form's."""
         sent = {"idempotency_key": new_key(), "reference": "a"}
         response = Client().post("/order/", sent, content_type="application/json")
         assert_problem(response, 400, "key-missing")
-
-    def test_header(self) -> None:
-        """A script that sends the form with the header is known by the header."""
-        client, key = Client(), new_key()
-        sent = {"idempotency_key": new_key(), "reference": "a"}
-        assert client.post("/order/", sent, headers={"Idempotency-Key": key}).status_code == 302
-        assert IdempotencyKey.objects.get().key == key
-
-
-class TestTag:
-    """The template tag."""
-
-    def test_name(self) -> None:
-        """A form with a field of that name already chooses another."""
-        template = Template("{% load idempotency %}{% idempotency_key name %}")
-        assert 'name="ref&quot;"' in template.render(Context({"name": 'ref"'}))
-
-    def test_new_each_time(self) -> None:
-        """Two forms of one page have two keys; browsers do not restore them after a reload."""
-        made = Template(TAG + "{% idempotency_key %}").render(Context())
-        values = re.findall(r'value="([^"]+)"', made)
-        assert len(set(values)) == 2
-        assert all(keys.is_unguessable(value) for value in values)
-        assert made.count('autocomplete="off"') == 2
 
 
 @pytest.mark.django_db(transaction=True)

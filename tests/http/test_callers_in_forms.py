@@ -87,18 +87,3 @@ def test_body_without_files_that_was_read(client: Client, kind: str) -> None:
     assert first.status_code == 201
     assert is_replay(retry)
     assert_problem(client.post("/uploads/", other, kind, headers=headers), 422, "mismatch")
-
-
-def test_file_that_was_read(client: Client) -> None:
-    """A parser of files only makes a plain dictionary of them."""
-
-    def send(content: str) -> Any:
-        disposition = {"Content-Disposition": "attachment; filename=scan"}
-        headers = {"Idempotency-Key": key, **disposition}
-        return client.post("/files/", content, "application/octet-stream", headers=headers)
-
-    key = new_key()
-    first, retry, other = send("one"), send("one"), send("two")
-    assert (first.status_code, first.json()["files"]) == (201, [["scan", "one"]])
-    assert is_replay(retry)
-    assert_problem(other, 422, "mismatch")

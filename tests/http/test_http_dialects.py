@@ -16,12 +16,7 @@ from django.db import connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client, override_settings
 from django.urls import path
-from drf_spectacular.generators import SchemaGenerator
-from drf_spectacular.validation import validate_schema
-from jsonschema import Draft7Validator
-from rest_framework import serializers
 from rest_framework.authentication import SessionAuthentication
-from rest_framework.generics import GenericAPIView
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -32,11 +27,11 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.errors import all_errors
 from idempotency_django.http.problems import FORMATS, error_body
-from idempotency_django.policy import Policy, keys, scopes
+from idempotency_django.policy import Policy, scopes
 from idempotency_django.testing import in_threads
 from tests.models import Effect
 from tests.support import ways
-from tests.support.shared import LONG_AGO, effects, is_replay, logged_in, new_key, record
+from tests.support.shared import effects, logged_in, new_key
 from tests.support.ways import MIDDLEWARE
 
 pytestmark = [
@@ -213,17 +208,6 @@ def test_every_dialect_is_tested() -> None:
 class TestContract:
     """What holds for each dialect and each way to protect a view."""
 
-    def test_replay(self, spoken: Spoken, way: str, alice: Client) -> None:
-        """A retry gets the first response, and is marked."""
-        key = new_key()
-        first = send(alice, way, key)
-        again = send(alice, way, key)
-        assert first.status_code == again.status_code == 201, first.content
-        assert first.content == again.content
-        assert effects() == 1
-        assert not is_replay(first)
-        assert is_replay(again)
-
     def test_other_body(self, spoken: Spoken, way: str, alice: Client) -> None:
         """The same key with another body is refused, and executes nothing."""
         key = new_key()
@@ -254,48 +238,10 @@ class TestContract:
         assert inner[0]["Retry-After"] == "1"
         assert effects() == 1
 
-    def test_no_key(self, spoken: Spoken, way: str, alice: Client) -> None:
-        """Without a key, a request runs unprotected."""
-        for _ in range(2):
-            assert send(alice, way, None).status_code == 201
-        assert effects() == 2
-
     def test_malformed(self, spoken: Spoken, way: str, alice: Client) -> None:
         """A key that is too long is refused."""
         assert_refused(send(alice, way, "k" * 256), spoken, spoken.malformed)
         assert effects() == 0
-
-    def test_another_user(self, spoken: Spoken, way: str, alice: Client) -> None:
-        """Another user with the same key has an operation of their own."""
-        key = new_key()
-        assert send(alice, way, key).status_code == 201
-        bob = send(logged_in("bob"), way, key)
-        assert bob.status_code == 201
-        assert not is_replay(bob)
-        assert effects() == 2
-
-    def test_expiry(self, spoken: Spoken, way: str, alice: Client) -> None:
-        """After its lifetime, a key is a new one."""
-        key = new_key()
-        send(alice, way, key)
-        stored = record(key)
-        stored.expires_at = LONG_AGO
-        stored.save()
-        assert send(alice, way, key).status_code == 201
-        assert effects() == 2
-
-
-def test_derived_keys(spoken: Spoken, alice: Client) -> None:
-    """A key that is made from the request has one operation."""
-    for url in ("/natural/1/", "/natural/2/"):
-        for _ in range(2):
-            response = json_post(alice, url, {"reference": "a", "number": 17})
-            assert response.status_code == 201, response.content
-    assert effects() == 2
-
-
-by_number = keys.instead_of_header(keys.natural("number"))
-urlpatterns += [path(f"natural/{each}/", idempotent(key=by_number)(create)) for each in (1, 2)]
 
 
 class TestStripe:
@@ -313,98 +259,11 @@ class TestStripe:
         assert other.status_code == 400
         assert effects() == 1
 
-    def test_declined(self, alice: Client) -> None:
-        """A response to work that has failed is replayed."""
-        key = {"Idempotency-Key": new_key()}
-        for _ in range(2):
-            assert json_post(alice, "/declined/", {}, **key).status_code == 402
-        assert len(DECLINED) == 1
-
-    def test_server_error(self, alice: Client) -> None:
-        """A 500 is not replayed: its effects were rolled back, so the retry executes."""
-        key = {"Idempotency-Key": new_key()}
-        for status in (500, 201):
-            response = json_post(alice, "/once-broken/", {"reference": "a"}, **key)
-            assert response.status_code == status
-            assert not is_replay(response)
-        assert effects() == 1
-
-
-DECLINED: list[str] = []
-
-
-@idempotent
-def declining(request: HttpRequest) -> HttpResponse:
-    DECLINED.append("card")
-    return JsonResponse({"error": {"type": "card_error"}}, status=402)
-
-
-BROKEN: list[int] = []
-
-
-@idempotent
-def once_broken(request: HttpRequest) -> HttpResponse:
-    response = create(request)
-    BROKEN.append(1)
-    return HttpResponse(status=500) if len(BROKEN) % 2 else response
-
 
 of_caller = idempotent(scope=scopes.per_caller)(create)
 urlpatterns += [
-    path("declined/", declining),
-    path("once-broken/", once_broken),
     *(path(f"of-caller/{each}/", of_caller) for each in (1, 2)),
 ]
-
-
-class Body(serializers.Serializer[Any]):
-    reference = serializers.CharField()
-
-
-class Documented(IdempotentViewMixin, GenericAPIView[Any]):
-    """A view with a body that drf-spectacular knows."""
-
-    idempotency_policy = Policy(required=True)
-    serializer_class = Body
-    authentication_classes: ClassVar[list[Any]] = []
-
-    def post(self, request: Request) -> Response:
-        return Response({}, status=201)
-
-
-def documented() -> Any:
-    patterns = [path("documented/", Documented.as_view())]
-    generator = SchemaGenerator(patterns=patterns)  # type: ignore[no-untyped-call]
-    schema = generator.get_schema(request=None, public=True)  # type: ignore[no-untyped-call]
-    validate_schema(schema)
-    return schema
-
-
-def fits(value: Any, content: dict[str, Any]) -> bool:
-    """Whether a body is as its schema says."""
-    whole = {**content["schema"], "components": documented()["components"]}
-    return Draft7Validator(whole).is_valid(value)
-
-
-def test_openapi(spoken: Spoken, alice: Client) -> None:
-    """The schema has the key's place, and the statuses and bodies of the errors that are sent."""
-    operation = documented()["paths"]["/documented/"]["post"]
-    assert operation["x-idempotency"].get("dialect", "ietf") == spoken.dialect
-    [parameter] = operation["parameters"]
-    assert (parameter["in"], parameter["name"]) == ("header", "Idempotency-Key")
-    assert parameter["required"]
-    shown = operation["responses"]["200"]["headers"].keys()
-    assert shown == {"Idempotent-Replayed", "Idempotency-Status"}
-    key = new_key()
-    send(alice, "mixin", key)
-    refused = [send(alice, "mixin", key, "b"), send(alice, "mixin", "k" * 256)]
-    for response in refused:
-        [(media_type, content)] = operation["responses"][str(response.status_code)][
-            "content"
-        ].items()
-        assert media_type == spoken.media_type
-        assert fits(response.json(), content)
-    assert str(spoken.in_progress[0]) in operation["responses"]
 
 
 def test_required(spoken: Spoken, alice: Client) -> None:
@@ -416,16 +275,6 @@ def test_required(spoken: Spoken, alice: Client) -> None:
         for _ in range(2):
             assert json_post(alice, "/default/", {"reference": "a"}, **key).status_code == 201
     assert effects() == 1
-
-
-def test_own_status(spoken: Spoken, alice: Client) -> None:
-    """A status that the project chooses comes before that of the dialect."""
-    key = new_key()
-    with override_settings(
-        IDEMPOTENCY={"DIALECT": spoken.dialect, "STATUS_CODES": {"mismatch": 409}}
-    ):
-        send(alice, "mixin", key)
-        assert_refused(send(alice, "mixin", key, "b"), spoken, (409, spoken.mismatch[1]))
 
 
 def test_every_error(spoken: Spoken) -> None:

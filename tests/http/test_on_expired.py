@@ -16,7 +16,6 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from idempotency_django.contrib.messaging import Consumer, Duplicate, Event
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine.functions import idempotent_call
@@ -26,7 +25,7 @@ from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import DEFAULTS, Policy
 from idempotency_django.stores import stores
 from tests.models import Effect
-from tests.support.shared import assert_problem, assert_replays, effects, new_key, post, record
+from tests.support.shared import assert_problem, assert_replays, effects, new_key, post
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
@@ -112,17 +111,6 @@ def test_refused_while_it_is_retained(client: Client, where: str) -> None:
     assert effects() == 2
 
 
-@pytest.mark.parametrize("where", ["transactional", "leased"])
-def test_another_form(client: Client, where: str) -> None:
-    """``Accept`` makes no difference: there is no response in any form."""
-    url, key = f"/{where}/", new_key()
-    client.post(url, "{}", "application/json", headers={"Idempotency-Key": key, "Accept": "text/*"})
-    age(2 * HOUR)
-    other = {"Idempotency-Key": key, "Accept": "application/json"}
-    response: Any = client.post(url, "{}", "application/json", headers=other)
-    assert_problem(response, 409, "key-expired")
-
-
 @pytest.mark.parametrize("where", ["transactional", "leased", "async"])
 def test_access_that_was_lost(client: Client, where: str) -> None:
     """Who may not get a replay doesn't learn that the operation was executed, either."""
@@ -133,30 +121,6 @@ def test_access_that_was_lost(client: Client, where: str) -> None:
     with mock.patch(f"{__name__}.ALLOWED", new=False):
         assert post(client, f"/checked/{where}/", key).status_code == 403
     assert effects() == 1
-
-
-def test_sliding(client: Client) -> None:
-    """With ``extend_on_replay``, ``ttl`` and ``retention`` count from the last replay."""
-    key = new_key()
-    post(client, "/sliding/", key)
-    age(HOUR / 2)
-    assert post(client, "/sliding/", key).status_code == 201
-    row = IdempotencyKey.objects.get()
-    assert row.expires_at is not None
-    assert row.purge_at is not None
-    assert row.purge_at - row.expires_at == DAY
-    assert IdempotencyKey.objects.filter(expires_at__gt=DatabaseNow() + HOUR * 0.9).exists()
-
-
-@pytest.mark.parametrize("mode", ["transactional", "leased"])
-def test_retention(mode: Any) -> None:
-    """``retention`` counts from the end of ``ttl``."""
-    policy = LONG.replace(mode=mode)
-    idempotent_call(lambda _: None, key="k", scope="s", name="n", policy=policy)
-    row = record("k")
-    assert row.expires_at is not None
-    assert row.purge_at is not None
-    assert row.purge_at - row.expires_at == DAY
 
 
 def test_call() -> None:
@@ -183,18 +147,6 @@ def observer(seen: list[str]) -> Any:
         seen.append(execution.outcome)
 
     return observe
-
-
-def test_consumer() -> None:
-    """An event that comes after ``ttl`` is a duplicate, and can be acknowledged."""
-    consumer = Consumer("billing", policy=LONG)
-    handled: list[str] = []
-    consumer.on("order.paid")(lambda event: handled.append(event.id))
-    event = Event(id="e-1", source="/shop", type="order.paid")
-    consumer.handle(event)
-    age(2 * HOUR)
-    assert consumer.handle(event) == Duplicate(None, kept=False)
-    assert handled == ["e-1"]
 
 
 # The policy.

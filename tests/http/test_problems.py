@@ -19,10 +19,8 @@ from idempotency_django.contrib.messaging.errors import (
 )
 from idempotency_django.decorators import idempotent
 from idempotency_django.errors import (
-    IdempotencyError,
     KeyGuessable,
     KeyRefused,
-    OperationInProgress,
     StoreUnavailable,
     all_errors,
 )
@@ -82,26 +80,11 @@ def test_rolled_back(client: Client) -> None:
     assert problem["retryable"]
 
 
-def test_rolled_back_with_a_derived_key(client: Client) -> None:
-    """A view that has derived a key for another service may have called it."""
-    problem = assert_problem(post(client, "/deriving/", new_key()), 409, "state-conflict")
-    assert known(problem) == NOT_KNOWN
-
-
 def test_leased_view_that_began(client: Client) -> None:
     """What a leased view did before its error is not known, so a new key is not safe."""
     problem = assert_problem(post(client, "/leased/", new_key()), 409, "state-conflict")
     assert effects() == 1
     assert known(problem) == NOT_KNOWN
-
-
-def test_attempt_after_a_leased_one(client: Client) -> None:
-    """A rollback takes back nothing of an earlier attempt, which may have been leased."""
-    key = new_key()
-    with mock.patch(f"{__name__}.ERRORS", [LookupError]), pytest.raises(LookupError):
-        post(client, "/leased/", key)
-    problem = assert_problem(post(client, "/transactional/", key), 409, "state-conflict")
-    assert (effects(), problem["safe_new_key"]) == (1, False)
 
 
 @pytest.mark.parametrize("where", ["/transactional/", "/leased/"])
@@ -111,15 +94,3 @@ def test_store_out_of_reach(client: Client, where: str) -> None:
         problem = assert_problem(post(client, where, new_key()), 503, "store-unavailable")
     assert known(problem) == NOT_KNOWN
     assert problem["retryable"]
-
-
-def test_refused_commit(client: Client) -> None:
-    """A COMMIT that the database refuses has taken everything back."""
-    refused: IdempotencyError = OperationInProgress("The database refused the COMMIT.")
-    with (
-        mock.patch(f"{__name__}.ERRORS", []),
-        mock.patch.object(DatabaseStore, "complete", side_effect=refused),
-    ):
-        problem = assert_problem(post(client, "/transactional/", new_key()), 409, "in-progress")
-    assert effects() == 0
-    assert known(problem) == ROLLED_BACK

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from typing import Any, ClassVar
 
 import pytest
-from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
 from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
-from django.db import connections, transaction
+from django.db import transaction
 from django.db.models import QuerySet
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
-from django.test import AsyncClient, Client
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import Client
 from django.test.client import MULTIPART_CONTENT
-from django.urls import include, path, re_path
+from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 from django.views.generic import View
 from django.views.generic.detail import SingleObjectMixin
-from django.views.generic.edit import CreateView, DeleteView, UpdateView
-from rest_framework import exceptions, generics, mixins, permissions, viewsets
+from django.views.generic.edit import UpdateView
+from rest_framework import exceptions, generics, permissions, viewsets
 from rest_framework.authentication import BasicAuthentication
 from rest_framework.decorators import action, api_view
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView, exception_handler
+from rest_framework.views import APIView
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.engine.functions import idempotent_call
-from idempotency_django.http.replays import check_object, has_object
 from idempotency_django.policy import Policy
-from idempotency_django.stores.records import Record, Status
+from idempotency_django.stores.records import Record
 from tests.models import Effect
 from tests.support.shared import (
     EffectSerializer,
@@ -49,7 +45,6 @@ pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 
 PATH = "idempotency_django.middleware.IdempotencyMiddleware"
 LEASED = Policy(mode="leased")
-RECORD = Record(key="k", scope="s", status=Status.COMPLETED)
 
 
 class Owner(permissions.BasePermission):
@@ -284,31 +279,7 @@ class BySlugProtected(IdempotentViewMixin, BySlug):
 ACTIONS = {"post": "pay", "put": "update", "patch": "partial_update", "delete": "destroy"}
 
 
-class Unprotected(APIView):
-    permission_classes = [Owner]
-
-    def post(self, request: Request, pk: int) -> Response:
-        raise NotImplementedError
-
-
-class Exempt(Unprotected):
-    idempotency_exempt = True
-
-
-class ReadOnly(APIView):
-    permission_classes = [Owner]
-
-
-class LeftOut(Nested):
-    idempotency_policy = None  # type: ignore[assignment]
-
-
 urlpatterns = [
-    path("unprotected/<int:pk>/", Unprotected.as_view()),
-    path("no-argument/", Unprotected.as_view()),
-    re_path("^exempt/([0-9]+)/$", Exempt.as_view()),
-    path("below/<int:pk>/", include([path("read-only/", ReadOnly.as_view())])),
-    path("left-out/<int:pk>/", LeftOut.as_view()),
     *[
         path(f"{base.__name__}/{way}/<int:pk>/", view)
         for base in (Permitted, Filtered)
@@ -370,11 +341,6 @@ def protect_by(way: str, settings: Any) -> None:
 
 def give_away(thing: Effect) -> None:
     Effect.objects.filter(pk=thing.pk).update(reference="bob's")
-
-
-def sent_by(name: str, url: str, key: str) -> Any:
-    headers = {"Idempotency-Key": key, "Authorization": name}
-    return Client(raise_request_exception=False).post(url, headers=headers)
 
 
 @pytest.mark.django_db(transaction=True)  # replays are counted when they are committed
@@ -545,30 +511,6 @@ def test_recalled(way: str, settings: Any, alice: Caller, thing: Effect, sent: l
     assert sent.count("replayed") == 1
 
 
-def asking_handler(error: Exception, context: Any) -> Any:
-    """A project's exception handler that asks the database."""
-    users = User.objects.count()
-    response = exception_handler(error, context)
-    if response is not None:
-        response["X-Users"] = str(users)
-    return response
-
-
-@pytest.mark.django_db(transaction=True)
-def test_atomic_requests(monkeypatch: Any, alice: Caller, thing: Effect, settings: Any) -> None:
-    """Under ATOMIC_REQUESTS too, where the project's exception handler may ask the database."""
-    monkeypatch.setitem(django_settings.DATABASES["default"], "ATOMIC_REQUESTS", True)
-    settings.REST_FRAMEWORK = {"EXCEPTION_HANDLER": f"{__name__}.asking_handler"}
-    key, url = new_key(), f"/Permitted/mixin/{thing.pk}/"
-    first = alice.send(url, key)
-    assert_replays(first, alice.send(url, key))
-    give_away(thing)
-    refused = alice.send(url, key)
-    assert refused.status_code == 403
-    assert refused["X-Users"] == "1"
-    assert record(key).replay_count == 1
-
-
 @pytest.mark.django_db(transaction=True)
 def test_object_that_is_locked(alice: Caller, thing: Effect) -> None:
     """An object that the view locks is locked in a transaction of its own before a replay."""
@@ -577,14 +519,6 @@ def test_object_that_is_locked(alice: Caller, thing: Effect) -> None:
     assert_replays(first, alice.send(url, key))
     give_away(thing)
     assert alice.send(url, key).status_code == 403
-
-
-def test_call_without_a_caller() -> None:
-    """A check of callers is refused where there are none, before anything is executed."""
-    called: list[Any] = []
-    with pytest.raises(ImproperlyConfigured, match="check_replay="):
-        idempotent_call(called.append, key="order-17", scope="payments", policy=CHECKED)
-    assert called == []
 
 
 @pytest.mark.parametrize("url", ["/nested/{}/", "/nested-create/{}/"])
@@ -637,148 +571,9 @@ def test_hook(url: str, alice: Caller, monkeypatch: Any, sent: list[str]) -> Non
     assert_replays(first, alice.send(url, key))
 
 
-@pytest.mark.django_db(transaction=True)
-def test_hook_on_event_loop(alice: Caller, monkeypatch: Any) -> None:
-    """Under ASGI the hook runs in a thread, where it may ask the database."""
-    key = new_key()
-
-    async def twice() -> tuple[Any, Any]:
-        client = AsyncClient()
-        headers = {"Idempotency-Key": key}
-        try:
-            first = await client.post("/coroutine/", headers=headers)
-            monkeypatch.setattr(Open, "revoked", True)
-            return first, await client.post("/coroutine/", headers=headers)
-        finally:
-            await sync_to_async(connections.close_all)()
-
-    first, refused = asyncio.run(twice())
-    assert (first.status_code, refused.status_code) == (200, 403)
-
-
 def test_hook_that_returns(alice: Caller) -> None:
     """A hook that returns something instead of raising lets nobody pass by mistake."""
     key = new_key()
     alice.send("/lax/", key)
     with pytest.raises(TypeError, match=r"check_idempotent_replay\(\) of Lax returned True"):
         alice.send("/lax/", key)
-
-
-class Own(APIView):
-    """Looks its object up by itself."""
-
-    args = ()
-    error: Exception = Http404()
-
-    def get_object(self) -> Effect:
-        raise self.error
-
-
-class Handless:
-    """Has no handler of REST framework's or Django's."""
-
-    kwargs: ClassVar[dict[str, Any]] = {}
-
-
-def test_views_with_an_object() -> None:
-    """An object is looked up where the view has one, and the URL or the view itself names it."""
-
-    def on(view_class: Any, *, method: str = "POST", action: Any = None, **kwargs: Any) -> bool:
-        view = view_class()
-        view.args, view.kwargs = (), kwargs
-        view.request, view.action = HttpRequest(), action
-        view.request.method = method
-        return has_object(view)
-
-    class Profile(generics.UpdateAPIView[Effect]):
-        def get_object(self) -> Effect:
-            raise Http404
-
-    class Updating(generics.UpdateAPIView[Effect]):
-        queryset = Effect.objects.all()
-
-    class Listing(generics.ListCreateAPIView[Effect]):
-        queryset = Effect.objects.all()
-
-    class Deleting(DeleteView):
-        model = Effect
-
-    class Paying(Updating):
-        def post(self, request: Request) -> Response:
-            raise NotImplementedError
-
-    class Creating(CreateView):
-        model = Effect
-
-    class CreatingByHand(mixins.CreateModelMixin, Paying):
-        """Updates as well: which of them its POST does, nobody can tell."""
-
-    class Below(generics.CreateAPIView[Effect]):
-        queryset = Effect.objects.all()
-
-        def post(self, request: Request) -> Response:
-            raise NotImplementedError
-
-    class Proxy(viewsets.GenericViewSet[Effect]):
-        """Has no table: what it names is at somebody else's."""
-
-    class Routed(Permitted):
-        detail = True
-
-    class RoutedList(Permitted):
-        detail = False
-
-    assert not on(Handless)
-    assert on(Own)
-    assert on(Routed)
-    assert not on(RoutedList, pk=1)
-    assert not on(Proxy, pk=1)
-    assert not on(APIView, pk=1)
-    assert on(Profile, method="PUT")
-    assert on(Paying, pk=1)
-    assert not on(Paying, parent=1)
-    assert not on(Listing, pk=1)
-    assert not on(Below, pk=1)
-    assert on(Below, method="PATCH", pk=1)
-    assert on(CreatingByHand, pk=1)
-    assert on(Updating, method="PUT", pk=1)
-    assert not on(Permitted, action="create", pk=1)
-    assert on(Permitted, action="pay", pk=1)
-    assert not on(Creating, pk=1)
-    assert on(Deleting, pk=1)
-    assert on(Deleting, slug="a")
-    assert not on(Deleting)
-
-
-def test_existence_that_nobody_can_tell() -> None:
-    """Where nobody can tell whether the object is gone, the refusal stands."""
-
-    class Unknown(generics.UpdateAPIView[Effect]):
-        args = ()
-        lookup_field = "annotated"
-
-        def get_object(self) -> Effect:
-            raise Http404
-
-    for queryset, kwargs in (
-        (Effect.objects.all(), {}),
-        (Effect.objects.all(), {"annotated": 1}),
-        (None, {"annotated": 1}),
-    ):
-        view = Unknown()
-        view.queryset, view.kwargs, view.request = queryset, kwargs, HttpRequest()  # type: ignore[assignment]
-        with pytest.raises(Http404):
-            check_object(view, RECORD)
-    own = Own()
-    own.kwargs, own.request = {"pk": 1}, HttpRequest()  # type: ignore[assignment]
-    with pytest.raises(Http404):
-        check_object(own, RECORD)
-
-
-def test_error_of_a_transaction() -> None:
-    """What is wrong with a transaction that is open already is not tried again."""
-    view = Own()
-    view.error = transaction.TransactionManagementError("broken")
-    view.queryset, view.kwargs, view.request = Effect.objects.all(), {}, HttpRequest()  # type: ignore[attr-defined,assignment]
-    with transaction.atomic(), pytest.raises(transaction.TransactionManagementError):
-        check_object(view, RECORD)

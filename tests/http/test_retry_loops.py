@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.test import AsyncClient, Client
+from django.test import Client
 from django.urls import path
 from django.views.generic import View
 from rest_framework.request import Request
@@ -151,26 +151,4 @@ def test_second_run_after_a_success_is_a_replay(client: Client) -> None:
     key = new_key()
     response = post(client, "/twice/", key)
     assert response.headers["Idempotent-Replayed"] == "true"
-    assert effects() == 1
-
-
-def test_async() -> None:
-    """The second run of an async view is protected, too."""
-    import asyncio
-
-    from asgiref.sync import sync_to_async
-    from django.db import connections
-
-    key = new_key()
-
-    async def go() -> list[HttpResponse]:
-        send = AsyncClient().post
-        responses = [
-            await send("/async/", "{}", "application/json", headers={"Idempotency-Key": key})
-            for _ in range(2)
-        ]
-        await sync_to_async(connections.close_all)()
-        return responses
-
-    assert [response.status_code for response in asyncio.run(go())] == [201, 201]
     assert effects() == 1

@@ -27,8 +27,6 @@ from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.core.handlers.base import BaseHandler
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.template import engines
-from django.template.response import TemplateResponse
 from django.test import AsyncClient, Client
 from django.urls import path
 from django.utils.decorators import decorator_from_middleware, method_decorator
@@ -515,13 +513,6 @@ def test_async(make: Any, check: Decorator, settings: Any, *, asgi: bool) -> Non
     meet(lambda: make(check), settings, asgi=asgi)
 
 
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize(("make", "check"), cases(FUNCTIONS, set(CHECKS) - {"wraps", "no-wraps"}))
-def test_sync_views_under_asgi(make: Any, check: Decorator, settings: Any) -> None:
-    """Sync views under ASGI."""
-    meet(lambda: make(check), settings, asgi=True)
-
-
 @pytest.mark.django_db
 @pytest.mark.parametrize(
     "name", sorted(CHECKS.keys() - OBJECTS - REQUEST_FIRST - {"above-never-cache"})
@@ -753,13 +744,6 @@ def dispatch(request: HttpRequest) -> HttpResponse:
     return work(request)
 
 
-def test_names() -> None:
-    """A function view may be called as a method of a class is; a method may not."""
-    assert problem_of(dispatch) == ""
-    for method in (View.dispatch, View.setup, APIView.initial):
-        assert "Put it on the method that does the work" in problem_of(copied(method))
-
-
 class Swaps(View):
     """Gives callers without the right another handler, before a replay could be looked for."""
 
@@ -824,57 +808,6 @@ def test_checks_of_another_view(view: Any, expected: str, settings: Any, *, asgi
     assert meet(lambda: view, settings, asgi=asgi) == expected
 
 
-@pytest.mark.django_db
-def test_mark_keeps_the_bases(settings: Any, alice: Client) -> None:
-    """A class that looks for a mark still calls what a subclass has among its further bases."""
-
-    class Charges(View):
-        post = handler
-
-    class StaffOnly(View):
-        def setup(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
-            raise PermissionDenied
-
-    class StaffCharges(Charges, StaffOnly):
-        pass
-
-    settings.MIDDLEWARE = MIDDLEWARE
-    urls = [path("charges/", Charges.as_view()), path("staff/", StaffCharges.as_view())]
-    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": urls})
-    headers = {"Idempotency-Key": new_key(), "X-Reference": "staff"}
-    assert alice.post("/charges/", headers=headers).status_code == 201
-    assert alice.post("/staff/", headers=headers).status_code == 403
-    assert alice.post("/staff/", headers={"X-Reference": "staff"}).status_code == 403
-    assert effects("staff") == 1
-
-
-class Late(View):
-    """Its template is rendered after ``dispatch()``."""
-
-    rendered: ClassVar[list[bool]] = []
-
-    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        response = super().dispatch(request, *args, **kwargs)
-        self.rendered.append(response.is_rendered)
-        return response
-
-    def post(self, request: HttpRequest) -> Any:
-        template = engines["django"].from_string("x")
-        return TemplateResponse(request, template, content_type="text/plain")
-
-
-@pytest.mark.django_db
-@pytest.mark.parametrize("key", [False, True])
-def test_untouched_without_a_key(key: bool, settings: Any, alice: Client) -> None:
-    """Without a key, a response is rendered where Django renders it, and not before."""
-    Late.rendered.clear()
-    settings.MIDDLEWARE = MIDDLEWARE
-    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("x/", Late.as_view())]})
-    headers = {"Idempotency-Key": new_key()} if key else {}
-    assert alice.post("/x/", headers=headers).content == b"x"
-    assert Late.rendered == [key]
-
-
 def looks_at_views(get_response: Any) -> Any:
     """A middleware that gets its ``process_view`` when it is made."""
 
@@ -915,16 +848,6 @@ def test_later_middleware(ours: str, later: str, settings: Any, *, is_async: boo
     settings.MIDDLEWARE = [ours, f"{at}.{later}", OURS]
     with pytest.raises(ImproperlyConfigured, match="not the last in MIDDLEWARE"):
         BaseHandler().load_middleware(is_async=is_async)
-
-
-def test_mixin_on_a_view_of_django() -> None:
-    """It would protect nothing there."""
-
-    class Misplaced(IdempotentViewMixin, View):
-        post = handler
-
-    with pytest.raises(ImproperlyConfigured, match="no view of REST framework"):
-        Misplaced.as_view()
 
 
 # Methods that a handler passes its work to.

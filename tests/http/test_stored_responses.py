@@ -192,13 +192,3 @@ def test_wrong_return() -> None:
     with pytest.raises(ImproperlyConfigured, match="returned a HttpResponse; it must return True"):
         send("/wrong/", new_key(), "5")
     assert effects() == 0
-
-
-def test_key_that_is_two_header_lines() -> None:
-    """Servers join two header lines by a comma; what results is not taken for one key."""
-    for value in ('"abc, def"', '"abc,def"', '"abc","def"', "abc,def"):
-        headers = {"Idempotency-Key": value}
-        response = Client().post("/function/", {"amount": "5"}, headers=headers)
-        problem = assert_problem(response, 400, "key-malformed")
-        assert "sent twice" in problem["detail"]
-    assert effects() == 0

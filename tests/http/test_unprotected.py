@@ -7,16 +7,12 @@ from functools import wraps
 from typing import Any
 
 import pytest
-from django.contrib.auth.decorators import user_passes_test
 from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client
 from django.urls import path
-from django.views.generic import View
-from rest_framework.decorators import api_view
 
-from idempotency_django.checks.inventory import endpoints
 from idempotency_django.decorators import idempotent
 from idempotency_django.models import IdempotencyKey
 from tests.support import ways
@@ -58,26 +54,6 @@ class TestWays:
             User.objects.get().user_permissions.clear()
             assert post(alice, way.path, key).status_code == 403
         assert (effects(), effects("b")) == (1, 0)
-
-
-@pytest.mark.django_db
-def test_as_view_that_decorates_itself(alice: Client, settings: Any) -> None:
-    """What a class's own ``as_view()`` puts around the view is there once, not twice."""
-    asked: list[Any] = []
-
-    class Asks(View):
-        @classmethod
-        def as_view(cls, **initkwargs: Any) -> Any:
-            check = user_passes_test(lambda user: asked.append(user) or True)
-            return check(super().as_view(**initkwargs))
-
-        post = ways.handler()
-
-    settings.MIDDLEWARE = ways.MIDDLEWARE
-    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("asks/", Asks.as_view())]})
-    key = new_key()
-    assert_replays(post(alice, "/asks/", key), post(alice, "/asks/", key))
-    assert len(asked) == 2
 
 
 @pytest.mark.django_db
@@ -231,36 +207,3 @@ class TestHiddenInside:
         [logged] = unprotected
         assert "either is not protected: it responded to POST /x/ with 201" in logged.getMessage()
         unprotected.clear()
-
-    @pytest.mark.parametrize("decorator", [ways.unknown, ways.of_anything])
-    def test_one_handler_for_two_methods(self, alice: Client, served: Any, decorator: Any) -> None:
-        """A function that handles two methods is protected for both, unless its class is hidden."""
-        view = api_view(["POST", "PUT"])(idempotent(ways.drf_plain))
-        served(decorator(view))
-        hidden = decorator is ways.of_anything
-        assert {bool(endpoint.problem) for endpoint in endpoints()} == {hidden}
-        for method in ("post", "put"):
-            key = new_key()
-            first = post(alice, "/x/", key, method, method=method)
-            again = post(alice, "/x/", key, method, method=method)
-            if hidden:
-                assert_problem(again, 400, "key-unsupported")
-            else:
-                assert_replays(first, again)
-            assert effects(method) == (not hidden)
-
-    def test_one_method_of_two(self, alice: Client, served: Any) -> None:
-        """A handler that is protected is left alone; one whose decorator may check is refused."""
-        view = ways.a_class(idempotent(ways.handler()), put=ways._unknown_method()).as_view()
-        served(ways.unknown(view))
-        key = new_key()
-        assert_replays(post(alice, "/x/", key), post(alice, "/x/", key))
-        assert_problem(post(alice, "/x/", key, method="put"), 400, "key-unsupported")
-        assert [bool(endpoint.problem) for endpoint in endpoints()] == [False, True]
-
-
-@pytest.mark.django_db
-def test_handler_that_is_no_method(alice: Client, settings: Any) -> None:
-    """A handler that is not a method is refused by the mixin as the URLs are made."""
-    with pytest.raises(ImproperlyConfigured, match="staticmethod is not a function"):
-        ways.a_class(staticmethod(ways.plain), *ways.mixed(ways.Base)).as_view()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import pickle
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +13,6 @@ from django.test import override_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idempotency_django.engine.planning import choose_mode
 from idempotency_django.errors import KeyMalformed, KeyMissing
 from idempotency_django.policy import (
     DEFAULTS,
@@ -32,9 +29,6 @@ from idempotency_django.policy import (
 from idempotency_django.policy.digests import keyed_digests
 from idempotency_django.policy.fingerprints import fields, whole_request
 from idempotency_django.policy.invocation import Parsed
-from idempotency_django.stores import stores
-from idempotency_django.stores.memory import MemoryStore
-from idempotency_django.stores.records import Claim
 from tests.support.properties import ANY_TEXT, a_call
 
 NAMES = [*FIELDS]
@@ -58,16 +52,6 @@ class AsyncCallable:
 def any_should_store(request: Any, response: Any) -> bool:
     """Stands for a function of a project's."""
     return True
-
-
-class Validated(MemoryStore):
-    """A store that counts the policies that it is asked about."""
-
-    validated = 0
-
-    def validate(self, policy: Any) -> None:
-        self.validated += 1
-        super().validate(policy)
 
 
 ACCEPTED: dict[str, list[Any]] = {
@@ -163,16 +147,6 @@ def test_wrong_value(name: str, value: Any) -> None:
     assert f"{name}={value!r}; it must be " in str(caught.value)
 
 
-@pairs(REFUSED)
-def test_wrong_value_in_the_setting(name: str, value: Any) -> None:
-    """The same in IDEMPOTENCY["POLICY"]."""
-    with (
-        override_settings(IDEMPOTENCY={"POLICY": {name: value}}),
-        pytest.raises(ImproperlyConfigured, match=f"has {name}="),
-    ):
-        Policy().resolved()
-
-
 @given(st.sampled_from(NAMES), st.one_of(st.none(), st.integers(), ANY_TEXT, st.binary()))
 def test_any_value_is_kept_or_refused(name: str, value: Any) -> None:
     """No value raises anything but ImproperlyConfigured."""
@@ -185,20 +159,6 @@ def test_any_value_is_kept_or_refused(name: str, value: Any) -> None:
     assert name in refusal
 
 
-def test_required_says_all_that_it_can_be() -> None:
-    """The text names both kinds of value."""
-    with pytest.raises(ImproperlyConfigured) as caught:
-        Policy(required=1)  # type: ignore[arg-type]
-    assert "True" in str(caught.value)
-    assert "POST" in str(caught.value)
-
-
-def test_unknown_field() -> None:
-    """A field that is not there is refused by Python itself."""
-    with pytest.raises(TypeError, match="requierd"):
-        Policy(requierd=True)  # type: ignore[call-arg]
-
-
 # A policy never changes.
 
 
@@ -209,14 +169,6 @@ def test_fields_cannot_be_set(name: str) -> None:
         setattr(Policy(), name, getattr(DEFAULTS, name))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_values_cannot_change(name: str) -> None:
-    """Nor can what its fields hold: the defaults would change for every view."""
-    value = getattr(DEFAULTS, name)
-    assert not hasattr(value, "__setitem__")
-    assert not hasattr(value, "add")
-
-
 def test_changing_what_was_given() -> None:
     """A policy keeps its value when the object that it was made of changes."""
     given = {"POST"}
@@ -225,23 +177,9 @@ def test_changing_what_was_given() -> None:
     assert policy.required == {"POST"}
 
 
-@pytest.mark.parametrize("clone", [copy.copy, copy.deepcopy])
-def test_copy(clone: Callable[[Policy], Policy]) -> None:
-    """A copy leaves out what the policy leaves out."""
-    policy = clone(Policy(ttl=DAY))
-    assert given_fields(policy) == {"ttl": DAY}
-    assert policy.resolved().ttl == DAY
-
-
 def test_pickle() -> None:
     """So does a policy that went to another process."""
     assert given_fields(pickle.loads(pickle.dumps(Policy(ttl=DAY)))) == {"ttl": DAY}
-
-
-def test_representation() -> None:
-    """A policy's representation shows what it sets itself, in the order of the fields."""
-    assert repr(Policy()) == "Policy()"
-    assert repr(Policy(ttl=None, required=True)) == "Policy(required=True, ttl=None)"
 
 
 def test_options_for_type_checkers() -> None:
@@ -269,14 +207,6 @@ def test_inheritance(name: str, as_policy: bool) -> None:
     assert getattr(policy.resolved(), name) == getattr(policy, name)
 
 
-def test_resolved_is_whole_and_made_once() -> None:
-    """A resolved policy has every field; asking again costs nothing."""
-    policy = Policy(required=True)
-    assert set(given_fields(policy.resolved())) == set(NAMES)
-    assert policy.resolved() is policy.resolved()
-    assert policy.resolved().resolved().required is True
-
-
 def test_none_is_a_value() -> None:
     """A view's None is not "left out": it switches off what the project has set."""
     with override_settings(IDEMPOTENCY={"POLICY": {"key": keys.generated, "ttl": DAY}}):
@@ -290,35 +220,6 @@ def test_replace_and_over() -> None:
     assert given_fields(top.over(base)) == {"ttl": None, "required": True}
     assert given_fields(base.replace(required=False)) == {"ttl": DAY, "required": False}
     assert given_fields(base) == {"ttl": DAY, "required": True}
-
-
-@pytest.mark.parametrize("setting", [None, "PAYMENT", [], 1])
-def test_project_policy_of_another_kind(setting: Any) -> None:
-    """IDEMPOTENCY["POLICY"] is a dict or a Policy."""
-    with (
-        override_settings(IDEMPOTENCY={"POLICY": setting}),
-        pytest.raises(ImproperlyConfigured, match=f"not {type(setting).__name__}"),
-    ):
-        Policy().resolved()
-
-
-@pytest.mark.parametrize(
-    ("setting", "named", "offered"),
-    [
-        ({"requierd": True}, "'requierd'", "'required'"),
-        ({1: 2, "tll": 3}, "'tll'", "'ttl'"),
-        ({1: 2, "tll": 3}, "field 1", "on_replay"),
-    ],
-)
-def test_project_policy_with_unknown_fields(setting: Any, named: str, offered: str) -> None:
-    """A field that does not exist is named, with the one that was meant or with all of them."""
-    with (
-        override_settings(IDEMPOTENCY={"POLICY": setting}),
-        pytest.raises(ImproperlyConfigured) as caught,
-    ):
-        Policy().resolved()
-    assert named in str(caught.value)
-    assert offered in str(caught.value)
 
 
 def test_payment() -> None:
@@ -435,36 +336,6 @@ def test_operation() -> None:
     )
 
 
-def test_claim_names_its_operation() -> None:
-    """``request.idempotency`` tells the view its key and scope."""
-    claim = Claim(identity.operation(Policy().resolved(), a_call(), key="k"), 1, "token")
-    assert (claim.key, claim.scope) == ("k", "user:42|POST /orders/")
-
-
-def test_extended_by_a_replay() -> None:
-    """The time to live counts from the first execution or from the last replay."""
-    policy = Policy(extend_on_replay=True).resolved()
-    assert identity.operation(policy, a_call(), key="k").extend_on_replay is True
-
-
-def test_operation_of_ones_own_name() -> None:
-    """A name of your own keeps keys alive when the route changes."""
-    policy = Policy(operation="charge").resolved()
-    operations = [identity.operation(policy, a_call(name=name), key="k") for name in ("a", "b")]
-    assert operations[0] == operations[1]
-    assert (operations[0].name, operations[0].scope) == ("charge", "user:42|charge")
-
-
-@given(ANY_TEXT.filter(bool))
-def test_scope_of_a_callable_is_fitted(scope: str) -> None:
-    """Whatever text a scope callable or an adapter gives, stores get one that they can keep."""
-    policy = Policy(scope=lambda call: scope).resolved()
-    assert identity.operation(policy, a_call(), key="k").scope == scopes.fit(scope)
-    assert identity.operation(
-        Policy().resolved(), a_call(), key="k", scope=scope
-    ).scope == scopes.fit(scope)
-
-
 def test_bind_principal() -> None:
     """In a shared scope a key replays to its first principal only, unless the policy says so."""
     alice, bob = a_call(principal="user:1"), a_call(principal="user:2")
@@ -478,20 +349,6 @@ def test_bind_principal() -> None:
     assert same(Policy(scope=scopes.shared, principal=False).resolved())
 
 
-@given(ANY_TEXT, st.binary(), ANY_TEXT, st.binary())
-def test_principal_and_request_do_not_run_together(
-    one: str, asked: bytes, other: str, asked_otherwise: bytes
-) -> None:
-    """The fingerprint is of the principal and the request, with a border between them."""
-
-    def fingerprint(principal: str, body: bytes) -> str:
-        policy = Policy(fingerprint=lambda call: body).resolved()
-        return identity.operation(policy, a_call(principal=principal), key=UUID).fingerprint
-
-    same = fingerprint(one, asked) == fingerprint(other, asked_otherwise)
-    assert same == ((one, asked) == (other, asked_otherwise))
-
-
 def test_scope_of_an_anonymous_caller() -> None:
     """Callers who are not told apart share a scope."""
     anonymous, policy = a_call(principal=""), Policy().resolved()
@@ -499,58 +356,6 @@ def test_scope_of_an_anonymous_caller() -> None:
 
 
 # Policies as values.
-
-
-def test_equal_by_value() -> None:
-    """Policies with the same values are equal, and have the same hash."""
-    one, other = (Policy(ttl=timedelta(days=1), required={"POST"}) for _ in range(2))
-    assert one == other
-    assert hash(one) == hash(other)
-    assert one != one.replace(ttl=timedelta(days=2))
-    assert one != one.replace(extend_on_replay=True)
-    assert one != "a policy"
-
-
-def test_callable_without_a_hash() -> None:
-    """A callable that cannot be hashed is equal to itself only."""
-
-    class Scope:
-        __hash__ = None  # type: ignore[assignment]
-
-        def __call__(self, call: Any) -> str:
-            return "scope"
-
-    scope = Scope()
-    assert Policy(scope=scope) == Policy(scope=scope)
-    assert hash(Policy(scope=scope)) == hash(Policy(scope=scope))
-    assert Policy(scope=scope) != Policy(scope=Scope())
-
-
-def per_request(**fields: Any) -> Iterator[Policy]:
-    """Policies as a project makes them for each request."""
-    return (Policy(required=True, **fields) for _ in range(5000))
-
-
-def test_policy_of_each_request(settings: Any) -> None:
-    """What follows from a policy is worked out once for all policies with the same values."""
-    settings.IDEMPOTENCY = {"STORES": {"default": {"BACKEND": f"{__name__}.Validated"}}}
-    store = stores["default"]
-    assert isinstance(store, Validated)
-    resolved = {id(policy.resolved()) for policy in per_request(ttl=DAY)}
-    for policy in per_request(ttl=DAY):
-        choose_mode(policy.resolved(), store)
-    assert (len(resolved), store.validated) == (1, 1)
-
-
-def test_lifetime_per_tenant(settings: Any) -> None:
-    """A lifetime for each tenant is worked out once for each tenant, however many requests."""
-    settings.IDEMPOTENCY = {"STORES": {"default": {"BACKEND": f"{__name__}.Validated"}}}
-    store = stores["default"]
-    assert isinstance(store, Validated)
-    for _ in range(10):
-        for tenant in range(500):
-            choose_mode(Policy(ttl=timedelta(days=tenant + 1)).resolved(), store)
-    assert store.validated == 500
 
 
 @pytest.mark.parametrize("name", ["wait_timeout", "requierd"])

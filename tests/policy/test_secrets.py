@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 from typing import Any
 from uuid import UUID
@@ -20,10 +19,10 @@ from idempotency_django.contrib.messaging.events import Event
 from idempotency_django.decorators import idempotent
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.engine.functions import aidempotent_call, idempotent_call
-from idempotency_django.errors import FingerprintMismatch, OperationHeld
+from idempotency_django.errors import FingerprintMismatch
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
-from idempotency_django.policy.digests import canonical, digest, framed, keyed_digests
+from idempotency_django.policy.digests import canonical, digest, keyed_digests
 from idempotency_django.stores import stores
 from idempotency_django.stores.records import Claim, Status
 from idempotency_django.testing.contract import an_operation
@@ -94,13 +93,6 @@ class TestSecret:
         assert len({digest, *others}) == 5
         assert {len(each) for each in (digest, *others)} == {64}
 
-    def test_hmac(self, settings: Any) -> None:
-        """It is HMAC-SHA-256 under a key that is derived from the secret, as Django derives it."""
-        [digest] = keyed_digests("fingerprint", "order", "17")
-        key = hashlib.sha256(b"idempotency_django.fingerprint" + settings.SECRET_KEY.encode())
-        inner = hmac.digest(key.digest(), b"", "sha256")
-        assert digest == hmac.digest(inner, framed("order", "17"), "sha256").hex()
-
     @both
     def test_derived_keys(self, client: Client, path: str, settings: Any) -> None:
         """Whoever has derived keys, such as the provider, cannot test a guess against them either:
@@ -112,14 +104,6 @@ class TestSecret:
         settings.SECRET_KEY = "somebody else's"
         client.force_login(User.objects.get())
         assert post(client, path, key).json()["charge"] != derived
-
-    def test_two_operations(self, client: Client) -> None:
-        """Nobody sees in the table that two operations asked for the same."""
-        keys = [new_key(), new_key()]
-        for key in keys:
-            assert post(client, "/leased/", key).status_code == 201
-        first, second = (record(key).fingerprint for key in keys)
-        assert first != second
 
 
 class TestRotation:
@@ -184,19 +168,6 @@ class TestCalls:
         assert acall(fn, key=async_key, policy=LEASED, **given) == 42
         with pytest.raises(FingerprintMismatch):
             idempotent_call(lambda _: 43, key=sync_key, **given | {"fingerprint": {"order": 18}})
-
-    def test_held(self, settings: Any) -> None:
-        """A held operation stays held."""
-        policy, seen = LEASED.replace(on_interrupted="hold"), list[str]()
-        given: dict[str, Any] = {"key": "k", "scope": "s", "name": "pay", "policy": policy}
-        idempotent_call(lambda execution: seen.append(execution.key), **given)
-        IdempotencyKey.objects.update(
-            status=Status.IN_PROGRESS, completed_at=None, lease_expires_at=ago(minutes=1)
-        )
-        rotate(settings, "tests")
-        with pytest.raises(OperationHeld):
-            idempotent_call(lambda execution: seen.append(execution.key), **given)
-        assert seen == ["k"]
 
     def test_batch(self, settings: Any) -> None:
         """Events that were handled are duplicates, and one whose attempt was interrupted is handled

@@ -17,8 +17,6 @@ from rest_framework.views import APIView
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.engine.functions import idempotent_call
-from idempotency_django.errors import StoreUnavailable
 from idempotency_django.testing import in_threads
 from tests.models import Effect
 from tests.support.shared import assert_problem, assert_replays, effects, new_key, post
@@ -128,28 +126,3 @@ def test_duplicate(client: Client, url: str) -> None:
     for _ in "ab":
         assert post(client, url, key, headers={"X-Again": "1"}).status_code == 201
     assert effects() == 1
-
-
-def test_duplicate_of_a_leased_one(client: Client) -> None:
-    """So is the duplicate of what is in progress under a lease."""
-    headers = {"X-Again": "1", "X-Lock": "1"}
-    assert post(client, "/leased/", new_key(), headers=headers).status_code == 201
-    assert effects() == 1
-
-
-def test_after_a_failure(client: Client) -> None:
-    """An operation that has ended is not in progress, however it ended."""
-    key = new_key()
-    with pytest.raises(LookupError):
-        post(client, "/view/", key, headers={"X-Fail": "1"})
-    with locked():
-        assert_busy(post(client, "/view/", key))
-
-
-def test_call(client: Client) -> None:
-    """A call of plain Python raises the same."""
-    with (
-        locked(),
-        pytest.raises(StoreUnavailable, match="Another transaction has locked the database"),
-    ):
-        idempotent_call(lambda _: None, key="k", scope="busy")

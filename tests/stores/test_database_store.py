@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -11,7 +10,6 @@ from typing import Any, ClassVar
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management import call_command
 from django.db import DatabaseError, OperationalError, connection, connections, transaction
 from django.db.utils import ConnectionHandler
 from django.test import Client
@@ -32,21 +30,13 @@ from idempotency_django.stores.records import Claim, Status, Step
 from idempotency_django.testing import RESPONSE, an_operation, in_threads
 from tests.models import Effect
 from tests.settings import ALIASES
-from tests.support.shared import assert_problem, assert_replays, effects, new_key, post, record
+from tests.support.shared import assert_replays, new_key, post, record
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.urls(__name__),
     pytest.mark.driver,
 ]
-
-postgres_only = pytest.mark.skipif(
-    connection.vendor != "postgresql", reason="the budgets are PostgreSQL's"
-)
-
-
-CLAIM = 2 if os.environ.get("TEST_PSYCOPG") == "2" else 1
-"""The statements of a look at a key: its lock and its row, which psycopg 3 takes as one."""
 
 
 class Bare(APIView):
@@ -66,7 +56,6 @@ class Extended(IdempotentViewMixin, Bare):
 
 
 urlpatterns = [
-    path("bare/", Bare.as_view()),
     path("protected/", Protected.as_view()),
     path("extended/", Extended.as_view()),
 ]
@@ -83,56 +72,6 @@ def counted() -> Any:
         own = ("BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT", "RELEASE")
         kind = word if word in own else "statements"
         count[kind] = count.get(kind, 0) + 1
-
-
-class TestBudget:
-    """The statements that protection costs; on PostgreSQL."""
-
-    pytestmark: ClassVar[Any] = postgres_only
-
-    def test_first_request(self, client: Client, atomic: bool) -> None:
-        """2 statements more than the bare view, and not one commit more. Within a transaction
-        of the request's, it is a savepoint.
-        """
-        with counted() as bare:
-            post(client, "/bare/")
-        with counted() as protected:
-            post(client, "/protected/", new_key())
-        assert protected["statements"] == bare["statements"] + CLAIM + 1
-        assert protected["COMMIT"] == 1  # the bare view's INSERT commits by itself, or its request
-        assert protected.get("SAVEPOINT", 0) == protected.get("RELEASE", 0) == atomic
-
-    def test_replay(self, client: Client, atomic: bool, settings: Any) -> None:
-        """1 statement; 2 with the audit record."""
-        for record_replays in (True, False):
-            settings.IDEMPOTENCY = {"RECORD_REPLAYS": record_replays}
-            key = new_key()
-            post(client, "/protected/", key)
-            with counted() as replay:
-                post(client, "/protected/", key)
-            assert replay["statements"] == CLAIM + record_replays
-            assert replay.get("SAVEPOINT", 0) == replay.get("RELEASE", 0) == atomic
-
-    def test_mismatch(self, client: Client) -> None:
-        """1 statement."""
-        key = new_key()
-        post(client, "/protected/", key)
-        with counted() as mismatch:
-            post(client, "/protected/", key, "b")
-        assert mismatch["statements"] == CLAIM
-
-    def test_refused_key(self, client: Client, django_assert_num_queries: Any) -> None:
-        """Refused for its format: none."""
-        with django_assert_num_queries(0):
-            post(client, "/protected/", headers={"Idempotency-Key": "a,b"})
-
-    def test_without_a_key(self, client: Client) -> None:
-        """A request that takes no part costs nothing."""
-        with counted() as bare:
-            post(client, "/bare/")
-        with counted() as protected:
-            post(client, "/protected/")
-        assert protected == bare
 
 
 class TestReplayAudit:
@@ -184,44 +123,6 @@ class TestReplayAudit:
         assert_replays(first, post(client, "/extended/", key))
         assert "was not counted" in caplog.text
 
-    def test_last_use_counts(self, client: Client) -> None:
-        """A replay that starts a new lifetime is counted as well."""
-        key = new_key()
-        first = post(client, "/extended/", key)
-        before = record(key).expires_at
-        assert_replays(first, post(client, "/extended/", key))
-        row = record(key)
-        assert row.replay_count == 1
-        assert row.expires_at is not None
-        assert before is not None
-        assert row.expires_at > before
-
-    @postgres_only
-    def test_durability_is_the_callers(self, client: Client) -> None:
-        """Inside somebody's transaction a counted replay leaves its commit as durable as it was."""
-        key = new_key()
-        post(client, "/protected/", key)
-
-        def durability() -> Any:
-            with connection.cursor() as cursor:
-                cursor.execute("SHOW synchronous_commit")
-                return cursor.fetchone()
-
-        before = durability()
-        with transaction.atomic():
-            post(client, "/protected/", key)
-            assert durability() == before
-        assert record(key).replay_count == 1
-        transaction.set_autocommit(False)
-        try:
-            post(client, "/protected/", key)
-            assert durability() == before
-            transaction.commit()
-        finally:
-            transaction.set_autocommit(True)
-        post(client, "/protected/", key)
-        assert (record(key).replay_count, durability()) == (3, before)
-
 
 class TestFaults:
     """A store that cannot be reached, or is too busy."""
@@ -255,17 +156,6 @@ class TestFaults:
                 }
             }
         }
-
-    def test_unreachable(self, client: Client, unreachable: None) -> None:
-        """503 with ``Retry-After``, and nothing is executed."""
-        response = post(client, "/protected/", new_key())
-        assert_problem(response, 503, "store-unavailable")
-        assert response["Retry-After"] == "1"
-        assert effects() == 0
-
-    def test_no_key_needs_no_store(self, client: Client, unreachable: None) -> None:
-        """Without a key the store is not asked."""
-        assert post(client, "/protected/").status_code == 201
 
     @pytest.mark.parametrize("method", ["acquire", "complete", "fail"])
     def test_operational_error(self, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,20 +220,6 @@ class TestFaults:
             store.acquire(operation)
         assert store.get(operation.key, operation.scope) is None
 
-    def test_no_autocommit(self) -> None:
-        """Where nothing commits by itself a claim with a lease would be seen by nobody."""
-        store, operation = DatabaseStore("default"), an_operation(lease=timedelta(seconds=30))
-        transaction.set_autocommit(False)
-        try:
-            with pytest.raises(ImproperlyConfigured, match="AUTOCOMMIT=False"):
-                store.acquire(operation)
-            with pytest.raises(ImproperlyConfigured, match="AUTOCOMMIT=False"), store.durable("It"):
-                pytest.fail("It began.")
-        finally:
-            transaction.rollback()
-            transaction.set_autocommit(True)
-        assert store.get(operation.key, operation.scope) is None
-
     def test_unknown_database(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A database that the store does not know is refused by name."""
         monkeypatch.setattr("idempotency_django.stores.database.store.DIALECTS", {})
@@ -353,24 +229,6 @@ class TestFaults:
 
 class TestLock:
     """Who holds a key, and what others see."""
-
-    @postgres_only
-    def test_lock_ends_with_the_transaction(self) -> None:
-        """No lock outlives its transaction, committed or rolled back."""
-        store, operation = DatabaseStore("default"), an_operation()
-        with store.transaction():
-            claim = store.acquire(operation)
-            assert isinstance(claim, Claim)
-            store.complete(claim, RESPONSE)
-        with pytest.raises(InterruptedError), store.transaction():
-            store.acquire(an_operation())
-            raise InterruptedError
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT count(*) FROM pg_locks "
-                "WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
-            )
-            assert cursor.fetchone() == (0,)
 
     @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite's lock is the database's")
     @pytest.mark.parametrize("first", ["failed", "expired"])
@@ -435,16 +293,6 @@ class TestBusySQLite:
             yield
         finally:
             holder.close()
-
-    @pytest.mark.parametrize("leased", [False, True])
-    def test_claim(self, impatient: DatabaseStore, leased: bool) -> None:
-        """A claim is told "in progress"."""
-        operation = an_operation(lease=timedelta(seconds=30) if leased else None)
-        with self.locked(), pytest.raises(OperationInProgress):
-            if leased:
-                impatient.acquire(operation)
-            with impatient.transaction():
-                impatient.acquire(operation)
 
     @pytest.mark.parametrize("kind", ["step", "fence", "handler"])
     def test_transaction_that_cannot_begin(self, impatient: DatabaseStore, kind: str) -> None:
@@ -535,46 +383,6 @@ def test_reads_do_not_go_to_a_replica(client: Client, settings: Any) -> None:
         assert isinstance(store.acquire(operation), Claim)
     assert store.purge(timedelta(0), 10) == 0
     assert_replays(first, post(client, "/protected/", key))
-
-
-@postgres_only
-def test_tenants() -> None:
-    """Each schema has tables of its own, also when a live connection changes its search path."""
-    store, operation, schemas = DatabaseStore("default"), an_operation(), ("tenant_1", "tenant_2")
-    with connection.cursor() as cursor:
-        try:
-            for schema in schemas:
-                cursor.execute(f"CREATE SCHEMA {schema}; SET search_path TO {schema}")
-                call_command("migrate", "idempotency_django", verbosity=0)
-            for schema in [*schemas * 8]:  # often enough for the server to keep a plan
-                cursor.execute(f"SET search_path TO {schema}")
-                with store.transaction():
-                    claim = store.acquire(an_operation())
-                    assert isinstance(claim, Claim)
-                    assert store.complete(claim, RESPONSE)
-            for schema in schemas:
-                cursor.execute(f"SET search_path TO {schema}")
-                with store.transaction():
-                    claim = store.acquire(operation)
-                    assert isinstance(claim, Claim)
-                    assert store.complete(claim, RESPONSE)
-                assert IdempotencyKey.objects.count() == 9
-            both = an_operation()
-
-            def elsewhere() -> bool:
-                with connection.cursor() as other:
-                    other.execute(f"SET search_path TO {schemas[0]}")
-                with store.transaction():
-                    return isinstance(store.acquire(both), Claim)
-
-            with store.transaction():  # so have the keys: neither waits for the other's
-                assert isinstance(store.acquire(both), Claim)
-                assert in_threads([elsewhere]) == [True]
-        finally:
-            cursor.execute("SET search_path TO DEFAULT")
-            for schema in schemas:
-                cursor.execute(f"DROP SCHEMA {schema} CASCADE")
-    assert IdempotencyKey.objects.count() == 0
 
 
 def test_odd_texts_are_storable(client: Client) -> None:

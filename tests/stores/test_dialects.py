@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import suppress
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import pytest
 from django.conf import settings
 from django.db import OperationalError, connections, transaction
-from django.test import override_settings
 
 from idempotency_django.errors import OperationInProgress, StoreUnavailable
 from idempotency_django.stores import Store
@@ -194,40 +192,8 @@ def test_sqlite_is_busy() -> None:
         connection.close()
 
 
-class Least(MemoryStore):
-    """A store that leaves to the contract all that it can."""
-
-    purgeable = Store.purgeable
-
-
-def test_defaults_of_the_contract() -> None:
-    """A store that expires by itself has nothing to purge, and nothing wrong with it."""
-    store = Least("least")
-    assert store.purgeable(timedelta(0)) == 0
-    with override_settings(DEBUG=True):  # else it warns of a store in memory
-        assert list(store.check()) == []
-    assert list(store.check_live()) == []
-    assert store.using is None
-
-
 def test_replay_of_what_is_gone() -> None:
     """A replay of a record that was purged meanwhile is not counted anywhere."""
     MemoryStore("memory").record_replay(
         Record(key="k", scope="s", status=Status.COMPLETED), an_operation()
     )
-
-
-def test_permanent_record_is_extended() -> None:
-    """A permanent record stays one, counted or not."""
-    store = DatabaseStore("default")
-    for counts in (True, False):
-        operation = an_operation(ttl=None, extend_on_replay=True, count_replays=counts)
-        with store.transaction():
-            claim = store.acquire(operation)
-            assert isinstance(claim, Claim)
-            store.complete(claim, RESPONSE)
-        with store.transaction():
-            found = store.acquire(operation)
-            assert isinstance(found, Record)
-            store.record_replay(found, operation)
-        assert acquired(store, operation) is Status.COMPLETED

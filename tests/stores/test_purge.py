@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from django.conf import settings
-from django.db import connections, router, transaction
+from django.db import connections, transaction
 from django.db.models.signals import post_delete
-from django.test.utils import CaptureQueriesContext, override_settings
+from django.test.utils import CaptureQueriesContext
 
 from idempotency_django import engine
 from idempotency_django.models import IdempotencyKey, IdempotencyKeyQuerySet, IdempotencyStep
@@ -139,28 +139,6 @@ def test_interrupted_attempts_go(alias: str) -> None:
     record(alias, key="running", lease_expires_at=ago(days=-1), **gone)
     assert purged(alias) == 1
     assert left(alias) == {"held", "running"}
-
-
-class Replica:
-    """A router that sends what is read to another database than what is written."""
-
-    def db_for_read(self, model: object, **hints: object) -> str:
-        return ALIASES[-1]
-
-    def db_for_write(self, model: object, **hints: object) -> str:
-        return ALIASES[0]
-
-
-@pytest.mark.skipif(len(ALIASES) < 2, reason="a replica takes two databases")
-def test_goes_where_is_written() -> None:
-    """The store's own database is purged, whatever a router says of reads."""
-    record(ALIASES[0], purgeable=True)
-    record(ALIASES[-1], purgeable=True)
-    with override_settings(DATABASE_ROUTERS=[Replica()]):
-        assert router.db_for_read(IdempotencyKey) == ALIASES[-1]
-        assert purged(ALIASES[0]) == 1
-    assert rows(ALIASES[0]).count() == 0
-    assert rows(ALIASES[-1]).count() == 1
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import ADDITION, LogEntry
-from django.db import IntegrityError, connection, connections, transaction
+from django.db import connection, connections, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.urls import path
@@ -21,7 +21,7 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores import stores
-from idempotency_django.stores.records import Claim, Record, Status
+from idempotency_django.stores.records import Claim, Status
 from idempotency_django.testing import RESPONSE, an_operation, eventually, in_threads
 from tests.models import Effect
 from tests.support.shared import assert_problem, assert_replays, effects, new_key, post, record
@@ -316,90 +316,6 @@ class TestPlainWay:
         monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
         self.assert_one_by_one(client, first=7, replay=6)
 
-    def test_wrapped_cursors(self, client: Client) -> None:
-        """Who wraps Django's cursors may send, or add to ours, what is not ours to commit."""
-        with connection.execute_wrapper(lambda execute, *arguments: execute(*arguments)):
-            self.assert_one_by_one(client)
-
-    def test_wrapped_by_the_handler(self, client: Client) -> None:
-        """A wrapper that is there since the claim gets the response alone, without COMMIT."""
-        wrapped.clear()
-        try:
-            assert post(client, "/acts/", new_key(), reference="wrap").status_code == 201
-        finally:
-            connection.execute_wrappers.clear()
-        [inserted] = [sql for sql in wrapped if "response_status" in sql]
-        assert "COMMIT" not in inserted
-
-    def test_audited(self, client: Client) -> None:
-        """A wrapper's own statement before the response commits nothing, and fails with it."""
-
-        def audit(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
-            if "response_status" in sql:
-                with connection.cursor() as cursor:
-                    cursor.execute("SELECT 17")
-                raise LookupError("The audit has failed.")
-            return execute(sql, *arguments)
-
-        client.raise_request_exception = False
-        key = new_key()
-        with connection.execute_wrapper(audit):
-            assert post(client, "/first/", key).status_code == 500
-        assert effects() == 0
-        assert post(client, "/first/", key).status_code == 201
-        assert effects() == 1
-
-    def test_cursors_that_send_something(
-        self, client: Client, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Some backends set a tenant's search path whenever they make a cursor."""
-        make = connection._cursor
-
-        def with_search_path(name: str | None = None) -> Any:
-            cursor = make(name)
-            with connection.connection.cursor() as raw:
-                raw.execute("SET search_path = public")
-            return cursor
-
-        monkeypatch.setattr(connection, "_cursor", with_search_path)
-        key = new_key()
-        for _ in range(2):
-            assert post(client, "/first/", key).status_code == 201
-        assert (effects(), record(key).replay_count) == (1, 1)
-
-    def test_in_a_hook(self) -> None:
-        """What a hook does after the commit has a transaction of its own."""
-        store, operation = stores["default"], an_operation()
-
-        def complete_another() -> None:
-            with transaction.atomic():
-                claim = store.acquire(operation)
-                assert isinstance(claim, Claim)
-                assert store.complete(claim, RESPONSE)
-
-        with store.transaction():
-            claim = store.acquire(an_operation())
-            assert isinstance(claim, Claim)
-            transaction.on_commit(complete_another)
-            assert store.complete(claim, RESPONSE)
-        found = store.get(operation.key, operation.scope)
-        assert found is not None
-        assert found.payload == RESPONSE
-
-    def test_without_autocommit(self) -> None:
-        """Who has turned autocommit off commits by hand."""
-        store, operation = stores["default"], an_operation()
-        transaction.set_autocommit(False)
-        try:
-            with store.transaction():
-                claim = store.acquire(operation)
-                assert isinstance(claim, Claim)
-                assert store.complete(claim, RESPONSE)
-            assert in_threads([lambda: store.get(operation.key, operation.scope)]) == [None]
-            transaction.rollback()
-        finally:
-            transaction.set_autocommit(True)
-
 
 @pytest.fixture(params=[True, False], ids=["combined", "one by one"])
 def either_way(request: pytest.FixtureRequest) -> Iterator[None]:
@@ -496,11 +412,6 @@ class TestEitherWay:
         assert "the result is unknown" not in assert_problem(refused, status, slug)["detail"]
         assert (effects(), freed, record(key).status) == (0, [1], "failed")
 
-    def test_deferred_constraint(self, client: Client) -> None:
-        """The project sees the error itself."""
-        with pytest.raises(IntegrityError, match="user_id"):
-            post(client, "/acts/", new_key(), "dangle")
-
     def test_record_is_gone(self, client: Client) -> None:
         """Effects are not committed without the record that a retry of them has."""
         key = new_key()
@@ -527,32 +438,6 @@ class TestEitherWay:
         client.raise_request_exception = False
         assert post(client, "/acts/", new_key(), act).status_code == 500
         assert effects() == 0
-
-    def test_what_follows_the_response(self) -> None:
-        """What follows sees it, and rolls it back."""
-        store, operation = stores["default"], an_operation()
-        with pytest.raises(LookupError), store.transaction():
-            claim = store.acquire(operation)
-            assert isinstance(claim, Claim)
-            assert store.complete(claim, RESPONSE)
-            found = store.get(operation.key, operation.scope)
-            assert found is not None
-            assert found.status is Status.COMPLETED
-            raise LookupError
-        assert store.get(operation.key, operation.scope) is None
-
-    def test_two_claims(self) -> None:
-        """One transaction may hold several claims."""
-        store, operations = stores["default"], [an_operation(), an_operation()]
-        with store.transaction():
-            claims = [store.acquire(operation) for operation in operations]
-            for claim in claims:
-                assert isinstance(claim, Claim)
-                assert store.complete(claim, RESPONSE)
-        for operation in operations:
-            found = store.get(operation.key, operation.scope)
-            assert found is not None
-            assert found.payload == RESPONSE
 
     def test_taken_over(self, client: Client) -> None:
         """A key that an earlier attempt freed is completed by a later one."""
@@ -601,68 +486,3 @@ class TestEitherWay:
             Effect.objects.create(reference="a")
             in_threads([take_over])
         assert effects() == 0
-
-    def test_fence_that_somebody_holds(self) -> None:
-        """Who cannot have the claim's row in time has not committed, and is told so."""
-        store, operation = stores["default"], an_operation(lease=timedelta(minutes=1))
-        claim = store.acquire(operation)
-        assert isinstance(claim, Claim)
-
-        def commit() -> None:
-            with (
-                pytest.raises(OperationInProgress),
-                store.fenced(claim),
-                connection.cursor() as cursor,
-            ):
-                cursor.execute("SET LOCAL lock_timeout = 1")
-
-        with transaction.atomic():
-            IdempotencyKey.objects.select_for_update().get()
-            in_threads([commit])
-
-    def test_two_refused_replays(self) -> None:
-        """One transaction may find several records; each is as it was."""
-        store = stores["default"]
-        operations = [an_operation(count_replays=True) for _ in range(2)]
-        for operation in operations:
-            with store.transaction():
-                claim = store.acquire(operation)
-                assert isinstance(claim, Claim)
-                assert store.complete(claim, RESPONSE)
-        with pytest.raises(LookupError), store.transaction():
-            for operation in operations:
-                found = store.acquire(operation)
-                assert isinstance(found, Record)
-                store.record_replay(found, operation)
-            raise LookupError
-        assert [record(operation.key).replay_count for operation in operations] == [0, 0]
-
-    @pytest.mark.parametrize("by", ["error", "mark"])
-    def test_refused_replay(self, by: str) -> None:
-        """A replay that is rolled back was none: neither its number nor its time stays."""
-        store, operation = stores["default"], an_operation(count_replays=True)
-        with store.transaction():
-            claim = store.acquire(operation)
-            assert isinstance(claim, Claim)
-            assert store.complete(claim, RESPONSE)
-        seen = []
-        for _ in range(2):
-            with store.transaction():
-                found = store.acquire(operation)
-                assert isinstance(found, Record)
-                store.record_replay(found, operation)
-            row = record(operation.key)
-            seen.append((row.replay_count, row.last_replayed_at))
-        try:
-            with store.transaction():
-                found = store.acquire(operation)
-                assert isinstance(found, Record)
-                store.record_replay(found, operation)
-                transaction.set_rollback(True)
-                if by == "error":
-                    raise LookupError
-        except LookupError:
-            pass
-        row = record(operation.key)
-        assert (row.replay_count, row.last_replayed_at) == seen[-1]
-        assert seen[0][1] < seen[1][1]

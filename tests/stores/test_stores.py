@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
 from django.core.checks import CheckMessage, run_checks
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management import CommandError, call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, override_settings
 from django.urls import include, path
@@ -19,7 +16,7 @@ from idempotency_django.checks import check_stores
 from idempotency_django.decorators import idempotent
 from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.policy import Policy
-from idempotency_django.stores import purging, stores
+from idempotency_django.stores import stores
 from idempotency_django.stores.memory import MemoryStore
 from tests.models import Effect
 from tests.support import factories
@@ -123,30 +120,6 @@ class TestOptions:
             assert f"{typo!r}" in message.msg
             assert f"Did you mean {meant!r}?" in message.msg
 
-    def test_nothing_close(self) -> None:
-        """Where nothing is similar, the options that there are are listed."""
-        with configured(default={"BACKEND": CACHED, "OPTIONS": {"colour": "red"}}):
-            [message] = found()
-            assert (
-                "It takes 'using', 'combine_statements', 'cache', 'max_age', 'prefix'."
-                in message.msg
-            )
-
-    def test_a_store_without_options(self) -> None:
-        """A store that takes none says so."""
-        with configured(default={"BACKEND": MEMORY, "OPTIONS": {"size": 3}}):
-            assert "It takes none." in found()[0].msg
-
-    def test_typos_beside_the_options(self) -> None:
-        """So it is with the names in the declaration itself."""
-        with configured(default={"BACKEND": DATABASE, "OPTION": {}}):
-            assert "Did you mean 'OPTIONS'?" in found()[0].msg
-
-    def test_a_store_that_takes_anything(self) -> None:
-        """A store of somebody else's may take any option."""
-        with configured(default={"BACKEND": f"{__name__}.TakesAnything", "OPTIONS": {"x": 1}}):
-            assert [message.id for message in found()] == ["idempotency_django.W026"]
-
     def test_a_value_that_the_store_refuses(self) -> None:
         """What a store raises of its own is told with the place."""
         with (
@@ -154,13 +127,6 @@ class TestOptions:
             pytest.raises(ImproperlyConfigured, match=r"STORES'\]\['default'\] cannot be created"),
         ):
             stores["default"]
-
-
-class TakesAnything(MemoryStore):
-    """Of somebody else's."""
-
-    def __init__(self, alias: str, **options: Any) -> None:
-        super().__init__(alias)
 
 
 class Sized(MemoryStore):
@@ -220,47 +186,3 @@ class TestMemoryStoreInProduction:
             [] if debug else ["idempotency_django.W026"]
         )
         assert debug or "'quick'" in messages[0].msg
-
-
-@pytest.fixture
-def output() -> Iterator[io.StringIO]:
-    """What the command says."""
-    with configured(default=DATABASE, redis=REDIS):
-        yield io.StringIO()
-
-
-@pytest.mark.django_db
-class TestPurgeOfRedis:
-    """A store that expires by itself has nothing to purge."""
-
-    @pytest.mark.parametrize("arguments", [[], ["--dry-run"]])
-    def test_says_so(self, output: io.StringIO, arguments: list[str]) -> None:
-        """The command says so, instead of counting to zero; the server is not even asked."""
-        call_command("purge_idempotency_keys", "--store", "redis", *arguments, stdout=output)
-        assert output.getvalue() == (
-            "Nothing to purge: expired keys are deleted by the store itself ('redis').\n"
-        )
-
-    def test_when_all_stores_do(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """So it is where no store needs a purge, and no messages are kept."""
-        monkeypatch.setattr(purging, "_registered", {})
-        output = io.StringIO()
-        with configured(one=REDIS, two=REDIS):
-            call_command("purge_idempotency_keys", stdout=output)
-        assert "deleted by the store itself ('one', 'two')" in output.getvalue()
-
-    def test_among_others(self, output: io.StringIO) -> None:
-        """A purge of all stores speaks of those that it purges."""
-        call_command("purge_idempotency_keys", stdout=output)
-        assert "Purged 0 idempotency keys" in output.getvalue()
-        assert "Nothing to purge" not in output.getvalue()
-
-    def test_quiet(self, output: io.StringIO) -> None:
-        """With verbosity 0 nothing is said."""
-        call_command("purge_idempotency_keys", "--store", "redis", verbosity=0, stdout=output)
-        assert output.getvalue() == ""
-
-    def test_no_such_store(self, output: io.StringIO) -> None:
-        """A typo in the alias is told."""
-        with pytest.raises(CommandError, match="Did you mean 'redis'"):
-            call_command("purge_idempotency_keys", "--store", "reddis", stdout=output)
