@@ -104,7 +104,7 @@ class Api:
         with pytest.raises(httpx.RemoteProtocolError):
             self.send(path, replace(order, fault=f"kill={moment}"))
 
-    def send_until_answered(self, path: str, order: Order) -> httpx.Response:
+    def send_until_done(self, path: str, order: Order) -> httpx.Response:
         """Send the order again while it is said to be in progress; the other response."""
         deadline = time.monotonic() + PATIENCE
         while (response := self.send(path, order)).status_code in IN_PROGRESS:

@@ -64,7 +64,7 @@ def test_a_client_that_leaves_an_async_view(api: Api) -> None:
 
     executing.close()
 
-    response = api.send_until_answered(ASYNC, replace(order, fault=""))
+    response = api.send_until_done(ASYNC, replace(order, fault=""))
     assert response.status_code == 201
     assert "Idempotent-Replayed" not in response.headers
     assert api.effects(order) == 1
@@ -85,4 +85,4 @@ def test_a_client_that_leaves_at_any_moment_wedges_nothing(api: Api, path: str) 
 
 
 def _response(api: Api, path: str, order: Order) -> int:
-    return api.send_until_answered(path, order).status_code
+    return api.send_until_done(path, order).status_code

@@ -92,23 +92,6 @@ def _post(client: Any, order: Order) -> Any:
     return client.post(PATH, content=order.body, headers=headers, extensions=extensions)
 
 
-def by_stripe(url: str, orders: list[Order], budget: RetryBudget) -> Outcomes:
-    http = stripe.RequestsClient(timeout=TIMEOUT)
-    client = stripe.StripeClient(
-        "alice-token", base_addresses={"api": url}, max_network_retries=3, http_client=http
-    )
-
-    def send(order: Order) -> int:
-        asked: Any = {"reference": order.reference, "amount": order.amount, "currency": "EUR"}
-        try:
-            client.v1.charges.create(asked, {"idempotency_key": order.key or ""})
-        except (stripe.APIConnectionError, stripe.APIError):
-            return UNKNOWN
-        return 201
-
-    return _in_threads(orders, send)
-
-
 @pytest.fixture
 def quick_stripe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stripe.HTTPClient, "INITIAL_DELAY", 0.01)
@@ -134,14 +117,6 @@ def charges(server: Server) -> Iterator[Callable[[], Counter[str]]]:
 def test_faults(server: Server, send: Send, size: int) -> None:
     """No operation is executed twice, and each outcome is known, or known to be unknown."""
     _send_through_faults(server, send, size)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("size", [60, 2000])
-@pytest.mark.usefixtures("quick_stripe")
-def test_faults_and_stripe(stripe_server: Server, size: int) -> None:
-    """Nor by Stripe's own client."""
-    _send_through_faults(stripe_server, by_stripe, size)
 
 
 def _send_through_faults(server: Server, send: Send, size: int) -> None:
@@ -204,12 +179,3 @@ def test_stripe(stripe_server: Server) -> None:
     assert first.id == replay.id
     assert replay.last_response
     assert replay.last_response.headers["Idempotent-Replayed"] == "true"
-
-
-def test_a_new_key_would_be_executed_twice(server: Server) -> None:
-    """The network of these tests does what it says: without keys, effects are doubled."""
-    reference = uuid.uuid4().hex
-    with faulty_network(server.url, {"duplicate": 1}) as network, client_of(server) as api:
-        order = Order(reference, key=None)
-        assert Api(network.url).send("/api/orders/", order).status_code == 201
-        assert api.effects(order) == 2

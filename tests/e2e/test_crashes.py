@@ -50,7 +50,7 @@ def test_the_first_retry_after_a_crash_gets_a_response(
 def resumed(api: Api, crashed: dict[Order, str]) -> list[httpx.Response]:
     """The responses to retries, sent to those paths until there is one, all meanwhile."""
     with ThreadPoolExecutor(len(crashed)) as pool:
-        return list(pool.map(lambda order: api.send_until_answered(crashed[order], order), crashed))
+        return list(pool.map(lambda order: api.send_until_done(crashed[order], order), crashed))
 
 
 def test_what_a_crash_left_is_resumed_when_its_lease_is_over(api: Api, database: Database) -> None:
@@ -99,7 +99,7 @@ def test_a_crash_with_its_claim_in_redis(redis_server: Server, valkey_url: str) 
             assert api.effects(order) == 1
 
 
-def send_until_answered(api: Api, order: Order) -> None:
+def send_until_done(api: Api, order: Order) -> None:
     """Send the order as an honest client does: again and again, until it gets 201."""
     for _ in range(ATTEMPTS):
         try:
@@ -120,6 +120,6 @@ def test_crashes_amid_traffic_lose_and_double_nothing(api: Api) -> None:
     orders = [Order(fault=fault) for fault in faults]
 
     with ThreadPoolExecutor(CLIENTS) as pool:
-        list(pool.map(lambda order: send_until_answered(api, order), orders))
+        list(pool.map(lambda order: send_until_done(api, order), orders))
 
     assert [api.effects(order) for order in orders] == [1] * CLIENTS

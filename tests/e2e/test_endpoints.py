@@ -7,7 +7,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from .clients import KEY_REQUIRED, LEASED, PROTECTED, TRANSACTIONAL, UNPROTECTED, Api, Order
+from .clients import LEASED, PROTECTED, TRANSACTIONAL, Api, Order
 from .conftest import Server, client_of
 from .databases import Database
 
@@ -82,19 +82,6 @@ def test_an_error_frees_the_key_in_redis(database: Database, redis_server: Serve
 
 
 @every_protected_endpoint
-def test_location_leads_to_the_effect(api: Api, path: str) -> None:
-    """Location can be followed by the owner, and by nobody else."""
-    first = api.send(path, Order())
-
-    def look(token: str) -> httpx.Response:
-        headers = {"Authorization": f"Token {token}"}
-        return api.get(first.headers["Location"], headers=headers)
-
-    assert look("alice-token").json() == first.json()
-    assert look("bob-token").status_code == 404
-
-
-@every_protected_endpoint
 def test_another_request_under_the_same_key_is_refused(api: Api, path: str) -> None:
     """A key that was used for another request gets 422 and does nothing."""
     order = Order()
@@ -105,79 +92,6 @@ def test_another_request_under_the_same_key_is_refused(api: Api, path: str) -> N
     assert response.status_code == 422
     assert problem(response) == "mismatch"
     assert api.effects(order) == 1
-
-
-@every_protected_endpoint
-@pytest.mark.parametrize("key", ['"unterminated', "two words", "k" * 256, '""'])
-def test_a_malformed_key_is_refused(api: Api, path: str, key: str) -> None:
-    """What is not one string of 1-255 visible ASCII characters gets 400 and does nothing."""
-    order = Order(key=key)
-
-    response = api.send(path, order)
-
-    assert response.status_code == 400
-    assert problem(response) == "key-malformed"
-    assert api.effects(order) == 0
-
-
-@every_protected_endpoint
-def test_two_keys_are_refused(api: Api, path: str) -> None:
-    """Two header lines name no key, whichever is meant: 400, and nothing is done."""
-    order = Order()
-
-    headers = [*order.headers, ("Idempotency-Key", "another")]
-    response = api.send(path, order, headers=headers)
-
-    assert response.status_code == 400
-    assert problem(response) == "key-malformed"
-    assert api.effects(order) == 0
-
-
-@every_protected_endpoint
-def test_a_bare_and_a_quoted_key_are_one(api: Api, path: str) -> None:
-    """The quotation marks of RFC 9651 are no part of the key."""
-    order = Order()
-    bare = api.send(path, order)
-
-    quoted = api.send(path, replace(order, key=f'"{order.key}"'))
-
-    assert is_replay(quoted)
-    assert quoted.content == bare.content
-    assert api.effects(order) == 1
-
-
-@pytest.mark.parametrize("path", KEY_REQUIRED)
-def test_a_required_key_that_is_missing_is_refused(api: Api, path: str) -> None:
-    """Where the key is required, a request without one gets 400 and does nothing."""
-    order = Order(key=None)
-
-    response = api.send(path, order)
-
-    assert response.status_code == 400
-    assert problem(response) == "key-missing"
-    assert api.effects(order) == 0
-
-
-@pytest.mark.parametrize("path", [path for path in PROTECTED if path not in KEY_REQUIRED])
-def test_elsewhere_the_key_is_optional(api: Api, path: str) -> None:
-    """Where it is not required, each request without a key is executed."""
-    order = Order(key=None)
-
-    responses = [api.send(path, order) for _ in range(2)]
-
-    assert [response.status_code for response in responses] == [201, 201]
-    assert api.effects(order) == 2
-
-
-def test_without_protection_a_retry_is_executed_again(api: Api) -> None:
-    """The unprotected endpoint takes no notice of the key."""
-    order = Order()
-
-    responses = [api.send(UNPROTECTED, order) for _ in range(2)]
-
-    assert [response.status_code for response in responses] == [201, 201]
-    assert not any(is_replay(response) for response in responses)
-    assert api.effects(order) == 2
 
 
 @pytest.mark.parametrize("path", TRANSACTIONAL)
@@ -214,14 +128,3 @@ def test_a_failed_attempt_keeps_the_steps_that_it_had_done(
     assert retry.status_code == 201
     assert not is_replay(retry)
     assert api.effects(order) == 1
-
-
-@every_protected_endpoint
-@pytest.mark.parametrize("body", [b"{", b'{"reference": "incomplete"}'])
-def test_an_invalid_body_is_refused(api: Api, path: str, body: bytes) -> None:
-    """What cannot be understood gets 400, the first time and when it is retried."""
-    order = Order()
-
-    responses = [api.send(path, order, content=body) for _ in range(2)]
-
-    assert [response.status_code for response in responses] == [400, 400]

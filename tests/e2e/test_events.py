@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,7 @@ import httpx
 import pytest
 
 from .clients import Api, Order
-from .conftest import Server, client_of
+from .conftest import Server
 from .databases import Database
 
 pytestmark = pytest.mark.e2e
@@ -56,18 +55,6 @@ def test_handled_once(api: Api, send: Any) -> None:
     assert result == {"reference": order.reference, "amount": 100, "currency": "EUR"}
     assert first.json()["outcome"] == "handled"
     assert again.json() == {**first.json(), "outcome": "duplicate"}
-    assert api.effects(order) == 1
-
-
-def test_modes(api: Api, send: Any) -> None:
-    """One event in each of the ways to send it is one event."""
-    order = Order()
-    responses = [
-        send(order),
-        send(order, {"Content-Type": "application/json"}),
-        send(order, {"Idempotency-Key": str(uuid.uuid4())}),  # an event has an id of its own
-    ]
-    assert [response.json()["outcome"] for response in responses] == ["handled"] + ["duplicate"] * 2
     assert api.effects(order) == 1
 
 
@@ -115,17 +102,3 @@ def test_killed(api: Api, database: Database, send: Any, moment: str) -> None:
     outcome = send(order).json()["outcome"]
     assert outcome == ("duplicate" if moment == "after-commit" else "handled")
     assert api.effects(order) == 1
-
-
-@pytest.mark.parametrize("database", ["postgres"], indirect=True)
-def test_with_redis(database: Database, redis_server: Server) -> None:
-    """The event's record stays with its effect, where other records are in Redis."""
-    order = Order()
-    with client_of(redis_server) as api:
-        headers = {"Authorization": "Token alice-token", "Content-Type": STRUCTURED}
-        content = json.dumps(event(order))
-        told = [
-            api.send("/api/events/", order, headers=headers, content=content).json()["outcome"]
-            for _ in range(2)
-        ]
-    assert told == ["handled", "duplicate"]

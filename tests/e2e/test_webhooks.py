@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +12,6 @@ import pytest
 from idempotency_django.contrib.messaging import StandardWebhooks, Stripe, Verifier
 from idempotency_django.testing import eventually
 from testproject import settings
-from testproject.server import ROOT
 
 from .clients import Api, Order
 from .conftest import Server
@@ -84,63 +79,3 @@ def test_refused(api: Api, deliver: Any, sender: str) -> None:
     deliver(sender, other)
     eventually(lambda: api.effects(other) == 1)
     assert api.effects(order) == 0
-
-
-def test_fails_and_recovers(api: Api, server: Server, deliver: Any) -> None:
-    """A message whose handler fails stays in the inbox, and an operator retries it."""
-    order = Order()
-    deliver("standard", order, body_of("standard", order, amount="much"))
-    inbox = "from idempotency_django.contrib.messaging.models import InboxMessage as M\n"
-    mine = f"m = M.objects.get(message_id='msg_{order.key}')\n"
-    eventually(lambda: _says(server, f"{inbox}{mine}print(bool(m.error))") == "True")
-    assert api.effects(order) == 0
-    body = body_of("standard", order)
-    fixed = f"m.body = {body!r}; m.save(update_fields=['body'])\n"  # nobody sends it again
-    settle = "from idempotency_django.contrib.messaging import settling\n"
-    now = "m.refresh_from_db(); m.state == 'pending' and settling.retry(m, by='ann')"
-    server.shell(f"{inbox}{settle}{mine}{fixed}{now}")
-    eventually(lambda: api.effects(order) == 1)
-
-
-def _says(server: Server, code: str) -> str:
-    """What a shell prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "testproject.manage", "shell", "-v0", "-c", code],
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "DATABASE_URL": server.database.url,
-            "DJANGO_SETTINGS_MODULE": "testproject.settings",
-        },
-    )
-    return done.stdout.strip()
-
-
-def test_command_ends(server: Server) -> None:
-    """process_inbox ends on SIGTERM, in good order."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "testproject.manage", "process_inbox", "--poll", "30"],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "DATABASE_URL": server.database.url,
-            "DJANGO_SETTINGS_MODULE": "testproject.settings",
-        },
-    )
-    handled = f"/proc/{process.pid}/status"
-
-    def catches_sigterm() -> bool:
-        with open(handled) as status:  # noqa: PTH123
-            caught = next(line for line in status if line.startswith("SigCgt"))
-        return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
-
-    try:
-        eventually(catches_sigterm)
-        process.terminate()
-        assert process.wait(20) == 0
-    finally:
-        process.kill()
-        process.wait()

@@ -1,14 +1,12 @@
 """The views of a worker process, and the faults that befall it at the moments they name.
 
 A request's ``X-Fault`` is ``what:moment``. It is no part of what is asked for, so that a retry
-without it is the same request. ``stop`` pauses the whole process (SIGSTOP), ``kill`` ends it,
-``wait`` waits until the test says go on, and ``seize`` does so in one C call that never lets go of
-the interpreter's lock.
+without it is the same request. ``stop`` pauses the whole process (SIGSTOP), ``kill`` ends it, and
+``wait`` waits until the test says go on.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -17,8 +15,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from django.contrib import admin
-from django.db import connection, transaction
 from django.http import HttpRequest, JsonResponse
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
@@ -31,7 +27,6 @@ from idempotency_django.stores.records import Payload
 from tests.models import Effect
 
 LATE = Payload(201, (), b"late")
-POLLIN = 1
 SLOW = "-slow"  # how a key ends whose operation takes longer than its response lives
 
 seen: dict[str, Any] = {}
@@ -74,12 +69,6 @@ class Fault:
         """Wait until the test says go on."""
         sys.stdin.readline()
 
-    def seize(self) -> None:
-        """Do the same in a C call that holds the interpreter's lock: no other thread runs."""
-        wanted = (ctypes.c_int * 2)(0, POLLIN)  # struct pollfd: descriptor 0, and what to wait for
-        ctypes.PyDLL(None).poll(wanted, 1, -1)
-        sys.stdin.readline()
-
 
 @csrf_exempt
 @idempotent(required=True, mode="leased")
@@ -115,8 +104,6 @@ def atomic(execution: ExecutionContext, fault: Fault) -> None:
     with execution.atomic():
         Effect.objects.create(reference=execution.key)
         fault.reach("effect")
-        if fault.moment == "commit":
-            _before_commit(fault)
 
 
 def steps(execution: ExecutionContext, fault: Fault) -> None:
@@ -200,21 +187,7 @@ def _allowed(attempt: Callable[[], object]) -> bool:
     return True
 
 
-def _before_commit(fault: Fault) -> None:
-    """Reach the moment behind the fence, before the database is told to commit."""
-    commit = connection._commit  # type: ignore[attr-defined]
-
-    def reach_and_commit() -> None:
-        del connection._commit  # type: ignore[attr-defined]
-        fault.reach("commit")
-        commit()
-
-    assert transaction.get_connection().in_atomic_block
-    connection._commit = reach_and_commit  # type: ignore[attr-defined]
-
-
 urlpatterns = [
     path("leased/<str:how>/", leased),
     path("transactional/", transactional),
-    path("admin/", admin.site.urls),
 ]

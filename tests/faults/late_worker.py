@@ -24,7 +24,6 @@ from tests.faults import late_views
 from tests.models import Effect
 
 client = Client(raise_request_exception=False)
-administrator = Client()
 
 
 def post(path: str, key: str, fault: str = "", *, by: Client = client) -> dict[str, Any]:
@@ -101,27 +100,6 @@ def purge(seconds: float) -> dict[str, Any]:
     return {"rounds": rounds, "purged": purged}
 
 
-def page(path: str) -> dict[str, Any]:
-    """What an administrator sees at that address, and what was asked of the replica for it."""
-    asked: list[str] = []
-
-    def note(execute: Any, sql: str, *arguments: Any) -> Any:
-        asked.append(sql)
-        return execute(sql, *arguments)
-
-    with connections["replica"].execute_wrapper(note):
-        response = administrator.get(path)
-    return {"status": response.status_code, "body": response.content.decode(), "asked": asked}
-
-
-def login(username: str) -> dict[str, Any]:
-    """Become an administrator, who is known to the replica already."""
-    from django.contrib.auth.models import User
-
-    administrator.force_login(User.objects.get(username=username))
-    return {}
-
-
 def read(reference: str) -> dict[str, Any]:
     """What the application sees of the effects, and of the records, where its router reads."""
     return {
@@ -131,7 +109,7 @@ def read(reference: str) -> dict[str, Any]:
     }
 
 
-DOES = {each.__name__: each for each in (post, clock, command, traffic, purge, page, login, read)}
+DOES = {each.__name__: each for each in (post, clock, command, traffic, purge, read)}
 
 
 def main() -> None:

@@ -188,9 +188,9 @@ class Campaign:
             name = chance.choice(names)
             faults[name](chance)
             self.tell(name)
-            self._until_answered(CLIENTS)
+            self._until_done(CLIENTS)
 
-    def _until_answered(self, more: int) -> None:
+    def _until_done(self, more: int) -> None:
         """Let so many more operations get a response, if that does not take long."""
         wanted, deadline = len(self.responses) + more, time.monotonic() + LEASE
         while len(self.responses) < wanted and time.monotonic() < deadline:
@@ -248,12 +248,12 @@ class Campaign:
     def _complete(self, order: Order) -> None:
         """Send it until it gets a response, and then once more: a replay."""
         caller = Caller(self.port, PATIENCE)
-        self._answered(order, caller)
-        again = self._answered(order, caller)
+        self._response_to(order, caller)
+        again = self._response_to(order, caller)
         assert again.replayed, (self.seed, order, again)
         caller.close()
 
-    def _answered(self, order: Order, caller: Caller) -> Ended:
+    def _response_to(self, order: Order, caller: Caller) -> Ended:
         deadline = time.monotonic() + PATIENCE
         while not self.note(order, ended := caller.send(order)):
             assert time.monotonic() < deadline, (self.seed, order, "is wedged", ended)

@@ -40,10 +40,6 @@ class Replica:
 
     url: str
 
-    def catch_up(self) -> None:
-        """Apply all that it has received, and what follows without delay."""
-        self.execute("ALTER SYSTEM SET recovery_min_apply_delay = 0", "SELECT pg_reload_conf()")
-
     def execute(self, *statements: str) -> list[Any]:
         """Ask or tell it something; what the last statement returned."""
         import psycopg  # not at the top: there is none when the tests run on psycopg2

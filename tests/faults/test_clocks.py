@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -140,33 +139,6 @@ def test_live_lease_is_respected(site: Site, at: Place, pair: list[Worker]) -> N
     assert (retry["status"], retry["replayed"], retry["body"]) == (201, True, first["body"])
     assert record(at, key).attempt == 1
     assert at.done(key) == 1
-
-
-@pytest.mark.nightly
-def test_expired_lease_is_taken_over(at: Place, pair: list[Worker]) -> None:
-    """A paused owner is taken over when its lease is over by the server's clock, not before."""
-    owner, contender = pair
-    key = new_key()
-    owner.begin("post", at.path, key, f"stop:{'effect' if at.is_database else 'handler'}")
-    owner.tells("reached")
-    with owner.paused():
-        _, left, _ = times(at, key)
-        begun = claimed_at(at, key)
-        successor = contender.post_until(201, at.path, key)
-        assert claimed_at(at, key) - begun >= left - 0.01
-    late = owner.tells("response")
-    assert (late["replayed"], late["body"]) == (True, successor["body"])
-    assert json.loads(late["body"])["attempt"] == 2
-    assert at.done(key) == 1
-
-
-def claimed_at(at: Place, key: str) -> float:
-    """When the record was claimed, in seconds of the server's clock."""
-    if at.cache:
-        with Redis.from_url(at.cache) as client:
-            created = client.hget(at.store.redis_key(key, SCOPE), "created")  # type: ignore[attr-defined]
-            return float(created or 0) / 1000
-    return at.row(key).created_at.timestamp()
 
 
 def test_life_is_not_shortened(at: Place, pair: list[Worker]) -> None:

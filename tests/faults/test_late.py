@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.engine.leases import Lease
 from idempotency_django.errors import ClaimLost
 from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
-from idempotency_django.testing import RESPONSE, an_operation, eventually, in_threads
+from idempotency_django.testing import RESPONSE, an_operation, eventually
 from tests.faults.late_processes import DATABASES, PLACES, SCOPE, Place, Worker, place, started
 from tests.models import Effect
 from tests.support.nightly import few, sizes
@@ -81,59 +80,6 @@ def test_paused_in_its_handler(at: Place, workers: list[Worker]) -> None:
     assert at.store.get(key, SCOPE).attempt == 2  # type: ignore[union-attr]
 
 
-@pytest.mark.nightly
-@on_databases
-@pytest.mark.parametrize(
-    ("how", "moment"),
-    [
-        ("atomic", "handler"),
-        ("atomic", "effect"),
-        ("steps", "between"),
-        ("steps", "effect"),
-        ("steps", "after"),
-    ],
-)
-def test_paused_around_its_effects(at: Place, workers: list[Worker], how: str, moment: str) -> None:
-    """Wherever an owner is paused, its successor need not wait for it, and each effect is one."""
-    key = new_key()
-    late, successor = late_and_successor(workers, f"/leased/{how}/", f"stop:{moment}", key)
-    assert_superseded(late, successor)
-    assert at.effects(key) == 1
-    if how == "steps":
-        assert [at.effects(f"{step} {key}") for step in (1, 3)] == [1, 1]
-        stored = list(at.row(key).steps.order_by("pk").values_list("name", "attempt"))
-        first = {"between": 1, "effect": 1, "after": 2}[moment]
-        assert stored == [
-            (name, 1 if place < first else 2)
-            for place, name in enumerate(["first", "second", "third"])
-        ]
-
-
-@pytest.fixture
-def one_by_one(at: Place, tmp_path: Path) -> Iterator[list[Worker]]:
-    """The same workers, which send fence and COMMIT in two messages, with room for a pause."""
-    options = {"combine_statements": False}
-    with started(at.worker(tmp_path, lease=1, options=options) for _ in range(2)) as workers:
-        yield workers
-
-
-@on_databases
-def test_paused_behind_the_fence(at: Place, one_by_one: list[Worker]) -> None:
-    """Between fence and COMMIT others are told to come back at once, and the commit holds."""
-    late, other = one_by_one
-    key, path = new_key(), "/leased/atomic/"
-    late.begin("post", path, key, "stop:commit")
-    late.tells("reached")
-    with late.paused():
-        eventually(lambda: at.store.get(key, SCOPE).interrupted)  # type: ignore[union-attr]
-        told = [other.do("post", path, key)["status"] for _ in range(3)]
-    assert told == [409] * 3
-    first, retry = late.tells("response"), other.do("post", path, key)
-    assert (first["status"], first["replayed"]) == (201, False)
-    assert (retry["status"], retry["replayed"], retry["body"]) == (201, True, first["body"])
-    assert (at.effects(key), at.row(key).attempt) == (1, 1)
-
-
 # The numbers. A lease of a millisecond is over as soon as anybody looks.
 
 
@@ -179,37 +125,6 @@ def test_late_completions(at: Place, tries: int, capsys: pytest.CaptureFixture[s
     with capsys.disabled():
         print(f"\n{at.name}: of {tries} late owners, before and after: {accepted} accepted")
     assert not any(accepted.values())
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("races", sizes(5, 20))
-def test_completion_races_with_take_over(
-    at: Place, races: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """When an owner completes at the very moment of its take-over, one of the two has the key."""
-    kept = 0
-    for _ in range(races):
-        operation = an_operation(lease=MOMENT)
-        late = at.store.acquire(operation)
-        assert isinstance(late, Claim)
-        eventually(lambda: at.store.get(operation.key, operation.scope).interrupted)  # type: ignore[union-attr]  # noqa: B023
-        longer = an_operation(key=operation.key, lease=MINUTE)
-
-        def complete(claim: Claim = late) -> bool:
-            return at.store.complete(claim, LATE)
-
-        def take_over(asked: Operation = longer) -> bool:
-            return isinstance(at.store.acquire(asked), Claim)
-
-        completed, taken = in_threads([complete, take_over])
-        kept += completed
-        record = at.store.get(operation.key, operation.scope)
-        assert record is not None
-        assert not (completed and taken)
-        assert record.attempt == 1 + taken
-        assert record.payload == (LATE if completed else None)
-    with capsys.disabled():
-        print(f"\n{at.name}: {races} races, {kept} owners completed in time, 0 twice")
 
 
 @pytest.fixture

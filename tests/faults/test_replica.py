@@ -6,13 +6,11 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import dj_database_url
 import pytest
 
-from idempotency_django.testing import eventually
 from tests.e2e import databases
 from tests.faults.late_processes import Worker, started, worker
 from tests.faults.replicas import Replica, replica_of
@@ -22,7 +20,6 @@ from tests.support.shared import new_key
 pytestmark = pytest.mark.e2e
 
 DELAY = "1h"  # the tests decide when it catches up
-ADMIN = "/admin/idempotency_django/idempotencykey/"
 PATHS = ("/transactional/", "/leased/atomic/", "/leased/steps/")
 
 
@@ -43,10 +40,6 @@ class Site:
     def effects(self, reference: str) -> int:
         """How often something was really done."""
         return int(self.ask("SELECT count(*) FROM tests_effect WHERE reference = %s", reference))
-
-    def record(self, key: str) -> int:
-        """The number of a key's record; 0 where there is none."""
-        return self.ask("SELECT id FROM idempotency_django_idempotencykey WHERE key = %s", key) or 0
 
     def lags(self, key: str) -> bool:
         """Whether the application sees nothing of a key where it reads."""
@@ -111,17 +104,6 @@ def test_duplicates_have_one_effect(
         print(f"\n{path}: {rounds} keys, twice each at once: {said.count(409)} told to wait")
 
 
-@pytest.mark.nightly
-def test_steps_are_resumed(site: Site) -> None:
-    """A retry resumes behind the steps of the attempt that has just failed."""
-    key, [one, other] = new_key(), site.workers
-    assert one.do("post", "/leased/steps/", key, "fail:between")["status"] == 500
-    retry = other.do("post", "/leased/steps/", key)
-    assert (retry["status"], json.loads(retry["body"])["attempt"]) == (201, 2)
-    assert [site.effects(name) for name in (f"1 {key}", key, f"3 {key}")] == [1, 1, 1]
-    assert site.lags(key)
-
-
 def test_running_operation_is_seen(site: Site) -> None:
     """A duplicate of what is running is told so, and gets its response when it has ended."""
     key, [one, other] = new_key(), site.workers
@@ -132,69 +114,3 @@ def test_running_operation_is_seen(site: Site) -> None:
     assert one.tells("response")["status"] == 201
     assert other.do("post", "/leased/atomic/", key)["replayed"]
     assert site.effects(key) == 1
-
-
-@pytest.mark.nightly
-def test_purge_goes_to_the_primary(site: Site) -> None:
-    """What the replica has never seen is counted and purged, and what lives is not."""
-    [one, other], keys = site.workers, [new_key() for _ in range(3)]
-    for key in keys:
-        assert one.do("post", "/leased/steps/", key)["status"] == 201
-    past = "now() - interval '1 second'"
-    site.primary.execute(
-        f"UPDATE idempotency_django_idempotencykey SET expires_at = {past}, purge_at = {past} "
-        "WHERE key = ANY(%s)",
-        [keys[:2]],
-    )
-    said = other.do("command", "purge_idempotency_keys", "--dry-run")["said"]
-    assert "Would purge 2 " in said
-    assert "Purged 2 " in other.do("command", "purge_idempotency_keys")["said"]
-    assert [bool(site.record(key)) for key in keys] == [False, False, True]
-    steps = "SELECT count(*) FROM idempotency_django_idempotencystep WHERE record_id"
-    orphans = f"{steps} NOT IN (SELECT id FROM idempotency_django_idempotencykey)"
-    assert site.ask(orphans) == 0
-    assert site.ask(f"{steps} = %s", site.record(keys[2])) == 3
-
-
-@pytest.mark.nightly
-def test_admin_shows_the_primary(site: Site) -> None:
-    """The admin lists and shows a key at once, and asks the replica nothing about it."""
-    key, one = new_key(), site.workers[0]
-    assert one.do("post", "/leased/steps/", key)["status"] == 201
-    one.do("login", "chief")
-    for path in (ADMIN, f"{ADMIN}?q={key}", f"{ADMIN}{site.record(key)}/change/"):
-        page = one.do("page", path)
-        assert page["status"] == 200, page
-        assert key in page["body"]
-        assert [sql for sql in page["asked"] if "idempotency_django_" in sql] == []
-        assert page["asked"], "The router was not asked."
-    assert site.lags(key)
-
-
-@pytest.mark.nightly
-def test_store_on_the_replica(site: Site, tmp_path: Path) -> None:
-    """A store that was put on the replica by mistake is refused, and executes nothing."""
-    reads = dict(dj_database_url.parse(site.replica.url))
-    wrong = worker(dict(site.environment), tmp_path, replica=reads, using="replica")
-    with started([wrong]) as [mistaken]:
-        said = mistaken.do("command", "check", databases=["default", "replica"])
-        assert said["failed"]
-        assert "idempotency_django.E005" in said["said"]
-        assert "which is read-only, like a replica" in said["said"]
-        key = new_key()
-        for path in PATHS:
-            assert mistaken.do("post", path, key)["status"] == 503
-        assert site.effects(key) == 0
-
-
-@pytest.mark.nightly
-def test_replica_catches_up(site: Site) -> None:
-    """When the replica has caught up it agrees, and nothing has happened twice."""
-    key, [one, other] = new_key(), site.workers
-    first = one.do("post", "/leased/atomic/", key)
-    assert site.lags(key)
-    site.replica.catch_up()
-    eventually(lambda: not site.lags(key))
-    assert other.do("read", key)["effects"] == site.effects(key) == 1
-    retry = other.do("post", "/leased/atomic/", key)
-    assert (retry["replayed"], retry["body"]) == (True, first["body"])

@@ -64,20 +64,6 @@ def assert_superseded(at: Place, late: dict[str, Any], successor: dict[str, Any]
     assert at.done(key) == 1
 
 
-@pytest.mark.nightly
-def test_long_call_starves_the_heartbeat(at: Place, workers: list[Worker]) -> None:
-    """A handler that holds the interpreter's lock too long is taken over, and is late."""
-    owner, contender = workers
-    key, path = new_key(), at.path
-    owner.begin("post", path, key, "seize:handler")
-    owner.tells("reached")
-    # No Python runs in the owner until it is told to go on.
-    successor = contender.post_until(201, path, key)
-    owner.go_on()
-    assert_superseded(at, owner.tells("response"), successor, key)
-    assert not [line for line in owner.log.read_text().splitlines() if "trying again" in line]
-
-
 @pytest.mark.parametrize("pause", [5 * PAUSE, nightly(PAUSE)])
 def test_healthy_heartbeat_keeps_a_long_handler(
     at: Place, healthy: list[Worker], pause: float, capsys: pytest.CaptureFixture[str]
