@@ -236,7 +236,7 @@ class TestEndpoints:
         ]:
             assert found(path("x/", made))[0][2:] == expected
 
-    def test_methods_that_a_class_does_not_answer(self, found: Any) -> None:
+    def test_methods_that_a_class_does_not_have(self, found: Any) -> None:
         """What ``http_method_names`` leaves out gets a 405, so it is no endpoint."""
         reading = ["get", "post"]
 
@@ -640,7 +640,7 @@ def unknown(function: Any) -> Any:
 
 
 @pytest.mark.django_db
-class TestAnsweredWithoutAClaim:
+class TestResponseWithoutAClaim:
     """A protected view that has a success while what runs once was not called."""
 
     class Dispatches(View):

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from idempotency_django.client import IdempotentClient, OutcomeUnknown, key_for
+from idempotency_django.client import OutcomeUnknown, key_for
 from tests.support.servers import free_port
 
-from .drivers import AT_ONCE, Driver, Httpx
+from .drivers import Driver, Httpx
 from .scripted import CUT, CUT_BODY, Reply, Scripted, scripted
 
 KEY = key_for("order", 17)
@@ -103,13 +103,6 @@ def test_safe_methods(make: Make, server: Scripted, method: str) -> None:
     assert server.keys == [None]
 
 
-def test_off(make: Make, server: Scripted) -> None:
-    """With the key ``None``, a request has no key, and is not retried."""
-    server.script = [Reply(503)]
-    assert make().send("POST", server.url, key=None).status_code == 503
-    assert server.keys == [None]
-
-
 def test_lost(make: Make, server: Scripted) -> None:
     """If no response arrives, the caller gets the key, and the last error as the cause."""
     server.script = [CUT, CUT, CUT]
@@ -173,13 +166,6 @@ def test_generator(make: Make, server: Scripted) -> None:
         with pytest.raises(ValueError, match="can be sent only once"):
             client.send("POST", server.url, content=body)
     assert server.received == []
-
-
-@pytest.mark.parametrize("make", [Httpx])
-def test_generator_without_key(make: Make, server: Scripted) -> None:
-    """It is sent if the key is off."""
-    make().send("POST", server.url, content=(part for part in [b"once"]), key=None)
-    assert len(server.received) == 1
 
 
 def test_files(make: Make, server: Scripted) -> None:
@@ -253,13 +239,6 @@ def test_undecodable(make: Make, server: Scripted) -> None:
     check_unknown(make(), server)
 
 
-def test_never_sent(make: Make, server: Scripted) -> None:
-    """An error from before anything was sent is the library's own."""
-    with pytest.raises(httpx.UnsupportedProtocol):
-        make().send("POST", "ftp://127.0.0.1/")
-    assert server.received == []
-
-
 def test_response_hooks(server: Scripted) -> None:
     """The error of a response hook counts as its response; without one, the outcome is unknown."""
 
@@ -280,37 +259,9 @@ def test_response_hooks(server: Scripted) -> None:
     assert isinstance(caught.value.__cause__, LookupError)
 
 
-def test_own_request_is_unchanged(server: Scripted) -> None:
-    """A request of the caller's own gets no key, so each time it is sent is a new operation."""
-    own = httpx.Request("POST", server.url, json={"amount": 500}, headers={"X-Own": "1"})
-    before = (own.headers.copy(), dict(own.extensions))
-    server.script = [CUT]
-    with IdempotentClient(trust_env=False, backoff=AT_ONCE) as client:
-        first, second = client.send(own), client.send(own)
-    assert (own.headers, own.extensions) == before
-    assert first.request.headers["Idempotency-Key"] != second.request.headers["Idempotency-Key"]
-    assert [each.key for each in server.received[:2]] == [server.keys[0]] * 2
-    assert {each.body.replace(b" ", b"") for each in server.received} == {b'{"amount":500}'}
-    assert {each.headers["X-Own"] for each in server.received} == {"1"}
-
-
 def test_lifetime(make: Make, server: Scripted) -> None:
     """A key is not sent again after its lifetime."""
     server.script = [Reply(503, {"Retry-After": "2"})]
     with pytest.raises(OutcomeUnknown, match="lifetime is 2 seconds"):
         make(lifetime=timedelta(seconds=2)).send("POST", server.url)
     assert len(server.received) == 1
-
-
-def test_unknown_option(make: Make) -> None:
-    """A misspelled option is an error."""
-    with pytest.raises(TypeError, match="lifetme"):
-        make(lifetme=timedelta(1)).send("POST", "http://127.0.0.1:1")
-
-
-def test_httpx_is_used(server: Scripted) -> None:
-    """An ``IdempotentClient`` is an ``httpx.Client``, with all of its methods."""
-    with IdempotentClient(base_url=server.url, trust_env=False) as client:
-        assert isinstance(client, httpx.Client)
-        client.put("/charges/17/", json={})
-    assert server.received[0].path == "/charges/17/"

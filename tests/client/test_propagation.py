@@ -13,7 +13,6 @@ from idempotency_django import engine
 from idempotency_django.client import OutcomeUnknown
 from idempotency_django.engine import Result
 from idempotency_django.engine.context import ExecutionContext
-from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.records import Operation, Payload
 from idempotency_django.testing import an_operation
@@ -69,16 +68,6 @@ def test_same_on_each_attempt(server: Scripted, lease: Any) -> None:
     assert len({*first, *third}) == 10
 
 
-def test_query_is_left_out(server: Scripted) -> None:
-    """What differs between attempts in the query makes no other key."""
-    times = iter(["12:00", "12:01"])
-    attempts(
-        an_operation(),
-        lambda _: Httpx().send("POST", f"{server.url}/charges/?at={next(times)}"),
-    )
-    assert len(set(server.keys)) == 1
-
-
 def test_own_key_and_no_key(server: Scripted) -> None:
     """A request with a key of its own, or without one, takes no part in the count."""
 
@@ -111,49 +100,6 @@ def test_steps(server: Scripted) -> None:
     first, second, outside, again = server.keys
     assert outside == again
     assert len({first, second, outside}) == 3
-
-
-def test_step_that_is_called_again(server: Scripted) -> None:
-    """A step that the handler calls again after its failure sends the same keys again."""
-
-    def send(execution: ExecutionContext) -> None:
-        def pay() -> None:
-            Httpx().send("POST", server.url)
-            if len(server.received) == 1:
-                raise Failed
-
-        with pytest.raises(Failed):
-            execution.step("pay", pay)
-        execution.step("pay", pay)
-
-    attempt(an_operation(lease=LEASE), send)
-    assert len(server.keys) == 2
-    assert len(set(server.keys)) == 1
-
-
-def test_call_within_a_step(server: Scripted) -> None:
-    """An operation within a step of another one counts its own requests."""
-
-    def pay(_: ExecutionContext) -> None:
-        Httpx().send("POST", server.url)
-
-    def send(execution: ExecutionContext) -> None:
-        def both() -> None:
-            idempotent_call(pay, key="inner", scope="tests")
-            Httpx().send("POST", server.url)
-            if len(server.received) == 2:
-                raise Failed
-
-        execution.step("both", both)
-
-    operation = an_operation(lease=LEASE)
-    with pytest.raises(Failed):
-        attempt(operation, send)
-    idempotent_call(pay, key="inner", scope="tests")  # the step gets a replay of it
-    attempt(operation, send)
-
-    inside, after, _, again = server.keys
-    assert inside != after == again
 
 
 def test_async(server: Scripted) -> None:
@@ -194,10 +140,6 @@ def test_lost_response(server: Scripted) -> None:
         attempt(operation, send)
     attempt(operation, send)
     assert server.keys == [f'"{caught.value.key}"'] * 2
-
-
-def fail() -> None:
-    raise Failed
 
 
 def test_outside(server: Scripted) -> None:

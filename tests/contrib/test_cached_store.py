@@ -110,14 +110,6 @@ def test_two_schemas(store: CachedStore, monkeypatch: pytest.MonkeyPatch) -> Non
     assert store.recall(operation) is None
 
 
-def test_two_databases(store: CachedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So has each database, where several projects share one cache."""
-    operation = completed(store)
-    assert store.recall(operation) is not None
-    monkeypatch.setitem(connections["default"].settings_dict, "NAME", "another")
-    assert store.recall(operation) is None
-
-
 @pytest.mark.parametrize("url", ["/order/", "/leased/"])
 def test_a_replay_costs_no_statement(client: Client, url: str) -> None:
     """Every replay, the first one too, comes from the cache alone; it is the first response."""
@@ -140,22 +132,6 @@ def test_nothing_is_cached_before_the_commit(store: CachedStore) -> None:
         assert store.recall(operation) is None
         raise InterruptedError
     assert store.recall(operation) is None
-
-
-def test_own_response_before_the_commit(store: CachedStore) -> None:
-    """A replay in the transaction that stored the response caches nothing that may roll back."""
-    operation = an_operation()
-    with pytest.raises(InterruptedError), store.transaction():
-        claim = store.acquire(operation)
-        assert isinstance(claim, Claim)
-        store.complete(claim, RESPONSE)
-        found = store.acquire(operation)
-        assert isinstance(found, Record)
-        assert found.payload == RESPONSE
-        raise InterruptedError
-    assert store.recall(operation) is None
-    with store.transaction():
-        assert isinstance(store.acquire(operation), Claim)
 
 
 @pytest.mark.django_db(transaction=False)
@@ -190,16 +166,6 @@ def test_no_longer_than_the_record(store: CachedStore, cache: Any) -> None:
     with store.transaction():
         store.acquire(operation)
     assert store.recall(operation) is None
-
-
-def test_permanent_records(store: CachedStore, cache: Any) -> None:
-    """A record that never expires is cached for ``max_age``."""
-    operation = completed(store, ttl=None)
-    assert store.recall(operation) is not None
-    cache.clear()
-    with store.transaction():
-        store.acquire(operation)
-    assert store.recall(operation) is not None
 
 
 @pytest.mark.parametrize("ttl", [None, timedelta(days=30)])
@@ -243,22 +209,6 @@ def test_cached_too_late(store: CachedStore, cache: Any) -> None:
     assert store.recall(operation) is not None
 
 
-def test_life_from_the_last_use(store: CachedStore) -> None:
-    """Where every use counts, every use goes to the database."""
-    operation = completed(store)
-    assert store.recall(replace(operation, extend_on_replay=True)) is None
-
-
-def test_somebody_elses_response(store: CachedStore, cache: Any) -> None:
-    """What is cached is for its key and its scope, even if two names of the cache collide."""
-    operation = completed(store)
-    other = an_operation(scope="user:2|POST /charges/")
-    stolen = cache.get(store._name(operation.key, operation.scope))
-    cache.set(store._name(other.key, other.scope), stolen)
-    assert store.recall(other) is None
-    assert store.recall(an_operation(key=operation.key, scope="user:2")) is None
-
-
 @pytest.mark.parametrize("rubbish", [b"[]", b"no\nbody", "text", 17, b'["k"]\nbody', {"a": 1}])
 def test_rubbish_in_the_cache(store: CachedStore, cache: Any, rubbish: object) -> None:
     """What is no response is logged and not given; the database is read."""
@@ -283,21 +233,6 @@ def test_faults_are_logged_and_not_shown(client: Client, caplog: pytest.LogCaptu
     assert "cannot be read" in caplog.text
     assert "could not be cached" in caplog.text
     assert "may be replayed for up to 600 seconds" in caplog.text
-
-
-def test_time_left_in_the_cache(store: CachedStore, cache: Any) -> None:
-    """An entry says how long its record lives, whether a claim or a replay has made it."""
-    operation = completed(store, ttl=timedelta(seconds=99))
-    by_claim = store.recall(operation)
-    cache.clear()
-    with CaptureQueriesContext(connections[store.using]) as queries:
-        assert isinstance(store.acquire(replace(operation, lease=timedelta(seconds=9))), Record)
-    assert len([sql for sql in queries if "BEGIN" not in sql["sql"]]) <= 3
-    by_replay = store.recall(operation)
-    for found in (by_claim, by_replay):
-        assert found is not None
-        assert found.ttl_left is not None
-        assert 90 < found.ttl_left <= 99.1
 
 
 def test_checks(cache: Any) -> None:

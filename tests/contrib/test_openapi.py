@@ -7,13 +7,11 @@ import os
 import subprocess
 import sys
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from django.test import override_settings
 from django.urls import include, path
-from drf_spectacular.extensions import OpenApiViewExtension
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from drf_spectacular.validation import validate_schema
@@ -25,11 +23,11 @@ from rest_framework.response import Response
 
 from idempotency_django import errors
 from idempotency_django.contrib.concurrency import errors as concurrency
-from idempotency_django.contrib.described import problems_of, promise_of
+from idempotency_django.contrib.described import problems_of
 from idempotency_django.contrib.messaging import errors as messages
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.errors import KeyExpired, StoreUnavailable, all_errors
+from idempotency_django.errors import StoreUnavailable, all_errors
 from idempotency_django.http.problems import error_body
 from idempotency_django.policy import PAYMENT, Policy, keys
 from tests.support.outside import ROOT
@@ -104,16 +102,6 @@ class Foreign(Base):
     """Of a package, which documents nothing."""
 
 
-class ForeignFix(OpenApiViewExtension):  # type: ignore[no-untyped-call]
-    target_class = "tests.contrib.test_openapi.Foreign"
-
-    def view_replacement(self) -> type:
-        class Fixed(self.target):  # type: ignore[name-defined,misc]
-            """Documented elsewhere."""
-
-        return Fixed
-
-
 THINGS = {"post": "create", "get": "list"}
 urlpatterns = [
     path("plain/", Plain.as_view()),
@@ -171,18 +159,6 @@ def test_protected(schema: dict[str, Any]) -> None:
     assert members["state"] in component["properties"]["state"]["description"]
 
 
-def test_key_that_outlives_its_response() -> None:
-    """The lifetime of a key is there if it is another one than that of the response."""
-    policy = Policy(
-        ttl=timedelta(hours=1), on_expired="refuse", retention=timedelta(hours=23)
-    ).resolved()
-    promise = {"required": False, "lifetime-seconds": 3600, "key-lifetime-seconds": 86400}
-    assert promise_of(policy, "POST") == promise
-    assert KeyExpired in problems_of(policy, "POST")
-    assert KeyExpired not in problems_of(PAYMENT.resolved(), "POST")
-    assert promise_of(Policy(ttl=None).resolved(), "POST")["lifetime-seconds"] is None
-
-
 @pytest.mark.parametrize("where", ["/things/preview/", "/exempt/"])
 def test_unprotected(schema: dict[str, Any], where: str) -> None:
     """What is not protected promises nothing."""
@@ -233,20 +209,6 @@ def test_documented_by_the_project(schema: dict[str, Any]) -> None:
     """A parameter that the project documents itself is left as it is."""
     [key] = key_of(schema["paths"]["/documented/"]["post"])
     assert (key["name"], key["schema"]) == ("idempotency-key", {"type": "integer"})
-
-
-def test_extension_of_another(schema: dict[str, Any]) -> None:
-    """Another extension of the view is applied first."""
-    operation = schema["paths"]["/foreign/"]["post"]
-    assert operation["description"] == "Documented elsewhere."
-    assert "x-idempotency" in operation
-
-
-def test_descriptions(schema: dict[str, Any]) -> None:
-    """A view's own docstring describes it; the docstring of the mixin describes nothing."""
-    assert schema["paths"]["/plain/"]["post"]["description"] == "A view of the middleware."
-    assert "description" not in schema["paths"]["/things/"]["post"]
-    assert "description" not in schema["paths"]["/things/preview/"]["post"]
 
 
 @override_settings(
@@ -321,44 +283,3 @@ def test_every_problem_is_considered() -> None:
     documented = {error for policy in policies for error in problems_of(policy.resolved(), "POST")}
     assert documented.isdisjoint(of_others)
     assert documented | of_others == {*all_errors()}
-
-
-@pytest.mark.nightly
-def test_generated_client(tmp_path: Path) -> None:
-    """A client that is generated from the reference app's schema sends the key."""
-    schema, package = tmp_path / "schema.json", tmp_path / "generated"
-    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.support.openapi_settings"}
-    spectacular = ["-m", "django", "spectacular", "--format=openapi-json", f"--file={schema}"]
-    subprocess.run([sys.executable, *spectacular], cwd=ROOT, env=environment, check=True)
-    generate = ["generate", f"--path={schema}", f"--output-path={package}", "--meta=none"]
-    subprocess.run(
-        [sys.executable, "-m", "openapi_python_client", *generate],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-        check=True,
-        capture_output=True,
-    )
-    program = (
-        "import httpx, json\n"
-        "from generated import Client\n"
-        "from generated.api.api import api_transfers_create as transfers\n"
-        "sent = []\n"
-        "def handle(request):\n"
-        "    sent.append(request)\n"
-        "    return httpx.Response(201, json={})\n"
-        "client = Client('http://shop.example.com')\n"
-        "http = httpx.Client(base_url='http://shop.example.com', "
-        "transport=httpx.MockTransport(handle))\n"
-        "client.set_httpx_client(http)\n"
-        "transfers.sync_detailed(client=client, idempotency_key='order-17')\n"
-        "print(sent[0].method, sent[0].url.path, sent[0].headers['Idempotency-Key'])\n"
-        "try:\n"
-        "    transfers.sync_detailed(client=client)\n"
-        "except TypeError as error:\n"
-        "    print(error)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.stdout.startswith("POST /api/transfers/ order-17\n"), done.stderr
-    assert "'idempotency_key'" in done.stdout

@@ -19,7 +19,7 @@ from kombu.exceptions import OperationalError
 
 from idempotency_django.contrib.celery import IdempotentTask
 from idempotency_django.engine.functions import idempotent_call
-from idempotency_django.errors import OperationHeld, OperationInProgress, StoreUnavailable
+from idempotency_django.errors import OperationHeld, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.stores.database import DatabaseStore
@@ -195,26 +195,6 @@ def test_store_that_cannot_be_reached(post: Post, monkeypatch: pytest.MonkeyPatc
     assert effects() == 1
 
 
-def test_lease_that_was_lost(post: Post) -> None:
-    """A late owner whose claim is gone leaves the task to the next delivery."""
-    pay = a_task(post, lambda: IdempotencyKey.objects.all().delete() and None)
-    pay.apply_async(task_id="one")
-    assert post.deliver(post.take()) == states.IGNORED
-    assert post.take().headers["idempotency_again"] is True
-
-
-def test_error_of_another_operation(post: Post) -> None:
-    """An operation within the task that is in progress is the task's own failure."""
-
-    @post.app.task(base=IdempotentTask, shared=False)
-    def pay() -> None:
-        raise OperationInProgress
-
-    pay.apply_async()
-    assert post.deliver(post.take()) == states.FAILURE
-    assert post.take() is None
-
-
 def test_broker_that_takes_nothing(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no copy can be sent, the broker is to deliver this message again."""
     ended: list[Any] = []
@@ -240,53 +220,6 @@ def test_broker_that_takes_nothing(post: Post, monkeypatch: pytest.MonkeyPatch) 
 # When it is over.
 
 
-def test_callbacks_are_sent_once(post: Post) -> None:
-    """A delivery that comes after the end sends nothing that was sent already."""
-    pay = a_task(post, lambda: None)
-    pay.apply_async(task_id="one", link=pay.si("linked"), chain=[pay.si("next")])
-    first = post.take()
-    for _ in range(2):
-        assert post.deliver(first, redelivered=True) == states.SUCCESS
-    assert len(list(iter(post.take, None))) == 2
-
-
-def test_callbacks_that_may_have_been_sent(post: Post) -> None:
-    """Where Celery has no result, callbacks are sent again: with the same ids."""
-    pay = a_task(post, lambda: None, ignore_result=True)
-    pay.apply_async(task_id="one", link=[pay.si("linked"), pay.si("linked")])
-    first = post.take()
-    for _ in range(2):
-        post.deliver(first)
-    sent = list(iter(post.take, None))
-    assert len(sent) == 4
-    assert len({message.headers["id"] for message in sent}) == 2
-    for message in sent:
-        post.deliver(message)
-    assert effects("linked") == 2
-
-
-def test_result_that_only_celery_has(post: Post) -> None:
-    """Where our record does not hold the result, a delivery returns what Celery has stored."""
-    seen: list[Any] = []
-    pay = a_task(post, lambda: None, Policy(max_response_bytes=0), on_success=_noting(seen))
-    pay.apply_async(task_id="one")
-    first = post.take()
-    for _ in range(2):
-        assert post.deliver(first, redelivered=True) == states.SUCCESS
-    assert seen == [Effect.objects.get().pk] * 2
-
-
-def test_result_that_nobody_has(post: Post) -> None:
-    """Where Celery has none either, the delivery fails and says so."""
-    pay = a_task(post, lambda: None, Policy(max_response_bytes=0))
-    pay.apply_async(task_id="one")
-    first = post.take()
-    assert post.deliver(first) == states.SUCCESS
-    post.app.backend.forget("one")
-    assert post.deliver(first, redelivered=True) == states.FAILURE
-    assert effects() == 1
-
-
 @pytest.mark.parametrize("redelivered", [True, False])
 def test_failed_task(post: Post, redelivered: bool) -> None:
     """A failure that Celery has recorded stands for all deliveries of that message. Somebody who
@@ -307,13 +240,6 @@ def test_failed_task(post: Post, redelivered: bool) -> None:
     again = post.deliver(first, redelivered=redelivered)
     assert again == (states.IGNORED if redelivered else states.SUCCESS)
     assert attempts == ([1] if redelivered else [1, 2])
-
-
-def _noting(seen: list[Any]) -> Callable[..., None]:
-    def on_success(self: Any, retval: Any, *_: Any) -> None:
-        seen.append(retval)
-
-    return on_success
 
 
 # Which operation it comes from.
@@ -350,20 +276,6 @@ def test_parents(post: Post) -> None:
         "next": "parent",
         "last": "next",
     }
-
-
-def test_a_retry_has_no_other_parent(post: Post) -> None:
-    """A task that retries, or is sent again, is not its own parent."""
-
-    @post.app.task(base=IdempotentTask, bind=True, shared=False)
-    def pay(self: IdempotentTask) -> None:
-        if self.execution.attempt == 1:
-            raise self.retry(countdown=1)
-
-    pay.apply_async(task_id="one")
-    assert post.deliver(post.take()) == states.RETRY
-    assert post.deliver(post.take()) == states.SUCCESS
-    assert IdempotencyKey.objects.get().caused_by == ""
 
 
 def test_limited_attempts(post: Post) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import date, timedelta
+from datetime import date
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
 import pytest
-from celery import Celery, shared_task
+from celery import Celery
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from django.core.exceptions import ImproperlyConfigured
 
 from idempotency_django.contrib.celery import IdempotentTask
-from idempotency_django.errors import FingerprintMismatch, OperationInProgress, ResponseNotStored
+from idempotency_django.errors import FingerprintMismatch, OperationInProgress
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy, keys
 from tests.models import Effect
@@ -83,53 +83,6 @@ def test_by_a_key(app: Celery, key: Any) -> None:
         pay.apply_async((17, 6))
 
 
-def test_of_a_class(app: Celery) -> None:
-    """A class of one's own declares the same as the decorator's arguments."""
-
-    class Pay(IdempotentTask):
-        name = "pay"
-        idempotency_policy = LEASED
-
-        def key(order_id: int) -> int:  # noqa: N805  # it takes what the task takes
-            return order_id
-
-        def run(self, order_id: int) -> int:
-            return self.execution.step("book", book)
-
-    pay = app.register_task(Pay())
-    assert pay.apply((17,)).get() == pay.apply((17,)).get()
-    assert effects() == 1
-
-
-def test_shared(app: Celery) -> None:
-    """``@shared_task`` takes the base class too."""
-
-    # All apps of this process have it from now on.
-    policy = Policy(lease=timedelta(seconds=1))
-
-    @shared_task(base=IdempotentTask, name="shared_pay", idempotency_policy=policy)
-    def pay() -> int:
-        return book()
-
-    task = app.tasks["shared_pay"]
-    assert task.apply(task_id="one").get() == task.apply(task_id="one").get()
-    assert effects() == 1
-
-
-def test_of_an_app() -> None:
-    """``task_cls`` makes each task of an app idempotent, but not those that Celery itself has."""
-    with App("all", broker="memory://", task_cls=IdempotentTask, set_as_current=False) as app:
-
-        @app.task
-        def pay() -> int:
-            return book()
-
-        assert pay.apply(task_id="one").get() == pay.apply(task_id="one").get()
-        assert effects() == 1
-        assert app.tasks["celery.accumulate"].apply((1, 2), task_id="two").get() == (1, 2)
-        assert not IdempotencyKey.objects.filter(key="two").exists()
-
-
 def test_no_task_is_lost_by_default(app: Celery) -> None:
     """Its message is acknowledged after the task, also when its process is killed."""
 
@@ -141,19 +94,6 @@ def test_no_task_is_lost_by_default(app: Celery) -> None:
 
     assert (pay.acks_late, pay.reject_on_worker_lost) == (True, True)
     assert early.acks_late is False
-
-
-def test_long_id(app: Celery) -> None:
-    """An id that is no key is one nevertheless."""
-
-    @app.task(base=IdempotentTask)
-    def pay() -> int:
-        return book()
-
-    ids = ["é" * 300, "e" * 300]
-    results = [[pay.apply(task_id=one).get() for _ in range(2)] for one in ids]
-    assert [len(set(found)) for found in results] == [1, 1]
-    assert results[0] != results[1]
 
 
 @pytest.mark.parametrize(
@@ -174,21 +114,6 @@ def test_key_that_cannot_be_made(app: Celery, key: Any, match: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "error"), [(None, TypeError), ("", ValueError), (True, TypeError), ([1], TypeError)]
-)
-def test_key_of_nothing(app: Celery, value: Any, error: type[Exception]) -> None:
-    """A value that names nothing makes no key, which other operations would share."""
-
-    @app.task(base=IdempotentTask, key="order-{order_id}")
-    def pay(order_id: Any) -> int:
-        return book()
-
-    with pytest.raises(error, match=r"The key of the task .*pay contains"):
-        pay.apply((value,))
-    assert effects() == 0
-
-
-@pytest.mark.parametrize(
     ("policy", "match"),
     [
         (Policy(check_replay=lambda request, record: None), "check_replay="),
@@ -200,14 +125,6 @@ def test_policy_that_cannot_be(app: Celery, policy: Any, match: str) -> None:
     with pytest.raises(ImproperlyConfigured, match=match):
 
         @app.task(base=IdempotentTask, lazy=False, idempotency_policy=policy)
-        def pay() -> None: ...
-
-
-def test_policy_by_another_name(app: Celery) -> None:
-    """A policy that nothing reads is refused: the task would have the project's."""
-    with pytest.raises(ImproperlyConfigured, match=r"idempotency=, .* Write idempotency_policy="):
-
-        @app.task(base=IdempotentTask, lazy=False, idempotency=LEASED)
         def pay() -> None: ...
 
 
@@ -238,16 +155,6 @@ def test_default_that_changes(app: Celery) -> None:
     assert pay.apply(task_id="one").get() == first
 
 
-def test_arguments_that_do_not_fit(app: Celery) -> None:
-    """A call that does not fit fails as a call does."""
-
-    @app.task(base=IdempotentTask, typing=False)
-    def pay(amount: int) -> None: ...
-
-    with pytest.raises(TypeError, match=r"do not match .*: missing a required argument: 'amount'"):
-        pay.apply()
-
-
 @pytest.mark.parametrize(
     ("result", "json"),
     [
@@ -269,47 +176,6 @@ def test_result(app: Celery, result: Any, json: Any) -> None:
     assert told == [json, json]
 
 
-def test_result_that_is_not_json(app: Celery) -> None:
-    """Such a result fails the task, which has no effect then."""
-
-    @app.task(base=IdempotentTask)
-    def pay() -> Any:
-        book()
-        return Opaque()
-
-    with pytest.raises(TypeError, match=r"pay' returned a value that is not JSON.*Opaque"):
-        pay.apply()
-    assert effects() == 0
-
-
-def test_result_that_is_too_large(app: Celery) -> None:
-    """The first delivery has it; another one is not executed, and says so."""
-
-    @app.task(base=IdempotentTask, idempotency_policy=Policy(max_response_bytes=10))
-    def pay() -> str:
-        book()
-        return "x" * 100
-
-    assert pay.apply(task_id="one").get() == "x" * 100
-    with pytest.raises(ResponseNotStored):
-        pay.apply(task_id="one")
-    assert effects() == 1
-
-
-def test_result_that_nobody_wants(app: Celery) -> None:
-    """Where results are ignored, one that was not kept is not missed."""
-
-    @app.task(
-        base=IdempotentTask, ignore_result=True, idempotency_policy=Policy(max_response_bytes=0)
-    )
-    def pay() -> str:
-        book()
-        return "x"
-
-    assert [pay.apply(task_id="one").get() for _ in range(2)] == ["x", None]
-    assert effects() == 1
-
-
 # How it ends.
 
 
@@ -326,21 +192,6 @@ def test_retry(app: Celery, policy: Policy | None) -> None:
 
     [_, attempt, task] = pay.apply(task_id="one").get()
     assert (attempt, task) == (3, "one")
-    assert effects() == 1
-
-
-def test_autoretry(app: Celery) -> None:
-    """So does what Celery retries by itself."""
-    app.conf.task_eager_propagates = False
-
-    @app.task(base=IdempotentTask, bind=True, autoretry_for=(OSError,), default_retry_delay=0)
-    def pay(self: IdempotentTask) -> int:
-        book()
-        if self.request.retries < 1:
-            raise OSError
-        return self.execution.attempt
-
-    assert pay.apply(task_id="one").get() == 2
     assert effects() == 1
 
 
@@ -376,42 +227,6 @@ def test_ignore(app: Celery) -> None:
         assert ended.state == "IGNORED"
         assert str(ended.result) == "it was moved"
     assert effects() == 1
-
-
-def test_replace(app: Celery) -> None:
-    """A task that another one replaces does so once."""
-
-    @app.task(base=IdempotentTask)
-    def other() -> int:
-        return book()
-
-    @app.task(base=IdempotentTask, bind=True)
-    def pay(self: IdempotentTask) -> Any:
-        return self.replace(other.s())
-
-    assert pay.apply(task_id="one").get() == pay.apply(task_id="one").get()
-    assert effects() == 1
-
-
-def test_hooks(app: Celery) -> None:
-    """Celery's hooks are called at each delivery, with the same result."""
-    seen: list[Any] = []
-
-    class Seen(IdempotentTask):
-        abstract = True
-
-        def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
-            seen.append("before")
-
-        def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
-            seen.append(retval)
-
-    @app.task(base=Seen)
-    def pay() -> int:
-        return book()
-
-    done = [pay.apply(task_id="one").get() for _ in range(2)]
-    assert seen == ["before", done[0], "before", done[0]]
 
 
 def test_in_progress_without_a_message(app: Celery) -> None:
@@ -455,27 +270,3 @@ def test_called_with_a_key(app: Celery) -> None:
     assert first[1] is True
     assert pay.apply((17,)).get() == pay(17) == first
     assert effects("order-17") == 1
-
-
-def test_called_by_itself(app: Celery) -> None:
-    """A task that calls itself, as a function, executes each call as such."""
-
-    @app.task(base=IdempotentTask, bind=True, idempotency_policy=LEASED, key="{number}")
-    def pay(self: IdempotentTask, number: int) -> list[str]:
-        before = self.execution.key
-        below = pay(number - 1) if number else []
-        assert self.execution.key == before
-        return [before, *below]
-
-    assert pay.apply((2,)).get() == ["2", "1", "0"]
-
-
-def test_within_celerys_own(app: Celery) -> None:
-    """``map()`` calls the task as a function, for which it has a key or none."""
-
-    @app.task(base=IdempotentTask, key="order-{order_id}")
-    def pay(order_id: int) -> int:
-        return book(f"order-{order_id}")
-
-    assert len(pay.map([1, 2, 1]).apply().get()) == 3
-    assert (effects("order-1"), effects("order-2")) == (1, 1)

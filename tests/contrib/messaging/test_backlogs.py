@@ -16,7 +16,6 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from idempotency_django.contrib.messaging import (
-    Outgoing,
     Refused,
     Relay,
     publish,
@@ -28,13 +27,10 @@ from idempotency_django.contrib.messaging.inbox.processing import (
     mark,
 )
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
-from idempotency_django.contrib.messaging.outbox.relay import OUTBOX
-from idempotency_django.contrib.messaging.queue import LOOK
 from idempotency_django.contrib.messaging.settling import discard, retry
 from idempotency_django.models import DatabaseNow
 from idempotency_django.testing import in_threads
 from tests.contrib.messaging.outbox.conftest import Broker
-from tests.support.plans import buffers_read
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -165,94 +161,6 @@ def got(group: str) -> list[int]:
     return [at for at, message in enumerate(Broker.got) if message.group == group]
 
 
-def test_slow_group(using: str) -> None:
-    """Another group's message waits for a few messages of a group with a backlog, not for all."""
-    write(using, 250, "slow")
-
-    def send(message: Outgoing) -> None:
-        if message.group == "slow" and message.data == 3:
-            with transaction.atomic(using=using):
-                publish("orders", 1, type="n", group="quick", using=using)
-
-    Broker.refuse = staticmethod(send)
-    assert Relay(using=using).drain() == 251
-    [place] = got("quick")
-    assert place <= 3 + 2 * 10  # of the batch in hand, and of the one with the other group
-    assert [each.data for each in Broker.got if each.group == "slow"] == [*range(250)]
-
-
-def test_burst(using: str) -> None:
-    """Many messages that were just written to a group hide none of another group."""
-    count = 3 * LOOK
-    write(using, count, "slow")
-    receive(using, count, "slow")
-    write(using, 1, "quick")
-    receive(using, 1, "quick")
-    Relay(using=using).send_batch()
-    assert len(got("quick")) == 1
-    assert [each.message_id for each in claim((), 10)] == ["slow0", "quick0"]
-    waiting = {"state": "pending", "process_after": None}
-    assert InboxMessage.objects.using(using).filter(**waiting).count() == count - 1
-
-
-@pytest.mark.parametrize("kind", ["inbox", "outbox"])
-def test_behind_messages_in_hand(using: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A transaction holds the first messages of several groups, and more wait after them than one
-    statement examines: they hide no other group, and each is handled once, in order.
-    """
-    if connections[using].vendor == "sqlite":
-        pytest.skip("SQLite has one writer")
-    monkeypatch.setattr(queue, "LOOK", 5)
-    groups, count = [f"g{at}" for at in range(8)], 6
-    store, table = (receive, INBOX) if kind == "inbox" else (write, OUTBOX)
-    for name in groups:
-        store(using, count, name)
-    store(using, 1, "quick")
-    look, looks = table._look, list[int]()
-
-    def counted(due: Any, most: int) -> Any:
-        looks.append(most)
-        assert len(looks) <= 20, looks
-        return look(due, most)
-
-    monkeypatch.setattr(table, "_look", counted)
-    rows = table.all(using)
-    first = [rows.filter(group=name).order_by("pk")[:1].get().pk for name in groups]
-    held, claimed = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with transaction.atomic(using=using):
-            assert len(rows.select_for_update().filter(pk__in=first)) == len(groups)
-            held.set()
-            assert claimed.wait(30)
-
-    def others() -> list[str]:
-        lease = {"process_after": DatabaseNow() + timedelta(minutes=1)}
-        return [head.stream.partition("/")[2] for head in table.claim(rows, 3, lease)]
-
-    def claims() -> None:
-        assert held.wait(30)
-        try:
-            assert others() == ["quick"]
-            assert rows.filter(process_after=None).count() == len(groups) * (count - 2)
-            looks.clear()
-            assert others() == []
-        finally:
-            claimed.set()
-
-    in_threads([hold, claims])
-    monkeypatch.undo()
-    rows.filter(group="quick").delete()
-    done: list[tuple[str, str]] = []
-    while heads := table.claim(rows, 3, {"process_after": DatabaseNow() + timedelta(minutes=1)}):
-        for each in table.rows(using, heads, {}):
-            done.append((each.group, each.message_id))
-            table.finish(rows.filter(pk=each.pk), [each], state="done", process_after=None)
-    for name in groups:
-        in_order = [f"{name}{at}" for at in range(count)]
-        assert [message_id for group, message_id in done if group == name] == in_order
-
-
 def test_idle(using: str) -> None:
     """An idle relay or processor reads, and takes no lock: one statement, in no transaction."""
     write(using, 2, "g")
@@ -321,15 +229,6 @@ def test_settled(using: str, settle: Any) -> None:
     assert [each.data for each in Broker.got] == ([0, 1, 2] if settle == retry else [1, 2])
 
 
-@contextmanager
-def searching(monkeypatch: pytest.MonkeyPatch, messages: int) -> Iterator[None]:
-    """A search reads this number of messages at a time, and begins with the first group."""
-    monkeypatch.setattr(queue, "SEARCHED", messages)
-    for each in (INBOX, OUTBOX):
-        monkeypatch.setattr(each, "_after", "")
-    yield
-
-
 def test_first_of_inbox_deleted(using: str) -> None:
     """A group of the inbox whose first message was deleted goes on."""
     receive(using, 3, "g")
@@ -341,28 +240,6 @@ def test_first_of_inbox_deleted(using: str) -> None:
     assert INBOX.revive(using) == 1
     assert [each.message_id for each in claim((), 10)] == ["g1"]
     assert INBOX.revive(using) == 0
-
-
-def test_many_groups_whose_first_is_gone(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are found a few at a time, and each of them: the next look begins after the last one."""
-    groups = [f"g{at}" for at in range(7)]
-    for group in groups:
-        write(using, 3, group)
-    rows = OutboxMessage.objects.using(using)
-    Relay(using=using, batch_size=7).send_batch()
-    rows.filter(state="pending").update(process_after=None)
-    rows.filter(group="g1", sequence=2).update(state="dead")
-    rows.filter(group="g2", sequence=2).update(process_after=DatabaseNow() + timedelta(hours=1))
-    with searching(monkeypatch, 5):
-        found, after = OUTBOX.stopped(using, seconds=0)
-        assert ([*found], after) == (["orders/g0"], "orders/g2")
-        found, after = OUTBOX.stopped(using, seconds=60)
-        assert sorted(found) == [f"orders/{each}" for each in groups if each not in ("g1", "g2")]
-        monkeypatch.setattr(queue, "REVIVAL", 0)
-        assert [OUTBOX.revive(using) for _ in range(4)] == [1, 3, 1, 0]
-    Relay(using=using).drain()
-    left = rows.filter(state="pending").values_list("group", "sequence")
-    assert sorted(left) == [("g1", 3), ("g2", 2), ("g2", 3)]
 
 
 @pytest.mark.parametrize("kind", ["inbox", "outbox"])
@@ -380,65 +257,6 @@ def test_behind_a_dead_letter(using: str, kind: str, monkeypatch: pytest.MonkeyP
     else:
         assert Relay(using=using, batch_size=2).drain() == 1
         assert len(got("late")) == 1
-
-
-def test_cost_of_what_is_set_aside(using: str) -> None:
-    """With 2,000 messages behind dead letters, an idle run and a purge cost what they cost with
-    400: a search reads up to 100 messages of a group, and leaps over the others.
-    """
-    runs: dict[str, Callable[[], object]] = {
-        "relay": lambda: Relay(using=using).drain(),
-        "inbox": lambda: (claim((), 10), INBOX.revive(using)),
-        "purges": lambda: [each.purge(timedelta(0), 100) for each in (INBOX, OUTBOX)],
-    }
-    costs: dict[str, list[int]] = {name: [] for name in runs}
-    for count in (8 * FEW, MANY):
-        for group in ("a", "b"):
-            receive(using, count // 2, group)
-            write(using, count // 2, group)
-        for model in (InboxMessage, OutboxMessage):
-            rows = model._default_manager.using(using)
-            rows.update(process_after=None)
-            first = [rows.filter(group=each).order_by("pk").first() for each in ("a", "b")]
-            rows.filter(pk__in=[each.pk for each in first if each]).update(state="dead")
-        analyze(using)
-        for name, run in runs.items():
-            with work(using) as counted:
-                run()
-            costs[name] += counted
-        for model in (InboxMessage, OutboxMessage):
-            model._default_manager.using(using).all().delete()
-    assert all(many <= 1.5 * few for few, many in costs.values()), costs
-
-
-@pytest.mark.skipif("postgres" not in settings.ALIASES, reason="the buffers are PostgreSQL's")
-def test_cost_after_many_without_a_group() -> None:
-    """A claim does not walk what the index remembers of messages without a group that were sent."""
-    alias = settings.ALIASES["postgres"]
-    rows = OutboxMessage.objects.using(alias)
-    buffers = []
-    for count in (1, 5_000):
-        OutboxMessage.objects.using(alias).bulk_create(
-            OutboxMessage(
-                message_id=f"{count}-{at}",
-                topic="orders",
-                type="n",
-                payload="1",
-                created_at=DatabaseNow(),
-                process_after=DatabaseNow(),
-            )
-            for at in range(count + 100)
-        )
-        rows.filter(pk__in=[*rows.order_by("pk").values_list("pk", flat=True)[:count]]).update(
-            state="done", process_after=None, purge_at=DatabaseNow()
-        )
-        with CaptureQueriesContext(connections[alias]) as queries, transaction.atomic(using=alias):
-            assert len(OUTBOX.claim(rows, 100, {"process_after": DatabaseNow()})) == 100
-            transaction.set_rollback(True, using=alias)
-        looks = [each["sql"] for each in queries if "ORDER BY" in each["sql"]]
-        buffers.append(sum(buffers_read(alias, each) for each in looks))
-        rows.all().delete()
-    assert buffers[1] <= 3 * buffers[0], buffers
 
 
 @pytest.mark.parametrize("kind", ["inbox", "outbox"])

@@ -99,33 +99,6 @@ def test_dead(lose: Callable[[], object], place: int, writes: bool) -> None:
     assert effects(f"{place}") == 0
 
 
-def test_several(lose: Callable[[], object]) -> None:
-    """Neither do two of them stop the others, nor one another's attempts."""
-    billing = consumer(lose)
-    told = kinds(billing.handle_many(batch(1, 3)))
-    assert [told[at] for at in (0, 2, 4)] == [Handled] * 3
-    assert [effects(f"{at}") for at in range(SIZE)] == [1, 0, 1, 0, 1]
-    attempts = IdempotencyKey.objects.filter(key__in="13").values_list("attempt", "status")
-    assert [*attempts] == [(1, "failed")] * 2
-
-
-def test_among_handled(lose: Callable[[], object]) -> None:
-    """What was handled before is a duplicate, and is not handled again."""
-    billing = consumer(lose)
-    billing.handle_many(batch()[:2])
-    told = kinds(billing.handle_many(batch(2)))
-    assert [*told[:2], *told[3:]] == [Duplicate, Duplicate, Handled, Handled]
-    assert [effects(f"{at}") for at in range(SIZE)] == [1, 1, 0, 1, 1]
-
-
-def test_once(lose: Callable[[], object]) -> None:
-    """An event whose handler loses its connection only once is handled in the same delivery."""
-    losses = iter([lose])
-    billing = consumer(lambda: next(losses, _nothing)())  # noqa: PLW0108  # another each time
-    assert kinds(billing.handle_many(batch(2))) == [Handled] * SIZE
-    assert [effects(f"{at}") for at in range(SIZE)] == [1] * SIZE
-
-
 @needs_server
 @pytest.mark.parametrize("place", [0, SIZE - 1])
 def test_unreachable(monkeypatch: pytest.MonkeyPatch, place: int) -> None:

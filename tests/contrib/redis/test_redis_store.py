@@ -211,50 +211,6 @@ class TestLeases:
         store.record_replay(gone, operation)
         assert stored(store, redis, operation)[b"replays"] == b"6"
 
-    def test_nothing_to_note(self, port: int) -> None:
-        """A replay that is neither counted nor extends anything is not spoken of."""
-        store, operation = probed(port), leased(count_replays=False)
-        store.complete(claim(store, operation), RESPONSE)
-        Probe.sent = 0
-        store.record_replay(found(store, operation), operation)
-        assert Probe.sent == 1
-
-    def test_one_of_many_takes_over(self, store: RedisStore) -> None:
-        """After the lease exactly one contender gets the claim, as the next attempt."""
-        for _ in range(10):
-            operation = leased(lease=MOMENT)
-            late = interrupted(store, operation)
-            again = leased(key=operation.key)
-            said = in_threads([lambda again=again: store.acquire(again)] * 16)
-            claims = [each for each in said if isinstance(each, Claim)]
-            assert [each.attempt for each in claims] == [2]
-            assert claims[0].token != late.token
-            assert all(not each.interrupted for each in said if isinstance(each, Record))
-
-    def test_late_owner_writes_nothing(self, store: RedisStore, redis: Redis) -> None:
-        """Of 200 owners that come back after their successors took over, none writes anything."""
-        accepted = 0
-        for number in range(200):
-            operation = leased(lease=MOMENT)
-            late = interrupted(store, operation)
-            successor = claim(store, leased(key=operation.key))
-            if number % 2:
-                assert store.complete(successor, RESPONSE)
-            before = stored(store, redis, operation)
-            accepted += store.complete(late, Payload(200, (), b"late"))
-            accepted += store.fail(late, "late")
-            accepted += store.extend(late, 60)
-            assert stored(store, redis, operation) == before
-        assert accepted == 0
-
-    def test_late_owner_without_successor(self, store: RedisStore) -> None:
-        """An owner whose lease is over may still extend and complete while nobody came after it."""
-        late = interrupted(store, leased(lease=MOMENT))
-        assert store.extend(late, 60)
-        assert not found(store, late.operation).interrupted
-        second = interrupted(store, leased(lease=MOMENT))
-        assert store.complete(second, RESPONSE)
-
     def test_extend_moves_the_end(self, store: RedisStore, redis: Redis) -> None:
         """A lease ends that many seconds after it was extended, sooner or later than before."""
         owner = claim(store, leased())
@@ -263,56 +219,6 @@ class TestLeases:
         assert store.extend(owner, 3600)
         left = int(stored(store, redis, owner.operation)[b"lease"]) / 1000 - redis.time()[0]
         assert 3500 < left < 3700
-
-    def test_held_operation_is_not_resumed(self, store: RedisStore, redis: Redis) -> None:
-        """With ``hold`` an interrupted attempt stays, even beyond its time to live."""
-        operation = leased(lease=MOMENT, ttl=MOMENT, hold=True)
-        late = interrupted(store, operation)
-        for hold in (True, False):
-            record = found(store, leased(key=operation.key, hold=hold))
-            assert (record.status, record.interrupted, record.held) == (
-                Status.IN_PROGRESS,
-                True,
-                True,
-            )
-        assert lives(store, redis, operation) is None
-        assert store.fail(late, "settled")
-        claim(store, leased(key=operation.key))
-
-    def test_hold_is_the_owners(self, store: RedisStore) -> None:
-        """Whoever asks with ``hold`` may resume what was claimed without."""
-        operation = leased(lease=MOMENT)
-        interrupted(store, operation)
-        assert claim(store, leased(key=operation.key, hold=True)).attempt == 2
-
-    def test_other_request_does_not_resume(self, store: RedisStore) -> None:
-        """An interrupted attempt is only taken over for what it was asked for."""
-        operation = leased(lease=MOMENT)
-        interrupted(store, operation)
-        record = found(store, leased(key=operation.key, fingerprint="0" * 64))
-        assert (record.interrupted, record.held, record.fingerprint) == (True, False, "f" * 64)
-
-    def test_claim_without_a_lease(self, store: RedisStore, redis: Redis) -> None:
-        """A claim without a lease is its owner's until it ends."""
-        operation = an_operation(ttl=MOMENT)
-        owner = claim(store, operation)
-        assert lives(store, redis, operation) is None
-        assert not found(store, operation).interrupted
-        assert store.complete(owner, RESPONSE)
-
-    def test_a_new_attempt_starts_over(self, store: RedisStore, redis: Redis) -> None:
-        """Nothing of an earlier attempt is left with the next one."""
-        operation = leased()
-        store.fail(claim(store, operation), "ValueError: no")
-        assert stored(store, redis, operation)[b"error"] == b"ValueError: no"
-        second = claim(store, leased(key=operation.key, fingerprint="0" * 64))
-        fields = stored(store, redis, operation)
-        assert (fields[b"error"], fields[b"attempt"], fields[b"status"]) == (
-            b"",
-            b"2",
-            b"in_progress",
-        )
-        assert store.complete(second, RESPONSE)
 
     @pytest.mark.parametrize("seconds", [-600, 600])
     def test_clock_is_the_servers(
@@ -378,41 +284,6 @@ class TestLifetimes:
         assert lives(store, redis, operation) is None
 
 
-class TestPayloads:
-    """Responses come back as they were, or are said not to be kept."""
-
-    def test_every_byte(self, store: RedisStore) -> None:
-        """Any bytes and any text survive."""
-        response = Payload(299, (("X", "é\u2028\U0001f600"), ("X", "")), bytes(range(256)) * 100)
-        operation = leased(path="/\udcff", principal="user:é")
-        store.complete(claim(store, operation), response)
-        assert found(store, operation).payload == response
-
-    def test_client_that_decodes(self, port: int) -> None:
-        """A client that decodes what it receives, in whatever encoding, makes no difference."""
-        made = Redis(port=port, decode_responses=True, encoding="latin-1")
-        store = RedisStore("redis", connection_factory=lambda: made)
-        operation, response = leased(), Payload(200, (("X", "ł"),), b"\xff\xfe")
-        store.complete(claim(store, operation), response)
-        assert found(store, operation).payload == response
-        assert store.get(operation.key, operation.scope).payload == response  # type: ignore[union-attr]
-
-    def test_cap(self, port: int, caplog: pytest.LogCaptureFixture) -> None:
-        """A body over the cap is not kept, which is logged; one at the cap is."""
-        store, operation, other = at(port, max_payload_bytes=10), leased(), leased()
-        assert store.complete(claim(store, operation), Payload(200, (("X", "1"),), b"x" * 11))
-        assert found(store, operation).payload == Payload(200, (("X", "1"),), None)
-        assert "11 bytes" in caplog.text
-        assert store.complete(claim(store, other), Payload(200, (), b"x" * 10))
-        assert found(store, other).payload == Payload(200, (), b"x" * 10)
-
-    def test_no_cap(self, port: int) -> None:
-        """Without a cap, everything is kept."""
-        store, operation = at(port, max_payload_bytes=None), leased()
-        store.complete(claim(store, operation), Payload(200, (), b"x" * 2_000_000))
-        assert len(found(store, operation).payload.body) == 2_000_000  # type: ignore[union-attr, arg-type]
-
-
 FIELDS = (
     "version key scope status attempt token fingerprint lease hold expires settled code headers "
     "size body"
@@ -462,34 +333,6 @@ class TestBrokenRecords:
         redis.hset(store.redis_key(claimed.key, claimed.scope), field, value)
         self.assert_untouched(store, redis, claimed)
 
-    @pytest.mark.parametrize(
-        ("field", "value"),
-        [
-            ("body", b"\x00\xff on"),
-            ("code", ""),
-            ("headers", ""),
-            ("headers", "[1]"),
-            ("headers", '[["a", 1]]'),
-            ("headers", '{"ab": 1'),
-            ("fingerprint", b"\xff"),
-        ],
-    )
-    def test_wrong_response(
-        self, store: RedisStore, redis: Redis, field: str, value: str | bytes
-    ) -> None:
-        """A response that was cut short or changed."""
-        owner = claim(store, leased(count_replays=False))
-        store.complete(owner, RESPONSE)
-        redis.hset(store.redis_key(owner.key, owner.scope), field, value)
-        before = stored(store, redis, owner.operation)
-        for step in (
-            lambda: store.acquire(owner.operation),
-            lambda: store.get(owner.key, owner.scope),
-        ):
-            with pytest.raises(StoreUnavailable):
-                step()
-        assert stored(store, redis, owner.operation) == before
-
     @pytest.mark.parametrize("kind", ["string", "list", "hash"])
     def test_foreign_value(self, store: RedisStore, redis: Redis, kind: str) -> None:
         """A key that something else wrote."""
@@ -531,11 +374,6 @@ class TestBrokenRecords:
         assert store.redis_key(operation.key, operation.scope) in caplog.text
         assert operation.key in caplog.text
         assert "WRONGTYPE" in caplog.text
-
-    def test_keys_are_told_apart(self, store: RedisStore) -> None:
-        """Where a key ends and a scope begins makes a difference."""
-        assert store.redis_key("a", "bc") != store.redis_key("ab", "c")
-        assert store.redis_key("a1:", "b") != store.redis_key("a", "1:b")
 
 
 class TestScripts:
@@ -686,19 +524,6 @@ class TestFaults:
             assert not store.extend(owner, 60)
             assert store.get(operation.key, operation.scope) is None
             assert claim(store, operation).attempt == 1
-
-    def test_flushed(self) -> None:
-        """The same goes for what was flushed; a successor is not disturbed."""
-        with valkey_at(port := free_port()), client(port) as redis:
-            store, operation = at(port), leased()
-            owner = claim(store, operation)
-            redis.flushall()
-            assert not store.complete(owner, RESPONSE)
-            successor = claim(store, operation)
-            assert successor.token != owner.token
-            assert not store.complete(owner, RESPONSE)
-            assert not store.fail(owner, "no")
-            assert store.complete(successor, RESPONSE)
 
 
 class TestChecks:

@@ -22,10 +22,9 @@ from idempotency_django.contrib import timeline as timelines
 from idempotency_django.contrib.celery import IdempotentTask
 from idempotency_django.contrib.messaging import Consumer, Event, Relay, after_commit, publish
 from idempotency_django.contrib.messaging.dead_letters import keep
-from idempotency_django.contrib.messaging.errors import DeadLettered, UnknownEventType
+from idempotency_django.contrib.messaging.errors import DeadLettered
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.contrib.timeline import (
-    DEEPEST,
     MOST,
     Entry,
     Member,
@@ -220,20 +219,6 @@ def test_gaps() -> None:
         assert {entry.member.kind for entry in timeline.entries} == {"record", "outbox message"}
 
 
-def test_cycle() -> None:
-    """A key that is used again may be caused by its own effect; then the chain is told once."""
-    scope = "user:1|POST /api/charges/"
-    record(key="a", caused_by=reference("b", scope))
-    record(key="b", caused_by=reference("c", scope))
-    record(key="c", caused_by=reference("a", scope))
-    record(key="self", caused_by=reference("self", scope))
-    for key in "abc":
-        timeline = traced(key)
-        assert sorted(member.key for _, member in timeline.members) == ["a", "b", "c"]
-        assert not timeline.more
-    assert keys(traced("self")) == {"self"}
-
-
 def test_bounded() -> None:
     """A chain with many members shows some, says so, and always shows the way to who asked."""
     parent = record(key="parent")
@@ -248,18 +233,6 @@ def test_bounded() -> None:
         assert timeline.more
         if asked != "parent":
             assert {"parent", "last", "grandchild"} <= keys(timeline)
-
-
-def test_deep() -> None:
-    """Of a chain that is deeper than what is followed, the nearest members are shown."""
-    cause = ""
-    for number in range(3 * DEEPEST):
-        cause = named(record(key=f"key-{number}", caused_by=cause))
-    middle = DEEPEST + DEEPEST // 2
-    timeline = traced(f"key-{middle}")
-    assert timeline.more
-    near = {f"key-{number}" for number in range(middle - DEEPEST, middle + DEEPEST + 1)}
-    assert keys(timeline) == near
 
 
 def test_queries() -> None:
@@ -301,22 +274,6 @@ def test_at_one_moment() -> None:
         "completed",
         "replayed",
     ]
-
-
-def test_written_at_one_moment() -> None:
-    """Effects of one moment are in the order in which they were written, from each member."""
-    at = ago(minutes=5)
-    moment = {"created_at": at, "completed_at": at}
-    root = record(key="root", **moment)
-    for letter in "dacbe":
-        record(key=f"record-{letter}", caused_by=named(root), **moment)
-        published(message_id=letter, caused_by=named(root), created_at=at, sent_at=at)
-    messages, records = list("dacbe"), [f"record-{letter}" for letter in "dacbe"]
-    for asked in ("root", *messages, *records):
-        timeline = traced(asked)
-        assert [member.key for _, member in timeline.members] == ["root", *messages, *records]
-        told = [entry.member.key for entry in timeline.entries if not entry.ahead]
-        assert list(dict.fromkeys(told)) == ["root", *messages, *records]
 
 
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="the plan is PostgreSQL's")
@@ -414,26 +371,6 @@ def test_message_received(columns: dict[str, Any], told: list[str]) -> None:
     assert "at an unknown time" not in {entry.age for entry in entries}
 
 
-@pytest.mark.parametrize("state", ["dead", "discarded", "external"])
-def test_time_of_a_state_of_the_outbox(state: str) -> None:
-    """No column says when a message died, so the timeline gives no time, and not the time at
-    which one looks.
-    """
-    message = published(state=state, sent_at=None, attempts=1)
-    first, last = traced(message.message_id).entries
-    assert first.at == message.created_at
-    assert (last.at, last.ahead, last.age) == (None, False, "at an unknown time")
-
-
-def test_time_of_a_state_of_the_inbox() -> None:
-    """A suspect is dead since it came in; no column says since when another one is."""
-    held = received(state="dead", is_suspect=True, processed_at=None, attempts=0)
-    assert [entry.at for entry in traced(held.message_id).entries] == [held.received_at] * 2
-    InboxMessage.objects.update(is_suspect=False, attempts=4)
-    _, last = traced(held.message_id).entries
-    assert (last.what, last.at, last.timed) == ("is dead, after 4 attempts", None, False)
-
-
 def test_inbox_to_record() -> None:
     """What handled a message of the inbox is its effect."""
     message = received()
@@ -468,44 +405,6 @@ def test_dead(sender: str, event_id: str) -> None:
     assert [entry.what for entry in timeline.entries if entry.member.row == dead] == [
         "dead-lettered by its consumer"
     ]
-
-
-@pytest.mark.parametrize("entry", ["local", {"BACKEND": "local", "SOURCE": "/shop?é"}])
-@pytest.mark.parametrize("sender", ["", "peer|7"])
-def test_dead_for_its_type(entry: Any, sender: str, settings: Any) -> None:
-    """A dead letter of a type without a handler belongs to the message of the outbox
-    that its event names, unless a stranger has sent it.
-    """
-    settings.IDEMPOTENCY = {"OUTBOX": {"orders": entry}}
-    billing = Consumer("billing", federated=bool(sender))
-    message = published()
-    source = "/orders" if entry == "local" else entry["SOURCE"]
-    causes = {"causedby": named(message)}
-    event = Event(id=message.message_id, source=source, type="order.paid", extensions=causes)
-    with pytest.raises(UnknownEventType) as raised:
-        billing.handle(event, sender=sender)
-    keep(billing, event, raised.value, sender=sender)
-    dead = InboxMessage.objects.get()
-    alone = [(0, "order.paid to orders")], [(0, "order.paid from consumer:billing")]
-    linked = [(0, "order.paid to orders"), (1, "order.paid from consumer:billing")]
-    told = tuple(titles(traced(*named(row).split(" ", 1))) for row in (message, dead))
-    assert told == (alone if sender else (linked, linked))
-
-
-def test_dead_unread() -> None:
-    """What was dead-lettered because it is no event has no cause."""
-    broken = received(source="consumer:billing", body=b"no event", state="dead")
-    assert titles(traced(broken.message_id)) == [(0, "invoice.paid from consumer:billing")]
-
-
-@pytest.mark.parametrize("cause", ["a b", "no-scope", "a\nb", "ä b", 7, f"{'k' * 256} s", "k "])
-def test_cause_of_an_event(cause: Any) -> None:
-    """A consumer's record names the cause of its event, if that can be one."""
-    billing = Consumer("billing")
-    billing.on("order.paid")(lambda event, execution: None)
-    event = Event(id="1", source="/o", type="order.paid", extensions={"causedby": cause})
-    billing.handle(event)
-    assert IdempotencyKey.objects.get().caused_by == (cause if cause == "a b" else "")
 
 
 def test_cause_of_a_stranger() -> None:

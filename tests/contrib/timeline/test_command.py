@@ -14,10 +14,8 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.db import OperationalError, connections
-from django.test import override_settings
 
 from idempotency_django.engine import ExecutionContext, idempotent_call
-from idempotency_django.policy import keys
 from idempotency_django.stores.records import reference
 from tests.contrib.timeline.messages import named, published
 from tests.support.factories import ago, copies, record, step
@@ -97,22 +95,6 @@ def test_gap_and_more() -> None:
     assert "Only 200 are listed. A timeline has at most 200 members" in told
 
 
-def test_deep() -> None:
-    """Of a chain that is too deep, it prints how many it shows, and how far it goes."""
-    scope = "consumer:ledger:/orders"
-    for number in range(52):
-        record(key=f"k-{number}", scope=scope, caused_by=reference(f"k-{number + 1}", scope))
-    told = printed("k-0")
-    assert "Only 51 are listed" in told
-    assert "50 causes or effects in a row" in told
-
-
-def test_permanent() -> None:
-    """What never expires has no time."""
-    record(key="permanent", permanent=True)
-    assert re.search(r"^  never +\[1\] expires$", printed("permanent"), re.MULTILINE)
-
-
 def test_unknown() -> None:
     """Of what is not there, it says so and what may have become of it."""
     record(key="key-1", scope="here")
@@ -134,15 +116,6 @@ def test_in_several_chains() -> None:
     assert "key-1  here" not in printed("key-1", "--scope", "there")
 
 
-def test_hashed_key() -> None:
-    """The id of a broker's message that is no valid key is found by what it was hashed to."""
-    fitted = keys.fit("évent 1")
-    record(key=fitted)
-    assert fitted in printed("évent 1")
-    assert fitted in printed(fitted)
-    assert fitted in printed("évent 1", "--scope", "user:1|POST /api/charges/")
-
-
 def test_away() -> None:
     """If a database is away, it says so, and not that there is nothing."""
 
@@ -153,22 +126,6 @@ def test_away() -> None:
         connections["default"].execute_wrapper(away),
         pytest.raises(CommandError, match="Unavailable: database 'default'"),
     ):
-        printed("key-1")
-
-
-@override_settings(
-    IDEMPOTENCY={"STORES": {"default": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"}}}
-)
-def test_without_a_database() -> None:
-    """Where no store is in a database, it says so."""
-    with pytest.raises(CommandError, match="or is in a store without a database"):
-        printed("key-1")
-
-
-@override_settings(IDEMPOTENCY={"STORES": {"default": {"BACKEND": "nowhere.Store"}}})
-def test_misconfigured() -> None:
-    """A wrong setting is an error of the command, not a traceback."""
-    with pytest.raises(CommandError, match="cannot be imported"):
         printed("key-1")
 
 

@@ -148,20 +148,6 @@ def test_what_is_somebody_elses(chain: list[Any]) -> None:
     assert address(booked) in shown(alice, handled)[1]
 
 
-def test_who_settled_it(chain: list[Any]) -> None:
-    """Who has settled a record, and why, is part of the timeline of each member."""
-    _, handled, message, _ = chain
-    held = record(key="held", held=True, caused_by=named(message))
-    permissions = ("view_idempotencykey", "settle", "view_outboxmessage")
-    operator = member(*permissions, username="olga")
-    sent = {"attempt": 1, "outcome": "release", "status": 200, "reason": "<b>Not</b> charged."}
-    assert operator.post(address(held, "settle"), sent).status_code == 302
-    for row in (held, handled, message):
-        timeline, _ = shown(operator, row)
-        assert "eleased for retry: &lt;b&gt;Not&lt;/b&gt; charged." in timeline
-        assert '<span class="quiet">by olga</span>' in timeline
-
-
 def test_confidential(auditor: Client, chain: list[Any]) -> None:
     """Results of steps are on their record's own page, for who sees responses."""
     handled = chain[1]
@@ -176,33 +162,6 @@ def test_confidential(auditor: Client, chain: list[Any]) -> None:
         timeline, _ = shown(client, row)
         assert "tep charge, by attempt 1" in timeline
         assert ("of alice" in unescape(timeline)) is results
-
-
-def test_nothing_inline(auditor: Client) -> None:
-    """What a client has sent is text, and the timeline adds no script or style to the page."""
-    evil = '<script>alert("1")</script>'
-    parent = record(operation=evil, key="<i>key</i>")
-    child = published(type=evil, topic="<b>", caused_by=named(parent))
-    for row in (parent, child):
-        timeline, causes = shown(auditor, row)
-        assert "&lt;script&gt;" in causes
-        for found in ("<script", "style=", "<i>", "<b>", "onclick"):
-            assert found not in timeline + causes
-
-
-def test_alone(auditor: Client) -> None:
-    """What is in no chain has a timeline, and no causes."""
-    for row, first in ((record(), "Created"), (published(), "Published to the outbox")):
-        timeline, causes = shown(auditor, row)
-        assert first in timeline
-        assert causes == ""
-
-
-def test_own_future_only(auditor: Client, chain: list[Any]) -> None:
-    """What is yet to come is shown on the page of the row that it concerns."""
-    timeline, _ = shown(auditor, chain[1])
-    assert timeline.count("Expires") == 1
-    assert ": expires" not in timeline
 
 
 def test_many(auditor: Client) -> None:

@@ -60,9 +60,9 @@ class Wire(LocalPublisher):
 
     def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
         fate.boundary("before sending")
-        answers = super().publish(messages)
+        results = super().publish(messages)
         fate.boundary("after sending")
-        return answers
+        return results
 
 
 def pay(mode: str, group: str) -> None:
@@ -140,9 +140,9 @@ def forked(work: Callable[[], object]) -> tuple[int, Any]:
             os._exit(code)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        answer = pipe.read()
+        reply = pipe.read()
     _, status = os.waitpid(process, 0)
-    return os.waitstatus_to_exitcode(status), json.loads(answer or "null")
+    return os.waitstatus_to_exitcode(status), json.loads(reply or "null")
 
 
 def boundaries(mode: str, group: str) -> list[str]:

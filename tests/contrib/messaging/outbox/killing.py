@@ -37,7 +37,7 @@ def make(what: str) -> None:
     if what == "kills":
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "fails":
-        raise ConnectionError("The warehouse does not answer.")
+        raise ConnectionError("The warehouse does not respond.")
 
 
 def main() -> None:

@@ -9,21 +9,18 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync
 from django.conf import settings
-from django.db import IntegrityError, OperationalError, connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.test import override_settings
 
 from idempotency_django.contrib.messaging import Consumer, Relay, run_relay
 from idempotency_django.contrib.messaging.models import OutboxMessage
 from idempotency_django.contrib.messaging.outbox import (
     Message,
-    apublish,
     publish,
     publish_many,
 )
 from idempotency_django.contrib.messaging.outbox import relay as relay_module
-from idempotency_django.contrib.messaging.outbox.publishing import existing, insert
 from idempotency_django.contrib.messaging.settling import retry
 from idempotency_django.errors import OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
@@ -190,22 +187,6 @@ def test_time(using: str, broker: type[Broker], use_tz: bool) -> None:
     assert abs(time - datetime.now(UTC)) < timedelta(hours=1)
 
 
-def test_content(using: str, broker: type[Broker]) -> None:
-    """With a window only, a message is recognised by its type, group and data."""
-    with transaction.atomic(using=using):
-        ids = publish_many(
-            [
-                Message(topic="orders", data=1, type="n", window=timedelta(minutes=5)),
-                Message(topic="orders", data=1, type="n", window=timedelta(hours=1)),
-                Message(topic="orders", data=2, type="n", window=timedelta(minutes=5)),
-            ],
-            using=using,
-        )
-    assert ids[0] == ids[1] != ids[2]
-    Relay(using=using).drain()
-    assert sorted(got()) == [1, 2]
-
-
 def test_more_than_one_statement_holds(using: str, broker: type[Broker]) -> None:
     """However many messages are published at once, they are all written, in their order."""
     with transaction.atomic(using=using):
@@ -215,30 +196,6 @@ def test_more_than_one_statement_holds(using: str, broker: type[Broker]) -> None
         )
     Relay(using=using, batch_size=400).drain()
     assert got() == list(range(1200))
-
-
-def test_purged_at_this_moment(using: str) -> None:
-    """A message that was not written because of one that is gone by now is no success."""
-    again = pytest.raises(IntegrityError, match="Repeat the transaction")
-    with again, transaction.atomic(using=using):
-        existing(OutboxMessage(message_id="gone", dedup="gone"), using)
-
-
-def test_other_errors_are_raised(using: str) -> None:
-    """Only that a message is there already is no error."""
-    if connections[using].vendor == "sqlite":
-        pytest.skip("SQLite ignores other violations of the row as well")
-    row = OutboxMessage(message_id="a", topic="orders", type="n", payload="1", created_at=None)
-    with pytest.raises(IntegrityError), transaction.atomic(using=using):
-        insert([row], using)
-
-
-def test_async(broker: type[Broker]) -> None:
-    """A coroutine that is in a transaction can publish as well."""
-    with transaction.atomic():
-        assert async_to_sync(apublish)("orders", 1, type="n")
-    Relay().drain()
-    assert got() == [1]
 
 
 def test_database_away(

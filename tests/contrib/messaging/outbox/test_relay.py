@@ -184,28 +184,6 @@ def test_poison_discarded(using: str, group: str | None) -> None:
         assert states(using) == {1: "discarded", 2: "done"}
 
 
-class Unspeakable(Exception):
-    def __str__(self) -> str:
-        raise ValueError
-
-
-@pytest.mark.parametrize(
-    ("bad", "text"),
-    [
-        (ValueError("a\x00b \ud800"), "ValueError: a\ufffdb ?"),
-        (Unspeakable(), "Unspeakable: str() of the error failed (ValueError)"),
-    ],
-)
-def test_errors_that_no_column_takes(using: str, bad: Exception, text: str) -> None:
-    """Whatever is in the text of an error, the attempt is noted, and the others are sent."""
-    publish_each([1, 2], using)
-    Broker.refuse = staticmethod(lambda message: bad if message.data == 1 else None)
-    Relay(using=using).drain()
-    message = OutboxMessage.objects.using(using).get(payload="1")
-    assert (message.attempts, message.error) == (1, text)
-    assert got() == [2]
-
-
 def test_broker_away(using: str, caplog: pytest.LogCaptureFixture) -> None:
     """That the broker cannot be reached is no attempt of any message."""
     publish_each([1], using, group="g")
@@ -290,55 +268,6 @@ def test_slow_broker(using: str, group: str | None, monkeypatch: pytest.MonkeyPa
     assert Relay(using=using).drain() == 3
     assert got() == [1, 2, 3, 4, 5]
     assert relay.refused == 0
-
-
-def test_turn(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch begins nothing after its turn, however long its lease; the rest is due at once."""
-    clock = Clock()
-    monkeypatch.setattr(base, "time", clock)
-    monkeypatch.setattr(relay_module, "time", clock)
-    Broker.refuse = staticmethod(lambda message: clock.advance(seconds=1))
-    publish_each(range(12), using)
-    relay = Relay(using=using)
-    assert [relay.send_batch() for _ in range(4)] == [5, 5, 2, 0]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "sent"), [(0.2, [10, 10, 10]), (0.001, [10, 20, 40])], ids=["slow", "quick"]
-)
-def test_messages_of_a_group(
-    using: str, monkeypatch: pytest.MonkeyPatch, seconds: float, sent: list[int]
-) -> None:
-    """A batch has ten messages of a group, and more of them where they are sent quickly."""
-    clock = Clock()
-    monkeypatch.setattr(base, "time", clock)
-    monkeypatch.setattr(relay_module, "time", clock)
-    Broker.refuse = staticmethod(lambda message: clock.advance(seconds=seconds))
-    with transaction.atomic(using=using):
-        for number in range(80):
-            publish("orders", number, type="n", group="g", using=using)
-    relay = Relay(using=using)
-    assert [relay.send_batch() for _ in range(3)] == sent
-    assert got() == [*range(sum(sent))]
-
-
-def test_slow_topic(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A topic that uses up the time comes last in the next batch."""
-    clock = Clock()
-    monkeypatch.setattr(base, "time", clock)
-    monkeypatch.setattr(relay_module, "time", clock)
-    Broker.refuse = staticmethod(
-        lambda message: clock.advance(seconds=2 if message.topic == "orders" else 1)
-    )
-    with outbox(quick={"BACKEND": "tests.contrib.messaging.outbox.conftest.Broker"}):
-        publish_each([1, 2, 3, 4, 5], using)
-        with transaction.atomic(using=using):
-            publish("quick", 9, type="n", using=using)
-        relay = Relay(using=using, lease=timedelta(seconds=8))
-        relay.send_batch()
-        assert 9 not in got()
-        relay.send_batch()
-    assert got()[2] == 9
 
 
 @every_kind

@@ -20,7 +20,6 @@ from idempotency_django.contrib.messaging import (
     publish,
     run_relay,
 )
-from idempotency_django.contrib.messaging.inbox.processing import warn_of_unhandled
 from idempotency_django.contrib.messaging.models import OutboxMessage
 from idempotency_django.stores import DIALECTS
 from idempotency_django.testing import eventually, in_threads
@@ -38,25 +37,6 @@ def publish_in(topic: str) -> None:
         publish(topic, {}, type="made")
 
 
-class Clinging(Broker):
-    """Cannot be closed."""
-
-    def close(self) -> None:
-        raise OSError("the connection is gone")
-
-
-def test_publisher_that_cannot_be_closed(
-    broker: type[Broker], caplog: pytest.LogCaptureFixture
-) -> None:
-    """The relay says so, and ends."""
-    with outbox(orders={"BACKEND": f"{__name__}.Clinging"}):
-        publish_order()
-        relay = Relay()
-        assert relay.drain() == 1
-        relay.close()
-    assert "The publisher of 'orders' could not be closed." in caplog.text
-
-
 def test_ctrl_c_ends_the_relay(broker: type[Broker]) -> None:
     """It is no failure of the messages that are being sent: they are due again after the lease."""
 
@@ -68,14 +48,6 @@ def test_ctrl_c_ends_the_relay(broker: type[Broker]) -> None:
     with pytest.raises(KeyboardInterrupt):
         Relay().drain()
     assert OutboxMessage.objects.get().state == "pending"
-
-
-def test_function_that_does_not_tell_its_signature() -> None:
-    """Its arguments are taken as they are; built-in functions are such."""
-    with outbox(), transaction.atomic():
-        after_commit(max, 1, 2)
-    assert Relay().drain() == 1
-    assert OutboxMessage.objects.get().state == "done"
 
 
 def fails_first(number: int, then: Callable[[], object]) -> Any:
@@ -291,21 +263,3 @@ def test_no_thread_goes_on_after_the_relay(
     [thread] = threads
     thread.join(30)
     assert not thread.is_alive()
-
-
-def test_missing_receivers_are_not_looked_for_without_a_database(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """That it is away is said where messages are claimed, once."""
-    with fails_first(1, lambda: None):
-        warn_of_unhandled()
-    assert caplog.text == ""
-
-
-def test_relay_names_what_it_sends(broker: type[Broker]) -> None:
-    """All topics, where ``"*"`` stands for those that have no entry; else each, wrong ones too."""
-    with outbox(**{"*": {"BACKEND": "tests.contrib.messaging.outbox.conftest.Broker"}}):
-        assert Relay().names == "all topics"
-        assert Relay(["orders"]).names == "the topics 'orders'"
-    with outbox(wrong={"BACKEND": "nowhere.Publisher"}):
-        assert "'wrong'" in Relay().names

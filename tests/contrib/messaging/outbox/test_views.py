@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.http import HttpRequest, JsonResponse
 from django.test import Client
@@ -71,16 +70,6 @@ def test_own_transaction(headers: dict[str, Any], way: str) -> None:
     published = Client().post(f"/atomic/{way}/", headers=headers).json()["id"]
     assert OutboxMessage.objects.get().message_id == published
     assert uuid.UUID(published).version == 7
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_no_transaction(way: str) -> None:
-    """Without a key, nothing has opened a transaction: that is said, and nothing is published."""
-    with pytest.raises(ImproperlyConfigured, match=rf"^{way}\(\) .* sends no key.* required=True"):
-        Client().post(f"/bare/{way}/")
-    assert not OutboxMessage.objects.exists()
-    key = {"Idempotency-Key": new_key()}
-    assert Client().post(f"/bare/{way}/", headers=key).status_code == 200
 
 
 @pytest.mark.parametrize("way", WAYS)

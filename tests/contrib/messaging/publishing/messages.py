@@ -27,6 +27,6 @@ def grouped(*names: str, **values: Any) -> list[Outgoing]:
     ]
 
 
-def failures(answers: Sequence[Exception | None]) -> list[bool]:
+def failures(results: Sequence[Exception | None]) -> list[bool]:
     """Which of the messages were not confirmed."""
-    return [answer is not None for answer in answers]
+    return [result is not None for result in results]

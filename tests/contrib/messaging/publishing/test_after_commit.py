@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from asyncio import CancelledError
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import date, timedelta
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.test import override_settings
 
-from idempotency_django.contrib.messaging import Relay, after_commit, publish
+from idempotency_django.contrib.messaging import Relay, after_commit
 from idempotency_django.contrib.messaging.models import OutboxMessage
 from idempotency_django.contrib.messaging.outbox.calls import SCOPE
 from idempotency_django.engine.context import current_execution
@@ -24,7 +24,6 @@ from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.stores.records import reference
-from tests.models import Effect
 from tests.support.shared import LONG_AGO
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
@@ -47,10 +46,6 @@ def using(request: pytest.FixtureRequest) -> Iterator[str]:
         yield alias
     CALLS.clear()
     FAILURES.clear()
-
-
-def refund(order):  # type: ignore[no-untyped-def]  # as its signature is in the error
-    """Takes one argument."""
 
 
 def ship(*args: Any, **kwargs: Any) -> object:
@@ -88,10 +83,6 @@ async def wait() -> None:
     pass
 
 
-def lazily() -> Iterator[None]:
-    yield
-
-
 class OutOfTime(BaseException):
     """As gevent's Timeout, which is no Exception."""
 
@@ -105,10 +96,6 @@ def leave(how: str = "exit") -> None:
 
 ENDS = {"exit": "sys.exit(3)", "cancelled": "CancelledError", "timeout": "OutOfTime"}
 each_end = pytest.mark.parametrize("how", ENDS)
-
-
-def effects(using: str) -> int:
-    return Effect.objects.using(using).count()
 
 
 def relay(using: str, rounds: int = 1) -> Relay:
@@ -228,42 +215,6 @@ def test_published_once_by_a_resumed_operation(using: str) -> None:
     assert CALLS == [(17,)]
 
 
-@pytest.mark.parametrize("function", [Orders.ship, Orders.pack, ship])
-def test_functions(using: str, function: Callable[..., Any]) -> None:
-    """What stands at the top of a module or of a class can be called."""
-    with transaction.atomic(using=using):
-        after_commit(function, 17)
-    relay(using)
-    assert len(CALLS) == 1
-
-
-@pytest.mark.parametrize(
-    ("function", "why"),
-    [
-        (lambda: None, "cannot import it"),
-        (partial(ship, 17), "cannot import it"),
-        (Orders().load, "cannot import it"),
-        (CALLS.append, "cannot import it"),
-        ("tests.ship", "cannot import it"),
-        (wait, "cannot run"),
-        (lazily, "cannot run"),
-    ],
-)
-def test_functions_that_another_process_does_not_find(
-    using: str, function: Callable[..., Any], why: str
-) -> None:
-    """A function without a name of its own is refused before anything is written."""
-
-    def nested() -> None:
-        pass
-
-    with transaction.atomic(using=using):
-        for refused in (function, nested) if why != "cannot run" else (function,):
-            with pytest.raises(TypeError, match=why):
-                after_commit(refused)
-    assert not OutboxMessage.objects.using(using).exists()
-
-
 @pytest.mark.parametrize(
     "value", [date(2031, 5, 7), (1, 2), {1: 2}, {"a": (1,)}, {1, 2}, float("nan"), object(), b"x"]
 )
@@ -274,16 +225,6 @@ def test_arguments_that_are_not_json(using: str, value: Any) -> None:
             after_commit(ship, 1, value)
         with pytest.raises(TypeError, match=r"argument 'order' of .*:ship is not JSON"):
             after_commit(ship, order=value)
-    assert not OutboxMessage.objects.using(using).exists()
-
-
-def test_arguments_that_the_function_does_not_take(using: str) -> None:
-    """A call that could only fail is refused where it is asked for, before anything is written."""
-    with transaction.atomic(using=using):
-        with pytest.raises(TypeError, match=r"cannot call .*:refund\(order\): missing .* 'order'"):
-            after_commit(refund)
-        with pytest.raises(TypeError, match=r"unexpected keyword argument 'carrier'"):
-            after_commit(refund, 17, carrier="x")
     assert not OutboxMessage.objects.using(using).exists()
 
 
@@ -315,15 +256,6 @@ def test_forged(using: str, changes: dict[str, Any], caplog: pytest.LogCaptureFi
     assert message.state == "dead"
     assert "SECRET_KEY" in message.error
     assert CALLS == []
-
-
-@pytest.mark.parametrize("payload", ['"text"', "[]", "null", "{}"])
-def test_no_call(using: str, payload: str) -> None:
-    """A message of this topic that is no call is dead-lettered, and harms nobody."""
-    with transaction.atomic(using=using):
-        publish("after_commit", json.loads(payload), type="os:abort")
-    Relay(using=using).drain()
-    assert OutboxMessage.objects.using(using).get().state == "dead"
 
 
 def test_secret_key_replaced(using: str) -> None:

@@ -33,9 +33,9 @@ def test_failure_within_a_group(broker: Broker) -> None:
     poison = outgoing("a-2", "a", 2, type="")  # no event has such a type
     first, third, other = grouped("a-1", "a-3", "b-1")
     with broker.publisher() as publisher:
-        answers = publisher.publish([first, poison, third, other])
-        assert failures(answers) == [False, True, True, False]
-        assert answers[1] is answers[2]
+        results = publisher.publish([first, poison, third, other])
+        assert failures(results) == [False, True, True, False]
+        assert results[1] is results[2]
         assert sorted(event.id for event in broker.events(2)) == ["a-1", "b-1"]
         publisher.publish(grouped("a-2", "a-3"))
     assert [event.id for event in broker.events(2)] == ["a-2", "a-3"]

@@ -72,14 +72,14 @@ class Remembering(SeenFilter):
 class Saying(SeenFilter):
     """Says the same of each id, and counts how often it is asked and told."""
 
-    def __init__(self, answer: bool) -> None:
-        self.answer = answer
+    def __init__(self, verdict: bool) -> None:
+        self.verdict = verdict
         self.asked = 0
         self.told: list[str] = []
 
     def contains(self, ids: Sequence[str]) -> Sequence[bool]:
         self.asked += 1
-        return [self.answer] * len(ids)
+        return [self.verdict] * len(ids)
 
     def add(self, ids: Sequence[str]) -> None:
         self.told += ids

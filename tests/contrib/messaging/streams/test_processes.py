@@ -48,7 +48,7 @@ class Process:
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
 
-    def answer(self) -> dict[str, Any]:
+    def reply(self) -> dict[str, Any]:
         """What it says next."""
         assert self.process.stdout is not None
         assert select.select([self.process.stdout], [], [], PATIENCE)[0], "It says nothing."
@@ -58,18 +58,18 @@ class Process:
     def read(self, name: str, *offsets: int) -> dict[str, Any]:
         """Have it handle offsets, and wait for that."""
         self.order(do="read", name=name, offsets=offsets)
-        return self.answer()
+        return self.reply()
 
     def stopped(self) -> None:
         """Wait until it has stopped itself."""
-        assert self.answer() == {"stopped": True}
+        assert self.reply() == {"stopped": True}
         _, status = os.waitpid(self.process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
 
     def go_on(self) -> dict[str, Any]:
         """Wake it up; what became of its order."""
         os.kill(self.process.pid, signal.SIGCONT)
-        return self.answer()
+        return self.reply()
 
     def end(self) -> None:
         """Leave nothing behind."""
@@ -116,7 +116,7 @@ def test_paused_within_a_message(using: str, pair: list[Process]) -> None:
     late.stopped()
     other.order(do="read", name=ASLEEP, offsets=[*range(8)])
     told = late.go_on()
-    assert other.answer()["position"] == 7
+    assert other.reply()["position"] == 7
     # It may win the race for its next message, which then is committed before the claim.
     assert told["position"] >= 3
     assert effect_counts(using) == once(ASLEEP, *range(8))
@@ -125,7 +125,7 @@ def test_paused_within_a_message(using: str, pair: list[Process]) -> None:
 def test_killed_anywhere(using: str, pair: list[Process]) -> None:
     """Killed before or after any statement or commit: each offset has one effect in the end."""
     pair[0].order(do="fall", name="s")
-    told = pair[0].answer()
+    told = pair[0].reply()
     assert told["boundaries"] >= 2 * (3 + 3 * len(OFFSETS))  # claim, and each message
     names = [f"s-{fatal}" for fatal in range(told["boundaries"] + 1)]
     assert effect_counts(using) == {each: 1 for name in names for each in once(name, *OFFSETS)}

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, connections, transaction
-from django.test.utils import CaptureQueriesContext
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +19,6 @@ from idempotency_django.contrib.messaging.streams import (
     Fenced,
     OutOfOrder,
     accept,
-    claim_stream,
 )
 from idempotency_django.testing.contract import in_threads
 from tests.models import Effect
@@ -119,22 +117,6 @@ def test_race(using: str) -> None:
         assert outcomes.count(Accepted()) == 1
         assert outcomes.count(Duplicate(number)) == 11
     assert effects(using) == ["0:0", "0:1", "0:2"]
-
-
-def test_statements(using: str) -> None:
-    """What is accepted costs one statement, what is not a second one."""
-    take(using, 0, 0)
-    for number, expected in ((1, 1), (1, 2), (9, 2)):
-        with transaction.atomic(using=using), CaptureQueriesContext(connections[using]) as sent:
-            accept(PEER, epoch=0, sequence=number, using=using)
-        assert len(sent) == expected, sent.captured_queries
-
-
-def test_apart_from_streams(using: str) -> None:
-    """A peer and a stream of one name have nothing to do with each other."""
-    take(using, 5, 0)
-    assert claim_stream(PEER, using=using).epoch == 1
-    assert take(using, 5, 1) == Accepted()
 
 
 REPEATABLE_READ = {

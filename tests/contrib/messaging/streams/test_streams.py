@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
-from django.db import OperationalError, connections, transaction
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, transaction
 from django.db.transaction import TransactionManagementError
-from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from idempotency_django.contrib.messaging import claim_stream, reset_stream
-from idempotency_django.contrib.messaging import streams as positions
 from idempotency_django.contrib.messaging.errors import AlreadyProcessed, StreamFenced
 from idempotency_django.contrib.messaging.models import StreamPosition
 from idempotency_django.contrib.messaging.streams import Stream
@@ -68,13 +65,6 @@ class TestClaim:
         claimed = in_threads([lambda: claim_stream(NAME, using=using).epoch] * 20)
         assert sorted(claimed) == [*range(1, 21)]
 
-    def test_names(self, using: str) -> None:
-        """Any text is a name, and each has a position of its own."""
-        names = ["a", "A", "ä", "a ", "Ä/" * 300, "Ä/" * 301]
-        for position, name in enumerate(names):
-            process(claim_stream(name, using=using), using, position)
-        assert [claim_stream(name, using=using).position for name in names] == [*range(6)]
-
     def test_peer(self, using: str) -> None:
         """The name of a peer is refused."""
         with pytest.raises(ValueError, match="belong to the peers"):
@@ -96,22 +86,6 @@ class TestClaim:
             with CaptureQueriesContext(connections[using]) as sent:
                 claim_stream(NAME, using=using)
             assert len(bare(sent)) == expected, sent.captured_queries
-
-    def test_by_default(self, using: str) -> None:
-        """The database is that of messaging, unless the caller names one."""
-        with override_settings(IDEMPOTENCY={"MESSAGING_DATABASE": using}):
-            claim_stream(NAME)
-            reset_stream(NAME, position=4)
-        assert kept(using) == (2, 4)
-
-    def test_in_an_event_loop(self) -> None:
-        """No transaction spans a coroutine, so Django refuses a claim in an event loop."""
-
-        async def claim() -> None:
-            claim_stream(NAME)
-
-        with pytest.raises(SynchronousOnlyOperation):
-            asyncio.run(claim())
 
 
 def bare(sent: CaptureQueriesContext) -> list[str]:
@@ -204,18 +178,6 @@ class TestAdvance:
             process(stream, using, offset)
         process(stream, using, 2**63 - 1)
 
-    def test_without_autocommit(self, using: str) -> None:
-        """Without autocommit, nobody knows when the block commits, so it does not run."""
-        stream = claim_stream(NAME, using=using)
-        transaction.set_autocommit(False, using=using)
-        try:
-            with pytest.raises(ImproperlyConfigured, match="'billing/orders/0' to 5"):
-                process(stream, using, 5)
-        finally:
-            transaction.set_autocommit(True, using=using)
-        assert stream.is_new(5)
-        assert booked(using) == []
-
     def test_statements(self, using: str) -> None:
         """A message costs one statement besides its effects."""
         stream = claim_stream(NAME, using=using)
@@ -287,43 +249,3 @@ class TestReset:
         """What cannot be a position is refused."""
         with pytest.raises(ValueError, match="from -1 to"):
             reset_stream(NAME, position=-2, using=using)
-
-
-class TestIsolation:
-    """PostgreSQL's REPEATABLE READ: what a transaction has not seen it may not change."""
-
-    @pytest.fixture(autouse=True)
-    def repeatable_read(self) -> Any:
-        connection = connections["default"]
-        if connection.vendor != "postgresql":
-            pytest.skip("PostgreSQL is not the default database")
-        options = connection.settings_dict["OPTIONS"]
-        connection.close()
-        options["isolation_level"] = self.level(connection)
-        yield
-        connection.close()
-        del options["isolation_level"]
-
-    @staticmethod
-    def level(connection: Any) -> Any:
-        from django.db.backends.postgresql.psycopg_any import IsolationLevel
-
-        return IsolationLevel.REPEATABLE_READ
-
-    def test_meanwhile(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A conflict with another claim is the database's own error; then the stream is fenced."""
-        late = claim_stream(NAME)
-        usual = positions._move
-
-        def advance(*args: Any) -> bool:
-            booked("default")
-            in_threads([lambda: claim_stream(NAME)])
-            return usual(*args)
-
-        monkeypatch.setattr(positions, "_move", advance)
-        with pytest.raises(OperationalError):
-            process(late, "default", 0)
-        monkeypatch.undo()
-        with pytest.raises(StreamFenced):
-            process(late, "default", 0)
-        assert booked("default") == []

@@ -93,7 +93,7 @@ class Reader:
 def pause(now: bool) -> None:
     """Stop here, until somebody sends SIGCONT."""
     if now:
-        answer({"stopped": True})
+        reply({"stopped": True})
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -120,7 +120,7 @@ def fall(name: str) -> dict[str, Any]:
     raise AssertionError
 
 
-def answer(told: dict[str, Any]) -> None:
+def reply(told: dict[str, Any]) -> None:
     print(json.dumps(told), flush=True)
 
 
@@ -130,7 +130,7 @@ def main() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         do = fall if order.pop("do") == "fall" else reader.read
-        answer(do(**order))
+        reply(do(**order))
 
 
 if __name__ == "__main__":

@@ -239,7 +239,7 @@ class RabbitMQ(Kombu):
         self._there()
 
     def _there(self) -> None:
-        self.ready()  # which is answered after what was published
+        self.ready()  # to which it responds after what was published
 
     def waiting(self) -> int:
         return self.ready()

@@ -47,7 +47,7 @@ class Site:
         finally:
             connection.close()
 
-    def until_answered(self, message_id: str, body: bytes) -> list[int]:
+    def until_accepted(self, message_id: str, body: bytes) -> list[int]:
         """Deliver as senders do, until it gets a 2xx; the statuses."""
         statuses = [self.deliver(message_id, body)]
         while not 200 <= statuses[-1] < 300:

@@ -18,7 +18,7 @@ from tests.models import Effect
 
 processing.BACKOFF = Backoff(timedelta(seconds=0.05), timedelta(hours=1))  # type: ignore[misc]  # nobody waits here for what recovers
 
-MOMENTS = ("before the answer", "before the effect", "before the commit")
+MOMENTS = ("before the response", "before the effect", "before the commit")
 
 
 def strike(moment: str, event: Event) -> None:

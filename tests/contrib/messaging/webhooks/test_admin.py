@@ -83,7 +83,7 @@ def test_bodies(inbox: Inbox, settler: Client) -> None:
     raw = reader.get(detail(inbox)).content.decode()
     assert "&lt;script&gt;" in raw
     assert "p-17" in raw
-    assert "The warehouse does not answer." in raw
+    assert "The warehouse does not respond." in raw
     inbox.rows().update(body=b"\xff\x00")
     assert "\\xff" in page(reader, detail(inbox))
 

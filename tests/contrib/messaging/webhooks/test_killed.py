@@ -17,7 +17,7 @@ from .site import site
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True, databases="__all__")]
 
-MOMENTS = ("before the answer", "before the effect", "before the commit")
+MOMENTS = ("before the response", "before the effect", "before the commit")
 
 
 def pending(name: str) -> int:
@@ -35,9 +35,9 @@ def test_at_every_moment(name: str, tmp_path: Path) -> None:
     """Killed between commit and 2xx, before the effect, or before its commit: one effect."""
     with site(name, tmp_path / "struck") as at:
         for moment in MOMENTS:
-            statuses = at.until_answered(moment, body_of(strike=moment))
+            statuses = at.until_accepted(moment, body_of(strike=moment))
             assert statuses[-1] == 200
-            assert (len(statuses) > 1) == (moment == "before the answer")
+            assert (len(statuses) > 1) == (moment == "before the response")
         eventually(lambda: pending(name) == 0)
     assert effect_counts(settings.ALIASES[name]) == dict.fromkeys(MOMENTS, 1)
     struck = (tmp_path / "struck").read_text().splitlines()
@@ -49,8 +49,8 @@ def test_poison(name: str, tmp_path: Path) -> None:
     """What kills each process that handles it is counted and dead, and leaves no effect."""
     rows = InboxMessage.objects.using(settings.ALIASES[name])
     with site(name, tmp_path / "struck", MAX_ATTEMPTS="2") as at:
-        at.until_answered("deadly", body_of(kills=True))
-        at.until_answered("other", body_of())
+        at.until_accepted("deadly", body_of(kills=True))
+        at.until_accepted("other", body_of())
         eventually(lambda: rows.filter(message_id="deadly", state="dead").exists())
         eventually(lambda: pending(name) == 0)
     assert effect_counts(settings.ALIASES[name]) == {"other": 1}

@@ -5,16 +5,15 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import connections
 from django.test import override_settings
 from django.utils import timezone
 
-from idempotency_django.contrib.messaging import Consumer, Duplicate, Event, dead_letters, loops
+from idempotency_django.contrib.messaging import Consumer, Event, dead_letters, loops
 from idempotency_django.contrib.messaging.consumers import Handler
 from idempotency_django.contrib.messaging.errors import DeadLettered, UnknownEventType
 from idempotency_django.contrib.messaging.inbox import processing
@@ -28,7 +27,7 @@ from idempotency_django.contrib.messaging.inbox.processing import (
 )
 from idempotency_django.contrib.messaging.models import InboxMessage
 from idempotency_django.contrib.messaging.settling import NotSettled, accept, discard, repeat, retry
-from idempotency_django.errors import FingerprintMismatch, StoreUnavailable
+from idempotency_django.errors import StoreUnavailable
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.testing import eventually, in_threads
 from tests.models import Effect
@@ -51,7 +50,7 @@ pytestmark = [pytest.mark.django_db(transaction=True, databases="__all__"), pyte
 
 def fail(event: Event, execution: Any) -> Any:
     """What a handler does that fails after its effect."""
-    raise ConnectionError("The warehouse does not answer.")
+    raise ConnectionError("The warehouse does not respond.")
 
 
 def test_handled(inbox: Inbox) -> None:
@@ -97,7 +96,7 @@ def test_fails(inbox: Inbox) -> None:
     deliver(Hook)
     assert process_due() == {"pending": 1}
     row = inbox.row()
-    assert (row.attempts, row.error) == (1, "ConnectionError: The warehouse does not answer.")
+    assert (row.attempts, row.error) == (1, "ConnectionError: The warehouse does not respond.")
     now = inbox.rows().values_list(DatabaseNow(), flat=True).get()
     wait = (row.process_after - now).total_seconds()
     assert 0 < wait <= processing.BACKOFF.first.total_seconds()
@@ -107,13 +106,6 @@ def test_fails(inbox: Inbox) -> None:
     assert process_due() == {"done": 1}
     assert (inbox.row().attempts, inbox.row().error) == (2, "")
     assert inbox.effects() == ["shop m-1"]
-
-
-def test_pauses() -> None:
-    """Pauses double up to an hour, and are no more than halved at random."""
-    for attempts, longest in [(1, 5), (2, 10), (5, 80), (12, 3600), (1000, 3600)]:
-        pause = processing._pause(InboxMessage(attempts=attempts))
-        assert longest / 2 <= pause <= longest
 
 
 def dead_letter(inbox: Inbox, receiver: Any = Hook) -> None:
@@ -131,21 +123,12 @@ def test_dead(inbox: Inbox) -> None:
     dead_letter(inbox)
     row = inbox.row()
     assert (row.state, row.process_after, row.purge_at) == ("dead", None, None)
-    assert row.error == "ConnectionError: The warehouse does not answer."
+    assert row.error == "ConnectionError: The warehouse does not respond."
     assert process_due() == {}
     retry(row, by="ann")
     assert process_due() == {"done": 1}
     assert inbox.row().attempts == 3
     assert inbox.effects() == ["shop m-1"]
-
-
-def test_dead_again(inbox: Inbox) -> None:
-    """A retry that fails is dead-lettered again."""
-    dead_letter(inbox)
-    behaviour["shop"] = fail
-    retry(inbox.row(), by="ann")
-    assert process_due() == {"dead": 1}
-    assert inbox.row().error == "ConnectionError: The warehouse does not answer."
 
 
 def test_retry_resumes(inbox: Inbox) -> None:
@@ -341,13 +324,6 @@ def test_late_owner(inbox: Inbox) -> None:
     assert len(inbox.effects()) == 2
 
 
-def test_claims_last(inbox: Inbox) -> None:
-    """A claimed message is nobody else's until the lease is over."""
-    deliver(Hook)
-    assert len(claim((), 10)) == 1
-    assert claim((), 10) == []
-
-
 def test_in_progress(inbox: Inbox) -> None:
     """A message that is being handled elsewhere is looked at again after that lease."""
     deliver(Hook)
@@ -376,14 +352,6 @@ def test_in_progress(inbox: Inbox) -> None:
     process_due()
     assert inbox.states() == ["done"]
     assert inbox.effects() == ["shop m-1"]
-
-
-def test_sources(inbox: Inbox) -> None:
-    """Messages of some sources only can be handled."""
-    deliver(Hook, "m-1")
-    deliver(Passing, "m-2")
-    assert process_due(sources=["passing"]) == {"done": 1}
-    assert inbox.states() == ["pending", "done"]
 
 
 def test_stopped(inbox: Inbox) -> None:
@@ -511,67 +479,6 @@ def test_dead_letter_of_a_consumer(inbox: Inbox) -> None:
     assert inbox.effects() == ["billing e-1"]
 
 
-@pytest.mark.parametrize("action", [retry, repeat])
-def test_dead_letter_for_another_event(inbox: Inbox, action: Any) -> None:
-    """What an operator does to an event changes no record of another event that has its id."""
-    first, second = (Event(id="e-1", source="/shop", type="order.paid", data=n) for n in (1, 2))
-    consumers = {"CONSUMERS": [f"{__name__}.failing"]}
-    with override_settings(IDEMPOTENCY={**settings_of(inbox), **consumers}):
-        if action is retry:
-            behaviour["billing"] = fail
-            with pytest.raises(DeadLettered) as dead:
-                failing.handle(first)
-            dead_letters.keep(failing, first, dead.value)
-        else:
-            failing.handle(first)
-        with pytest.raises(FingerprintMismatch) as mismatch:
-            failing.handle(second)
-        dead_letters.keep(failing, second, mismatch.value)
-        before = IdempotencyKey.objects.using(inbox.alias).values().get()
-        dead = inbox.rows().get(message_id__contains="#e-1#")
-        if action is repeat:
-            inbox.rows().filter(pk=dead.pk).update(state="done")
-        action(dead, by="ann")
-        assert IdempotencyKey.objects.using(inbox.alias).values().get() == before
-        behaviour.clear()
-        assert process_due() == {"dead": 1}
-        with pytest.raises(DeadLettered) if action is retry else nullcontext():
-            failing.handle(first)
-    assert inbox.effects() == ([] if action is retry else ["billing e-1"])
-
-
-ledger = Consumer("ledger", federated=True, max_attempts=1)
-
-
-@ledger.on("order.paid")
-def enter(event: Event, execution: Any) -> None:
-    """Fail as long as a test wants it."""
-    name = f"ledger {execution.operation.principal} {event.id}"
-    Effect.objects.using(execution._store.using).create(reference=name)
-    if behaviour.get("ledger"):
-        raise ConnectionError
-
-
-def test_dead_letter_of_a_federated_consumer(inbox: Inbox) -> None:
-    """A dead letter of several senders is retried as the one of its sender."""
-    event = Event(id="e-1", source="/shop", type="order.paid", data={"n": 1})
-    behaviour["ledger"] = fail
-    with override_settings(
-        IDEMPOTENCY={
-            **settings_of(inbox),
-            "CONSUMERS": ["tests.contrib.messaging.webhooks.test_processing.ledger"],
-        }
-    ):
-        with pytest.raises(DeadLettered) as dead:
-            ledger.handle(event, sender="north")
-        dead_letters.keep(ledger, event, dead.value, sender="north")
-        behaviour.clear()
-        retry(inbox.rows().get(), by="ann")
-        assert process_due() == {"done": 1}
-        assert isinstance(ledger.handle(event, sender="north"), Duplicate)
-    assert inbox.effects() == ["ledger north e-1"]
-
-
 def test_dead_letter_that_is_delivered_again(inbox: Inbox) -> None:
     """Its row keeps the error of the attempt: the delivery after it only knows that it is dead."""
     event = Event(id="e-1", source="/shop", type="order.paid", data={"n": 1})
@@ -603,46 +510,6 @@ def test_dead_letter_for_what_it_is(inbox: Inbox) -> None:
         dead_letters.keep(failing, lost, UnknownEventType("There is no handler for it."))
         retry(inbox.rows().get(), by="ann")
         assert process_due() == {"dead": 1}
-
-
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (ValueError("a\x00b \ud800"), "ValueError: a\ufffdb ?"),
-        (ValueError("x" * 10_000), f"ValueError: {'x' * 3988}"),
-    ],
-    ids=["characters", "length"],
-)
-def test_errors_that_no_column_takes(inbox: Inbox, error: Exception, text: str) -> None:
-    """Whatever is in the text of an error, the attempt is noted, and the others are handled."""
-
-    def complain(event: Event, execution: Any) -> None:
-        if event.id == "m-1":
-            raise error
-
-    behaviour["shop"] = complain
-    for number in (1, 2):
-        deliver(Hook, f"m-{number}")
-    assert process_due() == {"pending": 1, "done": 1}
-    assert (inbox.row().attempts, inbox.row().error) == (1, text)
-    inbox.due_now()
-    assert process_due() == {"dead": 1}
-
-
-def test_process_that_ends(inbox: Inbox) -> None:
-    """What ends a process costs the other messages that were claimed with it no attempt."""
-
-    def interrupt(event: Event, execution: Any) -> None:
-        raise KeyboardInterrupt
-
-    behaviour["shop"] = interrupt
-    for number in (1, 2):
-        deliver(Hook, f"m-{number}")
-    with pytest.raises(KeyboardInterrupt):
-        process_due()
-    assert [row.attempts for row in inbox.rows()] == [1, 0]
-    behaviour.clear()
-    assert process_due() == {"done": 1}
 
 
 def test_exit(inbox: Inbox) -> None:
@@ -689,31 +556,3 @@ def test_accepted_in_its_group(inbox: Inbox) -> None:
     accept(inbox.rows().get(state="dead"), by="ann")
     assert process_due() == {"pending": 1}
     assert [row.group for row in inbox.rows()] == ["a"] * 3
-
-
-def test_record_elsewhere(inbox: Inbox) -> None:
-    """A record that nobody can change here is told of; a message that only waits is retried."""
-    memory = {"default": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"}}
-    with override_settings(IDEMPOTENCY={**settings_of(inbox), "STORES": memory}):
-        behaviour["shop"] = fail
-        Hook._handlers["order.paid"], kept = Handler(fail), Hook._handlers["order.paid"]
-        try:
-            deliver(Hook)
-            process_due()
-            retry(inbox.row(), by="ann")
-            assert process_due() == {"dead": 1}
-        finally:
-            Hook._handlers["order.paid"] = kept
-        with pytest.raises(NotSettled, match="'default'"):
-            retry(inbox.row(), by="ann")
-
-
-def test_in_a_transaction_of_a_test(inbox: Inbox) -> None:
-    """A test whose transaction is rolled back can handle messages: its connection stays open."""
-    deliver(Hook)
-    with transaction.atomic(using=inbox.alias, durable=False):
-        connections[inbox.alias].close_at = 0  # it is too old, by CONN_MAX_AGE
-        assert process_due() == {"done": 1}
-        assert inbox.effects() == ["shop m-1"]
-        transaction.set_rollback(True, using=inbox.alias)
-    assert inbox.effects() == []

@@ -59,7 +59,7 @@ def test_storm(name: str, deliveries: int, tmp_path: Path) -> None:
 
         def send(job: str) -> None:
             if job:
-                told.update(at.until_answered(job, body_of(group=str(hash(job) % 50))))
+                told.update(at.until_accepted(job, body_of(group=str(hash(job) % 50))))
             else:
                 refused.update([hostile(at, random.Random(chance.random()))])
 
