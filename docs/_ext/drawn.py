@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterator
 from html import escape
 
-WIDTH, ROW, TOP, HALF = 250, 46, 58, 78  # of an actor, of a line; where lines begin; half a box
+WIDTH, ROW, TOP, HALF = 215, 46, 58, 70  # of an actor, of a line; where lines begin; half a box
 LINE = re.compile(
     r"(?P<sender>\w+) (?P<arrow>->|-->|--x) (?P<receiver>\w+): (?P<said>.+)"
     r"|(?P<dead>\w+) dies|= (?P<across>.+)|(?P<alone>\w+): (?P<done>.+)"

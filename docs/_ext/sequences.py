@@ -22,7 +22,7 @@ class Sequence(SphinxDirective):
         except ValueError as error:
             raise self.error(str(error)) from error
         if self.env.app.builder.format == "html":
-            return [nodes.raw("", svg, format="html")]
+            return [nodes.raw("", f'<div class="sequence">{svg}</div>', format="html")]
         return [nodes.literal_block(source, source)]
 
 
