@@ -18,23 +18,18 @@ gets its response, and not 412 for the version that the change itself has made.
 from __future__ import annotations
 
 import functools
-import inspect
-import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
 from asgiref.sync import iscoroutinefunction
-from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist
 from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
-from django.utils.http import parse_etags, parse_header_parameters
-from django.utils.translation import get_language
+from django.utils.http import parse_etags, quote_etag
 
 from ...errors import IdempotencyError
 from ...http import PROTECTED, is_marked, name_of, problem_response
-from ...policy import digest
 from .errors import PreconditionFailed, PreconditionRequired
 from .locks import in_transaction, lock, refuse_marked, write_alias
 from .versions import VersionField
@@ -44,11 +39,7 @@ CHANGES: Final = frozenset({"PUT", "PATCH", "DELETE"})
 
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _ANY: Final = "*"
-_JSON: Final = "application/json"
 _ERRORS: Final = 400  # and above: the status of a response that tells of no success
-
-_IS_STRONG: Final = re.compile(r'"[\x21\x23-\x2b\x2d-\x7e]*"')
-_FORM: Final = re.compile(r';as=[0-9a-f]{8}"')
 
 
 def version_etag(obj: Any, *, named_by_key: bool) -> str | None:
@@ -66,32 +57,15 @@ def version_etag(obj: Any, *, named_by_key: bool) -> str | None:
     return None
 
 
-def checked_etag(etag: str | None, source: str) -> str | None:
-    """The ETag, if it is a strong one; only such a one counts for ``If-Match``.
-
-    Raises:
-        ImproperlyConfigured: it is not quoted, is weak, or holds a comma or a space.
-    """
-    if etag is None or _IS_STRONG.fullmatch(etag):
-        return etag
-    raise ImproperlyConfigured(
-        f"{source} returned {etag!r}, which is not a strong ETag. Return it in quotation marks, "
-        "without spaces and commas: '\"3\"'."
-    )
+def quoted(etag: str | None) -> str | None:
+    """The ETag of a project's own function, in quotation marks."""
+    return etag and quote_etag(etag)
 
 
-def set_etag(response: HttpResponseBase, etag: str | None, media_type: str) -> None:
-    """Give a response the ETag of the state that it shows, unless it has one.
-
-    A representation other than JSON in the project's own language has one of its own, so that no
-    client gets 304 for a representation that it does not have.
-    """
-    if etag is None or response.has_header("ETag"):
-        return
-    language = get_language() or settings.LANGUAGE_CODE
-    if (media_type or _JSON, language) != (_JSON, settings.LANGUAGE_CODE):
-        etag = f'{etag[:-1]};as={digest(media_type, language)[:8]}"'
-    response["ETag"] = etag
+def set_etag(response: HttpResponseBase, etag: str | None) -> None:
+    """Give a response the ETag of the state that it shows, unless it has one."""
+    if etag is not None and not response.has_header("ETag"):
+        response["ETag"] = etag
 
 
 def compare(headers: Mapping[str, str], etag: str | None) -> None:
@@ -102,33 +76,13 @@ def compare(headers: Mapping[str, str], etag: str | None) -> None:
     """
     wanted, unwanted = headers.get("If-Match"), headers.get("If-None-Match")
     if wanted is not None:
-        tags = _tags(wanted)
+        tags = parse_etags(wanted)
         if tags != [_ANY] and etag not in tags:
-            raise _failed(tags, etag)
+            raise PreconditionFailed
     if unwanted is not None:
-        tags = [tag.removeprefix("W/") for tag in _tags(unwanted)]
+        tags = [tag.removeprefix("W/") for tag in parse_etags(unwanted)]
         if tags == [_ANY] or etag in tags:
             raise PreconditionFailed
-
-
-def _tags(header: str) -> list[str]:
-    """The ETags in a header, of the state that any representation shows."""
-    return parse_etags(_FORM.sub('"', header))
-
-
-def _failed(tags: Collection[str], etag: str | None) -> PreconditionFailed:
-    if not tags:
-        return PreconditionFailed(
-            "If-Match holds no ETag, so the request was not executed. Send the ETag as you "
-            'received it, with its quotation marks: If-Match: "3".'
-        )
-    if f"W/{etag}" in tags:
-        return PreconditionFailed(
-            "If-Match compares ETags strongly, and a weak ETag (W/) never matches, so the request "
-            'was not executed. Send it without the W/, such as If-Match: "3". If you received it '
-            "with the W/, a compressing proxy or middleware has added it."
-        )
-    return PreconditionFailed()
 
 
 def is_conditional(request: Any) -> bool:
@@ -169,8 +123,10 @@ def run_conditionally(
     obj = find()
     using = write_alias(obj)
     with in_transaction(using):
-        if not lock(obj, using):
-            raise Http404
+        try:
+            lock(obj, using)
+        except ObjectDoesNotExist:
+            raise Http404 from None
         etag = etag_of(obj)
         if etag is None and required:
             raise ImproperlyConfigured(
@@ -199,8 +155,8 @@ def preconditions(
         find: called with what the view is called with; returns the object of a model at the URL, or
             raises ``Http404``. Let it find only what the caller may have.
         require: the methods that are refused (428) without ``If-Match``.
-        etag: makes the ETag of an object, in its quotation marks; by default of its version, and of
-            its primary key if that is not in the URL.
+        etag: makes the ETag of an object; by default of its version, and of its primary key if that
+            is not in the URL.
 
     Raises:
         ImproperlyConfigured: the view is async, or a decorator is below it.
@@ -217,7 +173,7 @@ def preconditions(
             def etag_of(obj: Any) -> str | None:
                 if etag is None:
                     return version_etag(obj, named_by_key=str(obj.pk) in in_url)
-                return checked_etag(etag(obj), "The etag= of @preconditions")
+                return quoted(etag(obj))
 
             def run(_locked: Any) -> HttpResponseBase:
                 response: HttpResponseBase = view(request, *args, **kwargs)
@@ -238,21 +194,12 @@ def preconditions(
 
 
 def _validate_view(view: Callable[..., Any]) -> None:
-    if is_marked(view, PROTECTED):
+    """Above another decorator, a retry of a successful change would get 412, or skip a check."""
+    if hasattr(view, "__wrapped__") or is_marked(view, PROTECTED) or iscoroutinefunction(view):
         raise ImproperlyConfigured(
-            "@preconditions is above @idempotent, so a retry of a successful change would get 412 "
-            "instead of its response. Put @preconditions below @idempotent."
-        )
-    if hasattr(view, "__wrapped__"):
-        inner = inspect.unwrap(view)
-        raise ImproperlyConfigured(
-            f"@preconditions is above another decorator of {name_of(inner)}, which would "
-            "not run before a replay. Put @preconditions on the function itself, below all others."
-        )
-    if iscoroutinefunction(view):
-        raise ImproperlyConfigured(
-            "@preconditions is on an async view, and Django has no transactions for async code. "
-            "Use a plain view, or compare_and_swap() in the view."
+            f"@preconditions is on {name_of(view)}, which is async or has another decorator. Put "
+            "it on a plain function itself, below @idempotent and all other decorators. In an "
+            "async view, use compare_and_swap()."
         )
 
 
@@ -266,5 +213,4 @@ def _tag(
         etag = etag_of(find())
     except Http404:
         return
-    media_type, _parameters = parse_header_parameters(response.get("Content-Type", ""))
-    set_etag(response, etag, media_type)
+    set_etag(response, etag)

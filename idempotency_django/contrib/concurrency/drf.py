@@ -25,8 +25,8 @@ from ...http import PROTECTED, has_object, is_named_by_key, lookup_of, name_of
 from ...lazy import extra
 from .conditions import (
     CHANGES,
-    checked_etag,
     is_conditional,
+    quoted,
     run_conditionally,
     set_etag,
     version_etag,
@@ -64,13 +64,13 @@ class PreconditionMixin:  # see below
         # A page of the browsable API shows its caller and a token: no other page is like it.
         media_type = getattr(request, "accepted_media_type", None) or ""
         if shown is not None and not media_type.startswith("text/html"):
-            set_etag(response, _etag(self, shown), media_type)
+            set_etag(response, quoted(self.get_etag(shown)))
         return response
 
     # For subclasses to override.
 
     def get_etag(self, obj: Any) -> str | None:
-        """The ETag of an object, in its quotation marks; by default that of its version.
+        """The ETag of an object; by default that of its version.
 
         If the URL names the object by something else than its primary key, that is in it, too.
         """
@@ -81,10 +81,6 @@ def _get_object(view: Any, look_up: Callable[..., Any], *args: Any, **kwargs: An
     """``get_object()`` of a view: the locked object if there is one."""
     view._found_object = view._locked_object or look_up(*args, **kwargs)
     return view._found_object
-
-
-def _etag(view: Any, obj: Any) -> str | None:
-    return checked_etag(view.get_etag(obj), f"get_etag() of {name_of(type(view))}")
 
 
 def _shown_object(view: Any, response: Any) -> models.Model | None:
@@ -129,8 +125,13 @@ def _respond(view: Any, request: Request, handler: Callable[[], Any]) -> HttpRes
 
     try:
         if has_object(view):
-            etag_of = functools.partial(_etag, view)
-            return run_conditionally(request, view.get_object, etag_of, run, required=required)
+            return run_conditionally(
+                request,
+                view.get_object,
+                lambda obj: quoted(view.get_etag(obj)),
+                run,
+                required=required,
+            )
         if request.method in CHANGES and (required or is_conditional(request)):
             raise ImproperlyConfigured(
                 f"{name_of(type(view))} has preconditions for {request.method}, but no "

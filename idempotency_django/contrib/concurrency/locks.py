@@ -1,4 +1,4 @@
-"""Locks rows; objects in memory follow their rows, also in a rollback."""
+"""Locks of rows, the transactions that they are held in, and their rollbacks."""
 
 from __future__ import annotations
 
@@ -19,36 +19,15 @@ def write_alias(obj: models.Model) -> str:
     return router.db_for_write(type(obj), instance=obj)
 
 
-def lock(obj: models.Model, using: str) -> bool:
+def lock(obj: models.Model, using: str) -> None:
     """Lock the object's row until the transaction's end, and give the object its values.
 
-    After a rollback, the object is again what it was before.
-
-    Returns:
-        Whether there is a row.
+    Raises:
+        ObjectDoesNotExist: there is no row.
     """
     rows = type(obj)._base_manager.using(using).select_for_update()
-    fresh = rows.filter(pk=obj.pk).first()
-    if fresh is None:
-        return False
-    restore_on_rollback(obj, using)
-    # Not by setattr(): a field may protect itself from being set.
-    names = [field.attname for field in obj._meta.concrete_fields]
-    vars(obj).update({name: vars(fresh)[name] for name in names})
-    obj._state.fields_cache.clear()
-    return True
-
-
-def restore_on_rollback(obj: models.Model, using: str) -> None:
-    """Give the object its values of now again if the open transaction is rolled back."""
-    before = dict(vars(obj))
-
-    def restore() -> None:
-        vars(obj).clear()
-        vars(obj).update(before)
-        obj._state.fields_cache.clear()
-
-    on_rollback(using, restore)
+    everything = [field.name for field in obj._meta.concrete_fields]  # what was deferred, too
+    obj.refresh_from_db(using=using, fields=everything, from_queryset=rows)
 
 
 class _Undo:

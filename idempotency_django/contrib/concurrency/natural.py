@@ -84,7 +84,6 @@ def once_per(
 def _is_unique(model: type[models.Model], names: set[str]) -> bool:
     """Whether a constraint lets no two rows have the same values of these fields."""
     sets = [{field.name} for field in model._meta.concrete_fields if field.unique]
-    sets += map(set, model._meta.unique_together)
     sets += (set(constraint.fields) for constraint in model._meta.total_unique_constraints)
     return names in sets
 
@@ -174,8 +173,8 @@ class _OncePer:
 
     def _key(self, lookup: Mapping[str, Any]) -> str:
         """The key, so that people can read it; a digest where it is too long."""
-        pairs = [(name, _plain(self.model, name, value)) for name, value in lookup.items()]
-        key = ";".join(f"{name}={quote(str(value), safe='')}" for name, value in pairs)
+        values = {name: getattr(value, "pk", value) for name, value in lookup.items()}
+        key = ";".join(f"{name}={quote(str(value), safe='')}" for name, value in values.items())
         return key if len(key) <= keys.MAX_LENGTH else digest(key)
 
     def _named(self, lookup: Mapping[str, Any]) -> str:
@@ -196,14 +195,6 @@ _DELETED = (
     "retry. To create another one on purpose, use another natural key, for example with the "
     "number of the attempt."
 )
-
-
-def _plain(model: type[models.Model], name: str, value: Any) -> Any:
-    """A value in its field's form: the order's number for an order, 17 for "17"."""
-    field: Any = model._meta.get_field(name)
-    if isinstance(value, models.Model):
-        return getattr(value, field.target_field.attname)
-    return field.to_python(value)
 
 
 def _foreign(error: ErrorT) -> ErrorT:

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from django.db import models, transaction
 
 from .errors import IllegalTransition
-from .locks import lock, refuse_marked, write_alias
+from .locks import lock, on_rollback, refuse_marked, write_alias
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,9 @@ def transition(
         ObjectDoesNotExist: the row is gone.
         ValueError: the target is among the sources, so that no duplicate could be told.
         TransactionManagementError: the effect has caught an error of the database, or marked the
-            transaction for rollback; the row and the object are as before.
-        Exception: an error of the effect; the row and the object are as before.
+            transaction for rollback; the row is as before, and so is the object's state.
+        Exception: an error of the effect; likewise. What else the effect has set on the object
+            stays: load it again.
     """
     sources = list(source) if isinstance(source, list | tuple | set | frozenset) else [source]
     if target in sources:
@@ -89,26 +91,18 @@ def transition(
         )
     using = write_alias(obj)
     with transaction.atomic(using=using):
-        if not lock(obj, using):
-            raise type(obj).DoesNotExist(  # type: ignore[attr-defined]
-                f"There is no row of the {obj._meta.verbose_name} {obj.pk}, so it was not moved."
-            )
+        lock(obj, using)
         state = getattr(obj, field)
         if state == target:
             return AlreadyThere(obj, state)
         if state not in sources:
-            raise _illegal(obj, state, target)
+            raise IllegalTransition(
+                f"The {obj._meta.verbose_name} {obj.pk} is in the state {str(state)!r}, which has "
+                f"no transition to {str(target)!r}. Nothing was done."
+            )
+        on_rollback(using, partial(setattr, obj, field, state))
         setattr(obj, field, target)
         obj.save(update_fields=[field], using=using)
         result = effect(obj) if effect else None
         refuse_marked(using, "The effect")
         return Moved(obj, getattr(obj, field), result)
-
-
-def _illegal(obj: models.Model, state: Any, target: Any) -> IllegalTransition:
-    """The error that names both states."""
-    state, target = (getattr(each, "value", each) for each in (state, target))
-    return IllegalTransition(
-        f"The {obj._meta.verbose_name} {obj.pk} is in the state {state!r}, which has no "
-        f"transition to {target!r}. Nothing was done."
-    )

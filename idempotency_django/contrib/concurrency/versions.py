@@ -14,11 +14,9 @@ has another version than the object in memory.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 from django.apps import apps
@@ -31,7 +29,7 @@ from django.forms import HiddenInput
 from django.utils.translation import gettext_lazy as _
 
 from .errors import ConcurrentModification
-from .locks import in_transaction, on_rollback, restore_on_rollback, write_alias
+from .locks import in_transaction, on_rollback, write_alias
 
 CARRIES_VERSION: Final = "idempotency_carries_version"
 """The attribute of forms that cannot lack the version."""
@@ -45,9 +43,6 @@ STALE: Final = _(
 class VersionField(models.PositiveBigIntegerField):  # type: ignore[type-arg]  # as in Django
     """The version of a row: 1 when it is created, one more with each change.
 
-    A row whose primary key was given, and not made by the database, starts at the time in
-    microseconds. The key may have been another row's, and no version names two rows.
-
     In forms it is a hidden field, so that what comes back is the version that the user saw.
     """
 
@@ -57,12 +52,7 @@ class VersionField(models.PositiveBigIntegerField):  # type: ignore[type-arg]  #
 
     def pre_save(self, instance: models.Model, add: bool) -> Any:
         version = getattr(instance, self.attname)
-        if not add:
-            return version + 1
-        if instance.pk is not None:
-            version = time.time_ns() // 1000
-            setattr(instance, self.attname, version)
-        return version
+        return version if add else version + 1
 
     def formfield(self, **options: Any) -> FormField | None:
         # Not the admin's widget for integers: the version is not editable.
@@ -115,7 +105,8 @@ class Versioned(models.Model):
 
     ``save()`` costs no statement more than without, ``delete()`` one. What does not call them does
     not ask for the version: ``QuerySet.update()`` and ``delete()``, ``bulk_update()``, fixtures.
-    An object that was created and not loaded is inserted, and never overwrites a row.
+    An object that was created and not loaded is inserted, and never overwrites a row. A rollback
+    takes the version back, but no other value of the object.
 
     Raises:
         ConcurrentModification: raised by ``save()`` and ``delete()``; nothing was written. A
@@ -126,11 +117,11 @@ class Versioned(models.Model):
         abstract = True
 
     def save(self, **options: Any) -> None:  # by name only, as in Django 6
-        fields, connection = options.get("update_fields"), self._connection(options.get("using"))
+        fields = options.get("update_fields")
+        connection = connections[options.get("using") or write_alias(self)]
         if fields:
             options["update_fields"] = {*fields, version_field(type(self)).name}
-        was_adding = self._state.adding
-        inserts = was_adding and not (fields or options.get("force_update"))
+        inserts = self._state.adding and not (fields or options.get("force_update"))
         saving = self._versioned = _Save(None if inserts else _expected(self))
         usable = connection.in_atomic_block and not connection.needs_rollback
         # With several tables, an UPDATE of one may come before the other's is refused.
@@ -144,11 +135,10 @@ class Versioned(models.Model):
             raise
         finally:
             self.__dict__.pop("_versioned", None)  # a receiver may have saved it again
-        if was_adding:
-            on_rollback(connection.alias, partial(setattr, self._state, "adding", True))
 
-    # The one place where Django lets the WHERE of an UPDATE be changed. It is private, and takes
-    # other arguments in each version: all but the first are passed on as they are.
+    # The one place where Django lets the WHERE of an UPDATE be changed. It is private: with its
+    # public names alone, save() would need two statements and a transaction. It takes other
+    # arguments in each version of Django, so all but the first are passed on as they are.
     def _do_update(  # type: ignore[override]
         self, base_qs: Any, using: str, *args: Any, **options: Any
     ) -> Any:
@@ -167,15 +157,12 @@ class Versioned(models.Model):
         return updated
 
     def delete(self, using: str | None = None, keep_parents: bool = False) -> Any:
-        using = self._connection(using).alias
+        using = using or write_alias(self)
         if self.pk is None:
             return super().delete(using=using, keep_parents=keep_parents)  # raises Django's error
         with in_transaction(using):
             _claim_version(self, using)  # first, so that it cannot change while it is deleted
             return super().delete(using=using, keep_parents=keep_parents)
-
-    def _connection(self, using: str | None) -> Any:
-        return connections[using or write_alias(self)]
 
     def clean_fields(self, exclude: Collection[str] | None = None) -> None:
         """Validate the version, too, so that a stale form has an error."""
@@ -225,7 +212,7 @@ def compare_and_swap(obj: models.Model, /, **changes: Any) -> None:
     """Change fields of an object if its row still has the version that the object has in memory.
 
     It is one UPDATE: no ``save()``, no signals, no ``auto_now``. The object gets the new values.
-    One that is an expression, such as ``F("amount") + 1``, is loaded when it is read.
+    Those of expressions, such as ``F("amount") + 1``, are loaded.
 
     Args:
         obj: an object of a :class:`Versioned` model that was loaded or saved.
@@ -243,17 +230,12 @@ def compare_and_swap(obj: models.Model, /, **changes: Any) -> None:
                 f"{version.model.__name__}, and sets the version itself."
             )
     _claim_version(obj, using, changes)
-    restore_on_rollback(obj, using)
-    setattr(obj, version.attname, getattr(obj, version.attname) + 1)
-    for name, value in changes.items():
-        field: Any = obj._meta.get_field(name)
-        if hasattr(value, "resolve_expression"):
-            vars(obj).pop(field.attname, None)  # deferred: it is loaded when it is read
-            obj._state.fields_cache.pop(name, None)
-        elif field.is_relation:
-            setattr(obj, name, value)
-        else:  # not by setattr(): a field may protect itself from being set
-            vars(obj)[field.attname] = value
+    _advance(obj, getattr(obj, version.attname), using)
+    computed = [name for name in changes if hasattr(changes[name], "resolve_expression")]
+    for name in changes.keys() - computed:
+        setattr(obj, name, changes[name])
+    if computed:
+        obj.refresh_from_db(using=using, fields=computed)
 
 
 def _claim_version(obj: models.Model, using: str, changes: Mapping[str, Any] | None = None) -> None:
@@ -268,7 +250,10 @@ def _claim_version(obj: models.Model, using: str, changes: Mapping[str, Any] | N
 
 
 def _advance(obj: models.Model, expected: int, using: str) -> None:
-    """The object's version after its row was changed; the old one again after a rollback."""
+    """The object's version after its row was changed; the old one again after a rollback.
+
+    The new one may be that of another process's change by then.
+    """
     name = version_field(type(obj)).attname
     setattr(obj, name, expected + 1)
 

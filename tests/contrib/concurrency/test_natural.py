@@ -37,8 +37,8 @@ def test_constraints() -> None:
             e = models.IntegerField()
 
             class Meta:
-                unique_together = [("a", "b")]
                 constraints = [
+                    models.UniqueConstraint(fields=["a", "b"], name="two"),
                     models.UniqueConstraint(fields=["c"], name="always"),
                     models.UniqueConstraint(
                         fields=["d"], condition=models.Q(e=1), name="sometimes"

@@ -16,14 +16,13 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404
 from django.test import Client
 from django.urls import include, path
-from django.utils import translation
 from django.views.decorators.cache import never_cache
 from rest_framework import generics, routers, serializers, viewsets
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.decorators import action
 from rest_framework.exceptions import NotAuthenticated
 from rest_framework.permissions import BasePermission
-from rest_framework.renderers import BaseRenderer, BrowsableAPIRenderer, JSONRenderer
+from rest_framework.renderers import BrowsableAPIRenderer, JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -139,33 +138,14 @@ class CountrySerializer(serializers.ModelSerializer):
         fields = ("code", "name")
 
 
-class Countries(PreconditionMixin, IdempotentViewMixin, generics.RetrieveUpdateAPIView):
-    """Its objects have chosen primary keys."""
-
-    authentication_classes: Any = []
-    queryset = Country.objects.all()
-    serializer_class = CountrySerializer
-    require_preconditions = {"PUT"}
-
-
 class Optional(PreconditionMixin, Tickets):
     require_preconditions: Any = ()
 
 
-class CSVRenderer(BaseRenderer):
-    """Another representation of the same ticket."""
-
-    media_type = "text/csv"
-    format = "csv"
-
-    def render(self, data: Any, *args: Any) -> bytes:
-        return f"{data['id']},{data['title']}".encode()
-
-
 class Shown(PreconditionMixin, IdempotentViewMixin, Tickets):
-    """JSON, a page of the browsable API, and CSV."""
+    """JSON, and a page of the browsable API."""
 
-    renderer_classes = [JSONRenderer, BrowsableAPIRenderer, CSVRenderer]
+    renderer_classes = [JSONRenderer, BrowsableAPIRenderer]
 
 
 class Titled(PreconditionMixin, IdempotentViewMixin, Tickets):
@@ -257,17 +237,6 @@ def marked(request: HttpRequest, pk: int) -> HttpResponse:
     return response
 
 
-TYPES = ["application/json", "text/html", "text/csv"]
-
-
-def typed(request: HttpRequest, pk: int) -> HttpResponse:
-    """A view that responds as its client accepts."""
-    response = change(request, pk)
-    response["Content-Type"] = request.headers.get("Accept", TYPES[0])
-    return response
-
-
-plain_typed = preconditions(ticket_of)(typed)
 plain_alone = preconditions(ticket_of)(change)
 plain = idempotent(preconditions(ticket_of)(change))
 plain_middleware = preconditions(ticket_of)(change)
@@ -278,14 +247,6 @@ plain_marked = preconditions(ticket_of)(marked)
 @preconditions(lambda request, title: get_object_or_404(Ticket, title=title))
 def plain_titled(request: HttpRequest, title: str) -> HttpResponse:
     return change(request, Ticket.objects.get(title=title).pk)
-
-
-@preconditions(lambda request, code: get_object_or_404(Country, pk=code))
-def put_country(request: HttpRequest, code: str) -> HttpResponse:
-    country = Country.objects.get(pk=code)
-    if request.method == "PUT":
-        country.save()
-    return JsonResponse({"name": country.name})
 
 
 router = routers.SimpleRouter()
@@ -307,7 +268,6 @@ for name, viewset in VIEWSETS.items():
     router.register(name, viewset, name)
 urlpatterns = [
     path("", include(router.urls)),
-    path("countries/<str:pk>/", Countries.as_view()),
     path("byhand/<int:pk>/", ByHand.as_view()),
     path("handler/<int:pk>/", HandlerDecorated.as_view()),
     path("unversioned/<int:pk>/", Unversioned.as_view()),
@@ -317,9 +277,7 @@ urlpatterns = [
     path("plain_alone/<int:pk>/", plain_alone),
     path("plain_middleware/<int:pk>/", plain_middleware),
     path("plain_optional/<int:pk>/", plain_optional),
-    path("plain_typed/<int:pk>/", plain_typed),
     path("plain_marked/<int:pk>/", plain_marked),
-    path("plain_countries/<str:code>/", put_country),
 ]
 
 PROTECTED = ["first", "second", "wrapped", "leased", "middleware"]
@@ -368,7 +326,6 @@ class TestChanges:
         for header in ('"1"', 'W/"2"', "2"):
             response = send(at, ticket, If_Match=header)
             assert_problem(response, 412, "precondition-failed")
-            assert ("without the W/" in response.json()["detail"]) == (header == 'W/"2"')
         assert (Ticket.objects.get().title, effects()) == ("a", 0)
 
     @every
@@ -498,36 +455,7 @@ class TestReads:
 
 
 class TestBirths:
-    """What is deleted and created anew is another resource, although its version is as low."""
-
-    @pytest.mark.parametrize("at", ["countries", "plain_countries"])
-    @pytest.mark.parametrize("bulk", [False, True])
-    def test_primary_key(self, at: str, bulk: bool) -> None:
-        """No ETag names two rows that had one primary key after each other."""
-
-        def create() -> str:
-            country = Country(code="DE", name="x")
-            if bulk:
-                Country.objects.bulk_create([country])
-            else:
-                country.save()
-            etag: str = send(at, "DE", "get")["ETag"]
-            assert etag == f'"{country.version}"'  # the row's, and within what JavaScript counts
-            assert country.version == Country.objects.get().version < 2**53
-            return etag
-
-        stale = create()
-        Country.objects.all().delete()
-        current = create()
-        assert stale != current
-        body = json.dumps({"code": "DE", "name": "y"})
-        statuses = [
-            Client()
-            .put(f"/{at}/DE/", body, content_type="application/json", headers={"If-Match": tag})
-            .status_code
-            for tag in (stale, current)
-        ]
-        assert statuses == [412, 200]
+    """What is deleted and created anew has another primary key, although its version is as low."""
 
     @pytest.mark.parametrize("at", ["titled", "plain_titled", "mine"])
     def test_other_names(self, at: str) -> None:
@@ -556,47 +484,11 @@ def shown(ticket: Any, method: str = "get", accept: str = "*/*", **headers: str)
 
 
 class TestRepresentations:
-    def test_media_types(self, ticket: Ticket) -> None:
-        """Each media type has an ETag of its own, so that no 304 is for another one."""
-        accepted = ("application/json", "application/json; indent=4", "text/csv")
-        tags = {accept: shown(ticket, accept=accept)["ETag"] for accept in accepted}
-        assert len(set(tags.values())) == 3
-        assert tags["application/json"] == shown(ticket)["ETag"] == '"1"'
-
     def test_page(self, ticket: Ticket) -> None:
         """A page of the browsable API holds its caller's name: it has no ETag."""
         page = shown(ticket, accept="text/html", If_None_Match='"1"')
         assert (page.status_code, page.headers.get("ETag")) == (200, None)
         assert b"<html" in page.content
-
-    @pytest.mark.parametrize("read_as", ["application/json", "text/csv"])
-    @pytest.mark.parametrize("written_as", ["application/json", "text/csv", "text/html"])
-    def test_change(self, ticket: Ticket, read_as: str, written_as: str) -> None:
-        """A change may name its state by the ETag of any representation, and by no stale one."""
-        tag = shown(ticket, accept=read_as)["ETag"]
-        assert shown(ticket, "put", written_as, If_None_Match=tag, If_Match=tag).status_code == 412
-        assert shown(ticket, "put", written_as, If_Match=tag).status_code == 200
-        assert shown(ticket, "put", written_as, If_Match=tag).status_code == 412
-        assert effects() == 1
-
-    @translation.override("en-us", deactivate=True)  # the middleware leaves another one
-    @pytest.mark.parametrize("at", ["shown", "plain_optional"])
-    def test_languages(self, ticket: Ticket, at: str, settings: Any) -> None:
-        """So has each language, where the project has several."""
-        settings.MIDDLEWARE = ["django.middleware.locale.LocaleMiddleware", *settings.MIDDLEWARE]
-        tags = {
-            language: send(at, ticket, "get", Accept_Language=language)["ETag"]
-            for language in ("en", "de")
-        }
-        assert tags["en"] != tags["de"]
-        response = send(at, ticket, If_Match=tags["de"], Accept_Language="en")
-        assert response.status_code == 200
-
-    def test_plain(self, ticket: Ticket) -> None:
-        """A plain view's ETag depends on the type of its response."""
-        tags = [send("plain_typed", ticket, "get", Accept=each)["ETag"] for each in TYPES]
-        assert len(set(tags)) == len(TYPES)
-        assert send("plain_typed", ticket, If_Match=tags[1]).status_code == 200
 
 
 class TestOthers:
@@ -696,18 +588,6 @@ class TestRefusals:
         async def asynchronous(request: HttpRequest) -> None:
             pass
 
-        for view, message in [
-            (idempotent(change), "below @idempotent"),
-            (never_cache(change), "another decorator of .*change"),
-            (asynchronous, "async view"),
-        ]:
-            with pytest.raises(ImproperlyConfigured, match=message):
+        for view in (idempotent(change), never_cache(change), asynchronous):
+            with pytest.raises(ImproperlyConfigured, match="is async or has another decorator"):
                 preconditions(ticket_of)(view)
-
-    def test_malformed_etag(self, ticket: Ticket) -> None:
-        """An etag= that makes no ETag is named."""
-        view = preconditions(ticket_of, etag=lambda ticket: "3")(change)
-        request = HttpRequest()
-        request.method = "GET"
-        with pytest.raises(ImproperlyConfigured, match="etag= of @preconditions returned '3'"):
-            view(request, pk=ticket.pk)

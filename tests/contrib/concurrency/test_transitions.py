@@ -87,8 +87,8 @@ class TestTransition:
         assert effects(ticket._state.db) == 1
 
     def test_unsaved(self, using: str) -> None:
-        """An object without a row is refused with what to do."""
-        with pytest.raises(Ticket.DoesNotExist, match="There is no row of the ticket None"):
+        """An object without a row is refused."""
+        with pytest.raises(Ticket.DoesNotExist):
             transition(Ticket(title="a"), "pending", "paid")
 
     def test_illegal(self, ticket: Ticket) -> None:
