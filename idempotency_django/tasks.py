@@ -7,7 +7,6 @@ the project's settings (or in ``app.conf.beat_schedule``)::
         "purge-idempotency-keys": {
             "task": "idempotency_django.tasks.purge_expired_keys",
             "schedule": timedelta(hours=1),
-            "kwargs": {"max_seconds": 600},
             "options": {"expires": 3600},  # tasks that no worker took in time do not pile up
         },
     }
@@ -22,15 +21,12 @@ from .stores.purging import BATCH_SIZE, purge, registered_purges
 
 
 @shared_task(name="idempotency_django.tasks.purge_expired_keys")
-def purge_expired_keys(batch_size: int = BATCH_SIZE, max_seconds: float | None = None) -> int:
+def purge_expired_keys(batch_size: int = BATCH_SIZE) -> int:
     """Purge every store and the tables of messaging; return how many rows were deleted.
 
     Several may run at the same time, and one that was killed may run again.
 
     Args:
         batch_size: the most records to delete in one transaction.
-        max_seconds: begin no batch after this many seconds; ``None``: no limit.
     """
-    return sum(
-        purge([*stores.all(), *registered_purges()], batch_size=batch_size, max_seconds=max_seconds)
-    )
+    return sum(purge([*stores.all(), *registered_purges()], batch_size=batch_size))

@@ -6,8 +6,6 @@ id                                     problem
 ``idempotency_django.E001``            ``IDEMPOTENCY`` has an unknown setting
 ``idempotency_django.E002``            a setting has an invalid value
 ``idempotency_django.E003``            a store cannot be created or used, or a policy names no store
-``idempotency_django.E005``            a store uses a read-only database (``check --database``)
-``idempotency_django.W006``            SQLite without ``transaction_mode: IMMEDIATE``
 ``idempotency_django.W007``            a store's database is not that of the effects or messages
 ``idempotency_django.E012``            ``idempotency_policies`` names an unknown action
 ``idempotency_django.E014``            the Redis server is older than 6.2
@@ -40,7 +38,6 @@ from django.core.checks import Tags, register
 
 from .configuration import (
     check_django,
-    check_live_stores,
     check_settings,
     check_stores,
 )
@@ -57,4 +54,3 @@ def register_checks() -> None:
     register(check_stores, Tags.security)
     register(check_views, Tags.security)
     register(check_django, Tags.compatibility)
-    register(check_live_stores, Tags.database)

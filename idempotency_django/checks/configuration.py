@@ -93,17 +93,3 @@ def check_stores(**_: Any) -> Sequence[CheckMessage]:
         store, error = tried(partial(stores.__getitem__, alias))
         messages += store.check() if store else [Error(error, id="idempotency_django.E003")]
     return messages
-
-
-def check_live_stores(
-    *, databases: Sequence[str] | None = None, **_: Any
-) -> Sequence[CheckMessage]:
-    """Ask the stores themselves, where their database may be asked (``check --database``)."""
-    aliases = tried(lambda: list(stores))[0] or ()
-    found = [tried(partial(stores.__getitem__, alias))[0] for alias in aliases]
-    return [
-        message
-        for store in found
-        if store and store.using in (databases or ())  # else check_stores reports it
-        for message in store.check_live()
-    ]

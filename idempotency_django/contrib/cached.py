@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -31,28 +30,24 @@ from ..stores import (
 logger = logging.getLogger("idempotency_django")
 
 
-def encode_record(record: Record, lifetime: float | None) -> bytes:
+def encode_record(record: Record, payload: Payload, lifetime: float | None) -> tuple[Any, ...]:
     """The entry of a completed record.
 
     Args:
         record: the record.
+        payload: its response.
         lifetime: seconds until the record expires; ``None``: it does not.
     """
-    assert record.payload is not None  # noqa: S101  # a completed record has one
-    status, headers, body = encode(record.payload)
-    head = [record.key, record.scope, record.attempt, record.fingerprint]
-    head += [status, headers, body is not None, record.record_id]
-    head.append(None if lifetime is None else time.time() + lifetime)
-    return json.dumps(head).encode() + b"\n" + (body or b"")
+    expires = None if lifetime is None else time.time() + lifetime
+    name = (record.key, record.scope)
+    return *name, record.attempt, record.fingerprint, record.record_id, expires, *encode(payload)
 
 
 def decode_record(cached: Any, operation: Operation) -> Record | None:
     """The record of the operation, if it was cached; else ``None``."""
     try:
-        head, _, body = cached.partition(b"\n")
-        key, scope, attempt, fingerprint, status, headers, *rest = json.loads(head)
-        has_body, record_id, expires = rest
-        payload = decode(status, headers, body if has_body else None)
+        key, scope, attempt, fingerprint, record_id, expires, *stored = cached
+        payload = decode(*stored)
     except (AttributeError, TypeError, ValueError):
         logger.warning(
             "The cache entry for %s is not a stored result. The database is used instead.",
@@ -104,7 +99,6 @@ class CachedStore(DatabaseStore):
         cache: the cache, by its alias in ``CACHES``. All processes must share it.
         max_age: how long a response is cached at most. A record that is deleted while
             the cache cannot be reached, or lost by the database, may be replayed for this long.
-        prefix: the prefix of the names in the cache.
     """
 
     has_cache: ClassVar[bool] = True
@@ -117,12 +111,10 @@ class CachedStore(DatabaseStore):
         combine_statements: bool = True,
         cache: str = "default",
         max_age: timedelta = timedelta(minutes=10),
-        prefix: str = "idempotency",
     ) -> None:
         super().__init__(alias, using=using, combine_statements=combine_statements)
         self.cache = cache
         self.max_age = seconds_of("max_age", max_age)
-        self.prefix = prefix
 
     def recall(self, operation: Operation) -> Record | None:
         if operation.extend_on_replay:
@@ -206,18 +198,17 @@ class CachedStore(DatabaseStore):
 
     def _remember(self, record: Record, since: float) -> None:
         """Cache a committed response for the rest of its time to live at that moment."""
-        # From that moment for both: what was forgotten since stays forgotten for max_age.
-        elapsed, lifetime, left = time.monotonic() - since, self.max_age, record.ttl_left
-        if left is not None:
-            lifetime = min(lifetime, left - 1)  # as clocks do not run alike
-            left -= elapsed
-        lifetime -= elapsed
-        if lifetime < 1:
+        # What was forgotten since that moment stays forgotten for max_age.
+        elapsed, left = time.monotonic() - since, record.ttl_left
+        left = None if left is None else left - elapsed
+        age = self.max_age - elapsed
+        lifetime = age if left is None else min(age, left - 1)  # as clocks do not run alike
+        if lifetime < 1 or record.payload is None:
             return
-        name = self._name(record.key, record.scope)
+        entry = encode_record(record, record.payload, left)
         try:
             # Only where nothing is: what was forgotten meanwhile must stay so.
-            caches[self.cache].add(name, encode_record(record, left), int(lifetime))
+            caches[self.cache].add(self._name(record.key, record.scope), entry, int(lifetime))
         except Exception:
             logger.warning("A result could not be cached in %r.", self.cache, exc_info=True)
 
@@ -226,4 +217,4 @@ class CachedStore(DatabaseStore):
         # One cache may serve several databases, and django-tenants' schemas of one.
         where = f"{connection.settings_dict['NAME']}:{getattr(connection, 'schema_name', '')}"
         parts = f"{len(where)}:{where}{len(key)}:{key}{scope}"
-        return f"{self.prefix}:{self.alias}:{hashlib.sha256(parts.encode()).hexdigest()}"
+        return f"idempotency:{self.alias}:{hashlib.sha256(parts.encode()).hexdigest()}"

@@ -7,12 +7,12 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from ..errors import ClaimLost, OperationInProgress
+from ..errors import ClaimLost
 from ..stores import Store
 from ..stores.records import Claim
 
@@ -23,9 +23,7 @@ RENEWED_AFTER: Final = 1 / 3
 RETRIED_AFTER: Final = 1 / 12
 """When a renewal that has failed is tried again."""
 DUE_SOON: Final = 1 / 6
-"""Leases that are due within this part are renewed together with those that are due now."""
-
-NAMED: Final = 3  # operations that a line of the log names
+"""Leases that are due within this part are renewed over the same connection as one due now."""
 
 
 class Lease:
@@ -49,10 +47,6 @@ class Lease:
         longest = claim.operation.max_duration
         self.kept_until = asked_at + longest.total_seconds() if longest else math.inf
         self._valid_until = asked_at + seconds
-
-    def is_like(self, other: Lease) -> bool:
-        """Whether one statement can renew both."""
-        return (self.seconds, self.place) == (other.seconds, other.place)
 
     @property
     def is_over(self) -> bool:
@@ -78,14 +72,11 @@ class Lease:
             StoreUnavailable: the store cannot be reached; the lease has not changed.
         """
         asked_at = time.monotonic()
-        if not self.note(self.store.extend(self.claim, self.seconds), asked_at):
+        if not self.store.extend(self.claim, self.seconds):
+            # ensure() asks again, since a test's transaction may have been in the way.
+            self._valid_until = 0.0
             raise ClaimLost
-
-    def note(self, extended: bool, asked_at: float) -> bool:
-        """Note whether the store, which was asked at that time, could still extend the lease."""
-        # If it could not, ensure() asks again, since a test's transaction may have been in the way.
-        self._valid_until = asked_at + self.seconds if extended else 0.0
-        return extended
+        self._valid_until = asked_at + self.seconds
 
 
 @contextmanager
@@ -100,7 +91,7 @@ def kept_alive(lease: Lease) -> Iterator[None]:
 
 
 class Heartbeat:
-    """Renews the leases of one store from one thread, in each tick with one statement.
+    """Renews the leases of one store, one after the other, from one thread.
 
     It never stops a handler: one that is late goes on, and finds out when it stores something. The
     thread sleeps until a lease is due, and ends when it finds none. A lease that is due later
@@ -137,18 +128,20 @@ class Heartbeat:
     def _run(self) -> None:
         while due := self._next():
             try:
-                # For this tick only: the next lease may be far off.
+                # For these only: the next lease may be far off.
                 with due[0].store.dedicated_connection(due[0].place):
-                    self._renew(due)
+                    for lease in due:
+                        self._renew(lease)
             except Exception:
                 logger.warning(
                     "The heartbeat could not open or close its connections.", exc_info=True
                 )
-                self._put_off(due, due[0].seconds * RETRIED_AFTER)
-            del due  # so that no lease, and with it the store, is kept while this thread waits
+                for lease in due:
+                    self._put_off(lease, lease.seconds * RETRIED_AFTER)
+            del due, lease  # so that neither they nor their store are kept while this thread waits
 
     def _next(self) -> list[Lease]:
-        """Wait until a lease is due; return it with those like it that are due soon.
+        """Wait until a lease is due; return it with those at its place that are due soon.
 
         The list is empty when no lease is left.
         """
@@ -159,7 +152,9 @@ class Heartbeat:
                     lease = min(self._due, key=self._due.__getitem__)
                     soon = now + lease.seconds * DUE_SOON
                     return [
-                        each for each, at in self._due.items() if at <= soon and each.is_like(lease)
+                        each
+                        for each, at in self._due.items()
+                        if at <= soon and each.place == lease.place
                     ]
                 self._wakes_at = first
                 self._condition.wait(first - now)
@@ -167,42 +162,38 @@ class Heartbeat:
             self._thread = None
             return []
 
-    def _renew(self, leases: Sequence[Lease]) -> None:
-        """Renew leases that are alike, and see when each is due again."""
-        asked_at, seconds = time.monotonic(), leases[0].seconds
-        for lease in leases:
-            if lease.kept_until <= asked_at and self.drop(lease):
+    def _renew(self, lease: Lease) -> None:
+        """Renew a lease, and see when it is due again."""
+        attempt, name = lease.claim.attempt, lease.claim.operation.name
+        if lease.kept_until <= time.monotonic():
+            if self.drop(lease):
                 _log_overdue(lease.claim)
-        kept = [lease for lease in leases if asked_at < lease.kept_until]
-        if not kept:
             return
-        problem: Exception = OperationInProgress("The record is locked by another transaction.")
-        replies: Sequence[bool | None] = [None] * len(kept)
         try:
-            replies = kept[0].store.extend_many([lease.claim for lease in kept], seconds)
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is tried again
-            problem = error
-        for lease, reply in zip(kept, replies, strict=True):
-            if reply is not None and not lease.note(reply, asked_at) and self.drop(lease):
+            lease.renew()
+        except ClaimLost:
+            if self.drop(lease):
                 logger.warning(
                     "Attempt %d of %s tried to renew its lease too late: another attempt took "
                     "over, and this one can no longer complete.",
-                    lease.claim.attempt,
-                    lease.claim.operation.name,
+                    attempt,
+                    name,
                 )
-        failed = [lease for lease, reply in zip(kept, replies, strict=True) if reply is None]
-        self._put_off(kept, seconds * RENEWED_AFTER)
-        if failed:
-            self._put_off(failed, seconds * RETRIED_AFTER)
+        except Exception:
             logger.warning(
-                "%s could not be renewed; trying again.", _listed(failed), exc_info=problem
+                "The lease of attempt %d of %s could not be renewed; trying again.",
+                attempt,
+                name,
+                exc_info=True,
             )
+            self._put_off(lease, lease.seconds * RETRIED_AFTER)
+        else:
+            self._put_off(lease, lease.seconds * RENEWED_AFTER)
 
-    def _put_off(self, leases: Sequence[Lease], seconds: float) -> None:
+    def _put_off(self, lease: Lease, seconds: float) -> None:
         with self._condition:
-            for lease in leases:
-                if lease in self._due:  # it has not ended meanwhile
-                    self._due[lease] = min(time.monotonic() + seconds, lease.kept_until)
+            if lease in self._due:  # it has not ended meanwhile
+                self._due[lease] = min(time.monotonic() + seconds, lease.kept_until)
 
 
 def _log_overdue(claim: Claim) -> None:
@@ -216,12 +207,6 @@ def _log_overdue(claim: Claim) -> None:
         claim.operation.max_duration,
         claim.key,
     )
-
-
-def _listed(leases: Sequence[Lease]) -> str:
-    names = [f"attempt {x.claim.attempt} of {x.claim.operation.name}" for x in leases[:NAMED]]
-    more = f" and {len(leases) - NAMED} more" if len(leases) > NAMED else ""
-    return f"The lease{'s' if len(leases) > 1 else ''} of {', '.join(names)}{more}"
 
 
 _heartbeats: WeakKeyDictionary[Store, Heartbeat] = WeakKeyDictionary()

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Final, assert_never, overload
+from typing import Any, Final, assert_never
 
 from django.db import Error as DatabaseFault
 from django.db import connections, transaction
@@ -164,31 +164,21 @@ class RolledBack(Exception):  # no error: it carries a result out of a transacti
         self.result = result
 
 
-@overload
-def decide(claim_or_record: Record, operation: Operation) -> Outcome: ...
-
-
-@overload
-def decide(claim_or_record: Claim, operation: Operation) -> Claim: ...
-
-
-def decide(claim_or_record: Claim | Record, operation: Operation) -> Claim | Outcome:
+def decide(record: Record, operation: Operation) -> Outcome:
     """The outcome for the record that a store returned. Asks and changes nothing."""
-    match claim_or_record:
-        case Claim():
-            return claim_or_record
+    match record:
         case Record(status=Status.IN_PROGRESS, fingerprint=""):  # its transaction is still open
-            return InProgress(claim_or_record.lease_left)
-        case Record() if claim_or_record.fingerprint not in operation.fingerprints:
-            return Mismatched(claim_or_record)
+            return InProgress(record.lease_left)
+        case Record() if record.fingerprint not in operation.fingerprints:
+            return Mismatched(record)
         case Record(status=Status.COMPLETED, expired=True) if operation.refuse_expired:
-            return Expired(claim_or_record)
+            return Expired(record)
         case Record(status=Status.COMPLETED):
-            return Replayed(claim_or_record)
+            return Replayed(record)
         case Record(held=True):
             return Held()
         case _:  # a failed one has neither response nor claim: the store is to free the key
-            return InProgress(claim_or_record.lease_left)
+            return InProgress(record.lease_left)
 
 
 def acquire(store: Store, operation: Operation) -> Claim | Record:

@@ -87,8 +87,8 @@ def run_unobserved(
 ) -> Outcome:
     """:func:`run` without the context managers of the settings around it."""
     if operation.lease is None:
-        once = TransactionalRun(store, operation, execute, recover, admit)
-        outcome = once.try_once() if operation.wait is None else once.outcome(operation.wait)
+        joined = TransactionalRun(store, operation, execute, recover, admit)
+        outcome = joined.try_once() if operation.wait is None else joined.outcome(operation.wait)
     else:
 
         async def executed(execution: ExecutionContext) -> Result:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .database import DatabaseStore
     from .database.dialects import DIALECTS, plain
     from .database.dialects.combining import execute_first
-    from .database.transactions import forbid_atomic_block, without_autocommit
+    from .database.transactions import forbid_atomic_block
     from .purging import Purgeable, purge, register_purge, registered_purges
 
 __all__ = [
@@ -61,7 +61,6 @@ __all__ = [
     "register_purge",
     "registered_purges",
     "stores",
-    "without_autocommit",
 ]
 
 __getattr__ = lazily(
@@ -77,6 +76,5 @@ __getattr__ = lazily(
         "execute_first": "database.dialects.combining",
         "plain": "database.dialects",
         "forbid_atomic_block": "database.transactions",
-        "without_autocommit": "database.transactions",
     },
 )

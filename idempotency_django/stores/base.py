@@ -12,7 +12,6 @@ from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from ..errors import OperationInProgress
 from .records import Claim, Operation, Payload, Record, Status, Step
 
 
@@ -54,9 +53,6 @@ class Store(ABC):
 
     supports_steps: ClassVar[bool] = False
     """Whether the store supports steps, with :meth:`steps` and :meth:`save_step`."""
-
-    forgets_expired: ClassVar[bool] = False
-    """Whether the store deletes expired records automatically and needs no purge."""
 
     has_cache: ClassVar[bool] = False
     """Whether :meth:`recall` is implemented."""
@@ -184,10 +180,6 @@ class Store(ABC):
         """The problems of the store's configuration, for the system checks."""
         return []
 
-    def check_live(self) -> Sequence[CheckMessage]:
-        """The same, by asking the store itself; called only where that is allowed."""
-        return []
-
     # Transactions.
 
     def transaction(self) -> AbstractContextManager[None]:
@@ -246,7 +238,7 @@ class Store(ABC):
         """
         raise NotImplementedError
 
-    # Batches, and the heartbeat's renewals.
+    # Batches.
 
     def acquire_many(self, operations: Sequence[Operation]) -> Sequence[Claim | Record]:
         """:meth:`acquire` for the operations of a batch, in their order; in one step, if possible.
@@ -263,23 +255,7 @@ class Store(ABC):
         """:meth:`complete` for several claims, each with its response, in their order."""
         return [self.complete(claim, payload) for claim, payload in responses]
 
-    def extend_many(self, claims: Sequence[Claim], seconds: float) -> Sequence[bool | None]:
-        """:meth:`extend` for several claims, which a heartbeat renews together.
-
-        Override it if the store can do so in one step: however many leases a process holds, it must
-        renew each of them in time.
-
-        Returns:
-            For each claim, in their order, whether its lease ends that many seconds from now, as
-            for :meth:`extend`; ``None``: the record is locked now, and the lease has not changed.
-        """
-        return [self._extended(claim, seconds) for claim in claims]
-
-    def _extended(self, claim: Claim, seconds: float) -> bool | None:
-        try:
-            return self.extend(claim, seconds)
-        except OperationInProgress:
-            return None
+    # Where a heartbeat, which has a thread of its own, renews the leases.
 
     def place(self) -> Hashable:
         """Where the calls of this thread find their records now, such as the schema of a tenant.
@@ -310,9 +286,3 @@ class Store(ABC):
 
     def forget(self, key: str, scope: str) -> None:
         """Recall the record no more: it is about to be changed or deleted without this store."""
-
-    # The purge.
-
-    def purgeable(self, older_than: timedelta) -> int:
-        """The number of records that :meth:`purge` would delete; to count them may take a while."""
-        return 0

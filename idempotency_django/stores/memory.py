@@ -14,7 +14,7 @@ from django.core.checks import CheckMessage, Warning  # noqa: A004  # Django's n
 
 from .atomic_blocks import forbid_transactions
 from .base import Store
-from .codec import StoredPayload, decode_step, dump_text, encode, encode_step
+from .codec import StoredPayload, decode_step, encode, encode_step
 from .records import Claim, Operation, Payload, Record, Status, Step, new_token
 from .rows import Row
 
@@ -27,8 +27,6 @@ class _Entry:
     steps: list[Step]
     status: Status = Status.IN_PROGRESS
     payload: StoredPayload | None = None
-    error: str = ""
-    replays: int = 0
     started: float = field(default_factory=time.monotonic)
     lease_ends: float | None = None
     pinned: bool = False
@@ -55,16 +53,11 @@ class _Entry:
     def record(self) -> Record:
         return self.row.record(self.operation.key, self.operation.scope)
 
-    def lived_beyond(self, *durations: timedelta | None) -> bool:
-        seconds = [duration.total_seconds() for duration in durations if duration is not None]
-        return len(seconds) == len(durations) and time.monotonic() - self.started >= sum(seconds)
-
     def purgeable(self, older_than: timedelta) -> bool:
-        operation = self.operation
-        ended = self.row.interrupted and not self.hold
-        return (self.status is not Status.IN_PROGRESS or ended) and self.lived_beyond(
-            operation.ttl, operation.retention, older_than
-        )
+        kept, age = self.operation.kept, time.monotonic() - self.started
+        abandoned = self.row.interrupted and not self.hold
+        has_ended = abandoned or self.status is not Status.IN_PROGRESS
+        return has_ended and kept is not None and age >= (kept + older_than).total_seconds()
 
 
 class MemoryStore(Store):
@@ -105,7 +98,7 @@ class MemoryStore(Store):
         return self._change(claim, status=Status.COMPLETED, payload=response, started=ended)
 
     def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
-        changes: dict[str, Any] = {"error": dump_text(error)} | ({"pinned": True} if pinned else {})
+        changes = {"pinned": True} if pinned else {}
         if not held:
             return self._change(claim, status=Status.FAILED, **changes)
         ended = time.monotonic()
@@ -134,10 +127,8 @@ class MemoryStore(Store):
     def record_replay(self, record: Record, operation: Operation) -> None:
         with self._lock:
             entry = self._entries.get((record.key, record.scope))
-            if entry:
-                entry.replays += operation.count_replays
-                if operation.extend_on_replay:
-                    entry.started = time.monotonic()
+            if entry and operation.extend_on_replay:
+                entry.started = time.monotonic()
 
     def purge(self, older_than: timedelta, limit: int) -> int:
         with self._lock:
@@ -146,10 +137,6 @@ class MemoryStore(Store):
             for name in oldest:
                 del self._entries[name]
             return len(oldest)
-
-    def purgeable(self, older_than: timedelta) -> int:
-        with self._lock:
-            return sum(entry.purgeable(older_than) for entry in self._entries.values())
 
     def check(self) -> Sequence[CheckMessage]:
         if settings.DEBUG:

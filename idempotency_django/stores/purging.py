@@ -22,25 +22,18 @@ class Purgeable:
         name: what is deleted, for people: ``"outbox messages"``.
         purge: deletes at most as many as its second argument says of those that became purgeable
             longer ago than its first; how many it has deleted.
-        purgeable: how many it would delete, of those that became purgeable longer ago than its
-            argument; for a dry run.
     """
 
     name: str
     purge: Callable[[timedelta, int], int]
-    purgeable: Callable[[timedelta], int]
 
 
 _registered: Final[dict[str, Purgeable]] = {}
 
 
-def register_purge(
-    name: str,
-    purge: Callable[[timedelta, int], int],
-    purgeable: Callable[[timedelta], int] = lambda _: 0,
-) -> None:
+def register_purge(name: str, purge: Callable[[timedelta, int], int]) -> None:
     """Have the command and the task purge it, too; see :class:`Purgeable` for the arguments."""
-    _registered[name] = Purgeable(name, purge, purgeable)
+    _registered[name] = Purgeable(name, purge)
 
 
 def registered_purges() -> list[Purgeable]:
@@ -48,13 +41,7 @@ def registered_purges() -> list[Purgeable]:
     return list(_registered.values())
 
 
-def purge(
-    stores: Iterable[Store | Purgeable],
-    *,
-    older_than: timedelta = timedelta(0),
-    batch_size: int = BATCH_SIZE,
-    max_seconds: float | None = None,
-) -> Iterator[int]:
+def purge(stores: Iterable[Store | Purgeable], *, batch_size: int = BATCH_SIZE) -> Iterator[int]:
     """Purge the stores, one after the other, and yield the size of each batch that was deleted.
 
     Each batch is atomic, so the purge can be stopped at any time. What becomes purgeable while it
@@ -62,9 +49,7 @@ def purge(
 
     Args:
         stores: what to purge: stores, or :func:`registered_purges`.
-        older_than: only what became purgeable longer ago than this.
         batch_size: the most records to delete in one batch; at least 1.
-        max_seconds: begin no batch after this many seconds; ``None``: no limit.
 
     Raises:
         ValueError: the batch size is less than 1.
@@ -73,9 +58,5 @@ def purge(
         raise ValueError(f"The batch size must be at least 1, not {batch_size}.")
     started = time.monotonic()
     for store in stores:
-        while max_seconds is None or time.monotonic() - started < max_seconds:
-            elapsed = timedelta(seconds=time.monotonic() - started)
-            deleted = store.purge(older_than + elapsed, batch_size)
-            if not deleted:
-                break
+        while deleted := store.purge(timedelta(seconds=time.monotonic() - started), batch_size):
             yield deleted

@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Iterator
 from datetime import timedelta
 from io import StringIO
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,12 +16,11 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 from django.test import override_settings
 
-from idempotency_django.management.commands import purge_idempotency_keys
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores import purging, stores
 from idempotency_django.testing import eventually, in_threads
 from testproject.ledger import STOP_TIMEOUT
-from tests.support.factories import ago, copies, record, records
+from tests.support.factories import copies, record, records
 from tests.support.outside import environment, running
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
@@ -68,21 +66,11 @@ class TestSummary:
     def test_messages(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """One message is one message."""
         batches = iter([1, 0])
-        messages = purging.Purgeable("outbox messages", lambda *_: next(batches), lambda _: 1)
+        messages = purging.Purgeable("outbox messages", lambda *_: next(batches))
         monkeypatch.setattr(purging, "_registered", {"outbox messages": messages})
-        assert purge("--dry-run").startswith("Would purge 0 idempotency keys, 1 outbox message.")
         assert purge().startswith("Purged 0 idempotency keys, 1 outbox message in ")
 
-    def test_dry_run(self) -> None:
-        """A dry run counts what would go, and deletes nothing."""
-        records(3, purgeable=True)
-        records(1)
-        said = purge("--dry-run")
-        assert said == "Would purge 3 idempotency keys. Nothing was deleted.\n"
-        assert count() == 4
-
-    @pytest.mark.parametrize("arguments", [(), ("--dry-run",)])
-    def test_forgotten_migrate(self, arguments: tuple[str, ...]) -> None:
+    def test_forgotten_migrate(self) -> None:
         """Without the tables, one sentence says what to do."""
         table = IdempotencyKey._meta.db_table
         for alias in settings.ALIASES.values():
@@ -94,56 +82,22 @@ class TestSummary:
                     override_settings(IDEMPOTENCY={"STORES": {"default": store}}),
                     pytest.raises(CommandError, match=r"manage\.py migrate") as refused,
                 ):
-                    purge(*arguments)
+                    purge()
             finally:
                 with connections[alias].cursor() as cursor:
                     cursor.execute(f"ALTER TABLE {table}_away RENAME TO {table}")
             assert table in str(refused.value)
-
-    def test_time_is_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """When --max-seconds are over, the command stops between batches and says so."""
-        clock = iter(range(0, 1000, 10))
-        # Only what is tested looks at it: other threads and other packages would take its times.
-        stopped = SimpleNamespace(monotonic=lambda: next(clock))
-        for module in (purging, purge_idempotency_keys):
-            monkeypatch.setattr(module, "time", stopped)
-        records(4, purgeable=True)
-        said = purge("--batch-size", "1", "--max-seconds", "60")
-        assert "Purged 2 idempotency keys" in said
-        assert "The time limit was reached, so keys may be left. Run the command again." in said
-        assert count() == 2
 
 
 class TestOptions:
     """What the command can be told."""
 
     @pytest.mark.parametrize(
-        ("text", "spared"),
-        [("3d", 1), ("1d", 0), ("49h", 1), ("1800m", 0), ("90s", 0), ("36500d", 1)],
-    )
-    @pytest.mark.parametrize("dry", [True, False])
-    def test_older_than(self, text: str, spared: int, dry: bool) -> None:
-        """A duration in days, hours, minutes or seconds spares what is younger."""
-        records(1, purgeable=True, expires_at=ago(days=2))
-        said = purge("--older-than", text, *(["--dry-run"] if dry else []))
-        assert f"urge{'' if dry else 'd'} {1 - spared} idempotency" in said
-        assert count() == (1 if dry else spared)
-
-    @pytest.mark.parametrize(
         ("option", "value", "advice"),
         [
-            ("--older-than", "7 days", "Write a number and its unit, without a space: 7d, 12h"),
-            ("--older-than", "7", "is not a duration"),
-            ("--older-than", "-7d", "expected one argument"),
-            ("--older-than", "1w", "is not a duration"),
-            ("--older-than", "36501d", "is not a duration of up to a century"),
             ("--batch-size", "0", "'0' must be a number above 0"),
             ("--batch-size", "many", "'many' must be a number above 0"),
             ("--batch-size", "²", "must be a number above 0"),
-            ("--max-seconds", "0", "'0' must be a number above 0"),
-            ("--max-seconds", "soon", "'soon' must be a number above 0"),
-            ("--max-seconds", "nan", "must be a number above 0"),
-            ("--store", "defualt", "Did you mean 'default'?"),
         ],
     )
     def test_refusals(self, option: str, value: str, advice: str) -> None:
@@ -155,7 +109,7 @@ class TestOptions:
 
     @pytest.mark.skipif(len(settings.DATABASES) < 2, reason="two stores take two databases")
     def test_store(self) -> None:
-        """All stores are purged, or the one that is named."""
+        """All stores are purged."""
         aliases = list(settings.DATABASES)[:2]
         backend = "idempotency_django.stores.database.DatabaseStore"
         made: dict[str, Any] = {
@@ -165,12 +119,8 @@ class TestOptions:
         with override_settings(IDEMPOTENCY={"STORES": made}):
             for alias in aliases:
                 records(2, alias, purgeable=True)
-            assert "Would purge 4 " in purge("--dry-run")
-            assert "Would purge 2 " in purge("--dry-run", "--store", "other")
-            assert "Purged 2 " in purge("--store", "other")
-            assert [count(alias) for alias in aliases] == [2, 0]
-            assert "Purged 2 " in purge()
-            assert stores["default"].purgeable(timedelta(0)) == 0
+            assert "Purged 4 " in purge()
+            assert [count(alias) for alias in aliases] == [0, 0]
 
 
 class TestInterrupt:

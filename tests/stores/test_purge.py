@@ -98,8 +98,8 @@ class TestWhatGoes:
             post_delete.disconnect(hear)
         assert heard == []
         statements = [query["sql"].split()[0] for query in queries]
-        looks = {"postgresql": [], "mysql": ["SET", "SELECT"], "sqlite": ["SELECT"]}
-        expected = [*looks[connections[alias].vendor], "DELETE", "DELETE"]
+        level = ["SET"] if connections[alias].vendor == "mysql" else []
+        expected = [*level, "SELECT", "DELETE", "DELETE"]
         assert [word for word in statements if word not in ("BEGIN", "COMMIT")] == expected
 
 
@@ -272,7 +272,7 @@ def test_plan(analyzed: bool) -> None:
         with transaction.atomic(using=alias), CaptureQueriesContext(connection) as queries:
             purged(alias, batch_size=batch)
             transaction.set_rollback(True, using=alias)
-    statements = [q["sql"] for q in queries if q["sql"].startswith("DELETE")]
+    statements = [q["sql"] for q in queries if q["sql"].startswith(("SELECT", "DELETE"))]
     steps = [node for statement in statements for node in nodes(alias, statement)]
     assert all(step["Actual Loops"] == 1 for step in steps)
     assert {step["Index Name"] for step in steps if "Index Name" in step} == {
@@ -306,20 +306,13 @@ class TestLoop:
             records(5, alias, purgeable=True)
         assert list(purge(stores, batch_size=2)) == [2, 2, 1] * len(ALIASES)
 
-    def test_time_limit(self) -> None:
-        """When the time is up no batch is begun, in whatever store."""
-        store = Endless()
-        assert sum(purge([store, store], batch_size=1, max_seconds=0)) == 0
-        assert store.asked == []
-
     def test_what_becomes_purgeable_meanwhile_is_left(self) -> None:
         """The limit stays at the moment when the purge began, so that it comes to an end."""
         store = Endless()
-        batches = purge([store], older_than=timedelta(days=1))
+        batches = purge([store])
         for _ in range(3):
             next(batches)
         assert store.asked == sorted(set(store.asked))
-        assert store.asked[0] >= timedelta(days=1)
 
     def test_batch_size(self) -> None:
         """A batch of nothing is refused: it would look like a store without anything to purge."""
@@ -334,18 +327,19 @@ def test_new_keys_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     store = DatabaseStore("default", using=alias)
     for _ in range(5):
         record(alias, purge_at=ago(days=1))
-    purge_batch, found = store._dialect.purge, []
+    execute, found = store._dialect.execute, []
 
     def claim() -> bool:
         with store.transaction():
             return isinstance(store.acquire(an_operation()), Claim)
 
-    def purge_slowly(*args: Any) -> int:
-        deleted = purge_batch(*args)
-        found.extend(in_threads([claim]))
+    def purge_slowly(sql: str, *given: Any) -> int:
+        deleted = execute(sql, *given)
+        if sql == store._dialect.sql["purge"]:
+            found.extend(in_threads([claim]))
         return deleted
 
-    monkeypatch.setattr(store._dialect, "purge", purge_slowly)
+    monkeypatch.setattr(store._dialect, "execute", purge_slowly)
     try:
         with connections[alias].cursor() as cursor:
             cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")

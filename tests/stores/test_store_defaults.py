@@ -45,8 +45,6 @@ def test_without_transactions() -> None:
     with pytest.raises(ImproperlyConfigured, match="has no transactions"):
         store.fenced(claim)
     assert store.recall(claim.operation) is None
-    assert not store.purgeable(timedelta(0))
-    assert [*store.check_live()] == []
 
 
 def test_body_on_demand() -> None:

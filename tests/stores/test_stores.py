@@ -109,16 +109,15 @@ class TestOptions:
     """Typos in a declaration."""
 
     @pytest.mark.parametrize(
-        ("backend", "typo", "meant"),
-        [(DATABASE, "usign", "using"), (CACHED, "maxage", "max_age"), (REDIS, "cashe", "cache")],
+        ("backend", "typo"),
+        [(DATABASE, "usign"), (CACHED, "maxage"), (REDIS, "cashe"), (MEMORY, "size")],
     )
-    def test_typos(self, backend: str, typo: str, meant: str) -> None:
-        """An option that a store does not take is refused, with the one that was probably meant."""
+    def test_typos(self, backend: str, typo: str) -> None:
+        """An option that a store does not take is refused, and named."""
         with configured(default={"BACKEND": backend, "OPTIONS": {typo: 1}}):
             [message] = found()
             assert message.id == "idempotency_django.E003"
             assert f"{typo!r}" in message.msg
-            assert f"Did you mean {meant!r}?" in message.msg
 
     def test_a_value_that_the_store_refuses(self) -> None:
         """What a store raises of its own is told with the place."""

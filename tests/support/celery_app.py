@@ -12,7 +12,7 @@ app.conf.beat_schedule = {
     "purge-idempotency-keys": {
         "task": "idempotency_django.tasks.purge_expired_keys",
         "schedule": 1.0,
-        "kwargs": {"batch_size": 10, "max_seconds": 60},
+        "kwargs": {"batch_size": 10},
     },
 }
 app.autodiscover_tasks()

@@ -259,10 +259,6 @@ class Queue:
         """The messages that a purge deletes whose time was over that long ago."""
         return self.all(database()).filter(purge_at__lte=DatabaseNow() - older_than)
 
-    def purgeable(self, older_than: timedelta) -> int:
-        """The number of messages that :meth:`purge` would delete."""
-        return self.over(older_than).count()
-
     def purge(self, older_than: timedelta, limit: int) -> int:
         """Delete up to that many messages whose time was over that long ago; how many there were.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -142,19 +142,3 @@ class RedisServer:
                 return execute("EVALSHA", wanted.sha, 1, key, *arguments)
             except NoScriptError:  # the server has not seen it yet
                 return execute("EVAL", wanted.text, 1, key, *arguments)
-
-    def run_all(self, name: str, calls: Sequence[tuple[str, ...]]) -> list[Any]:
-        """Run the script for each call, which begins with its key: one round trip for all.
-
-        Raises:
-            StoreUnavailable: it is not known for which of them it ran.
-        """
-        wanted = script(name)
-        with reachable():
-            pipeline: Any = self.client().pipeline(transaction=False)
-            # The first one brings the text, so that the server knows the digest of the others.
-            command = ("EVAL", wanted.text)
-            for key, *arguments in calls:
-                pipeline.execute_command(*command, 1, key, *arguments, **BYTES)
-                command = ("EVALSHA", wanted.sha)
-            return list(pipeline.execute())

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 from datetime import timedelta
 from hashlib import sha256
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from django.core.checks import CheckMessage
 
@@ -95,8 +95,6 @@ class RedisStore(Store):
             executed, but not the response. ``None``: all bodies are kept.
     """
 
-    forgets_expired: ClassVar[bool] = True
-
     def __init__(
         self,
         alias: str,
@@ -160,21 +158,6 @@ class RedisStore(Store):
         lease = milliseconds(timedelta(seconds=seconds))
         return bool(self._run("extend", claim.key, claim.scope, claim.token, lease))
 
-    def extend_many(self, claims: Sequence[Claim], seconds: float) -> Sequence[bool | None]:
-        lease = milliseconds(timedelta(seconds=seconds))
-        calls = [
-            (self.redis_key(claim.key, claim.scope), claim.key, claim.scope, claim.token, lease)
-            for claim in claims
-        ]
-        replies = self._server.run_all("extend", calls)
-        return [self._extension(c, reply) for c, reply in zip(claims, replies, strict=True)]
-
-    def _extension(self, claim: Claim, reply: Any) -> bool | None:
-        try:
-            return bool(self._checked(claim.key, claim.scope, reply))
-        except StoreUnavailable:  # this one is broken, the others are not
-            return None
-
     def get(self, key: str, scope: str) -> Record | None:
         reply = self._run("get", key, scope)
         return self._record(key, scope, reply) if reply else None
@@ -209,9 +192,6 @@ class RedisStore(Store):
     def _run(self, script: str, key: str, scope: str, *arguments: str | bytes) -> Any:
         """The reply of a script."""
         reply = self._server.run(script, self.redis_key(key, scope), key, scope, *arguments)
-        return self._checked(key, scope, reply)
-
-    def _checked(self, key: str, scope: str, reply: Any) -> Any:
         if isinstance(reply, list) and reply[0] == b"broken":
             self._broken(key, scope, reply[1].decode("utf-8", "replace"))
         return reply

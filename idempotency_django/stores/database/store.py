@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
@@ -15,7 +17,7 @@ from django.db import Error as DatabaseFault
 from django.db import connections, transaction
 from django.db.models import F, QuerySet
 
-from ...errors import ClaimLost, OperationInProgress, StoreUnavailable
+from ...errors import ClaimLost, OperationInProgress
 from ...models import (
     NO_OWNER,
     DatabaseNow,
@@ -29,10 +31,15 @@ from ..base import Store, in_progress
 from ..codec import encode, encode_step
 from ..records import Claim, Operation, Payload, Record, Status, Step, new_token
 from ..rows import Row
-from .checks import check_database, check_writable
+from .checks import check_database
 from .dialects import DIALECTS, Dialect, described, plain
 from .faults import Fault
-from .transactions import StoreTransaction, forbid_atomic_block, raise_translated
+from .transactions import (
+    StoreTransaction,
+    forbid_atomic_block,
+    raise_translated,
+    without_autocommit,
+)
 
 logger = logging.getLogger("idempotency_django")
 
@@ -46,6 +53,28 @@ def lifetime(operation: Operation) -> dict[str, Any]:
     }
 
 
+def columns(claim: Claim) -> dict[str, Any]:
+    """The columns that say which attempt a row is of, which is in progress."""
+    operation = claim.operation
+    name, principal, method, path = described(operation)
+    began = DatabaseNow() + timedelta(seconds=claim.asked_at - time.monotonic())
+    return {
+        "operation": name,
+        "fingerprint": operation.fingerprint,
+        "status": Status.IN_PROGRESS,
+        "attempt": claim.attempt,
+        "owner_token": claim.token,
+        "hold": operation.hold,
+        "created_at": began,
+        "principal": principal,
+        "method": method,
+        "path": path,
+        "caused_by": operation.caused_by,
+        **lifetime(operation),
+    }
+
+
+_COUNTED: Final = {"replay_count": F("replay_count") + 1, "last_replayed_at": DatabaseNow()}
 _FREE: Final = {"status": Status.FAILED, "completed_at": DatabaseNow(), "lease_expires_at": None}
 # In progress under a lease that is over, with a token that no owner has.
 _HELD: Final = {"hold": True, "lease_expires_at": DatabaseNow(), "owner_token": NO_OWNER}
@@ -92,16 +121,11 @@ class DatabaseStore(Store):
             self._raise(error)
 
     def _forbid_misplaced(self, operation: Operation) -> None:
-        """Refuse a lease in a transaction, and none outside of one."""
+        """Refuse a lease in a transaction, and none outside of one: nothing would hold it."""
         if operation.lease is not None:
             with self._translated():
                 forbid_atomic_block(self.using, f"The claim of {operation.name}")
-        else:
-            self._require_transaction(operation)
-
-    def _require_transaction(self, operation: Operation) -> None:
-        """Refuse a claim without a lease where nothing holds it."""
-        if not connections[self.using].in_atomic_block:
+        elif not connections[self.using].in_atomic_block:
             raise transaction.TransactionManagementError(
                 f"The claim of {operation.name} has no lease, so it needs a transaction, but no "
                 "transaction is open. Open one with the store's transaction(), or give the "
@@ -126,63 +150,48 @@ class DatabaseStore(Store):
             return self._take_over(operation, row)
 
     def _is_free(self, operation: Operation, row: Row) -> bool:
-        return row.is_free(operation, lambda: self._steps_of(row).exists())
+        return row.is_free(operation, lambda: self._steps_of(row.record_id).exists())
 
     def _take_over(self, operation: Operation, row: Row) -> Claim:
         """Claim the key of a row that is free, and locked."""
         if row.begins_anew(operation):
-            self._steps_of(row).delete()
+            self._steps_of(row.record_id).delete()
         claim = row.next_claim(operation)
         lease = operation.lease or self._dialect.least_lease
         mine = self._rows.filter(pk=row.record_id)
-        name, principal, method, path = described(operation)
         mine.update(
+            **columns(claim),
             attempts=mine.ended_attempts(),
-            operation=name,
-            fingerprint=operation.fingerprint,
-            status=Status.IN_PROGRESS,
-            attempt=claim.attempt,
-            owner_token=claim.token,
             lease_expires_at=DatabaseNow() + lease,
-            hold=operation.hold,
             pinned=row.pins(operation),
             response_status=None,
             response_headers="[]",
             response_body=None,
             error="",
-            created_at=DatabaseNow(),
             completed_at=None,
             replay_count=0,
             last_replayed_at=None,
-            principal=principal,
-            method=method,
-            path=path,
-            caused_by=operation.caused_by,
-            **lifetime(operation),
         )
         return claim
 
-    def _steps_of(self, row: Row) -> QuerySet[IdempotencyStep]:
-        return IdempotencyStep.objects.using(self.using).filter(record=row.record_id)
+    def _steps_of(self, record_id: int) -> QuerySet[IdempotencyStep]:
+        return IdempotencyStep.objects.using(self.using).filter(record=record_id)
 
     def acquire_many(self, operations: Sequence[Operation]) -> Sequence[Claim | Record]:
         claims = [Claim(operation, 1, new_token()) for operation in operations]
         for operation in operations[:1]:
-            self._require_transaction(operation)
+            self._forbid_misplaced(operation)
         with self._translated():
             found = self._dialect.claim_many(claims) if claims else []
             return list(map(self._decided, claims, found))
 
     def complete(self, claim: Claim, payload: Payload, *, last: bool = False) -> bool:
-        if not (claim.record_id or last):
-            self._require_transaction(claim.operation)
         try:  # by hand, as in acquire()
-            completed = self._dialect.complete(claim, encode(payload), last=last)
             if claim.operation.lease is not None:
-                self._restore_autocommit(claim, commit=completed)
+                self._require_commit(claim)
+            return self._dialect.complete(claim, encode(payload), last=last)
         except DatabaseFault as error:
             self._raise(error)
-        return completed
 
     def complete_many(self, responses: Sequence[tuple[Claim, Payload]]) -> Sequence[bool]:
         encoded = [(claim, encode(payload)) for claim, payload in responses]
@@ -192,48 +201,37 @@ class DatabaseStore(Store):
             ours.holds_effects = True
         with self._translated():
             if new:
-                self._require_transaction(new[0][0].operation)
                 self._dialect.insert_many(new)
             return [not c.record_id or self._dialect.complete(c, each) for c, each in encoded]
 
     def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
         with self._translated():
-            self._restore_autocommit(claim, commit=False)
-            if not claim.record_id:
-                self._require_transaction(claim.operation)
-                self._dialect.insert_failed(claim, error, pinned=pinned, held=held)
-                return True
-            failed = self._mine(claim).update(
-                error=plain(error, 4096),
-                **(_HELD if held else _FREE),
-                **({"pinned": True} if pinned else {}),
-            )
-        return bool(failed)
+            changes: dict[str, Any] = {"error": plain(error, 4096)}
+            changes |= _HELD if held else _FREE
+            if pinned:
+                changes["pinned"] = True
+            if claim.record_id:
+                return bool(self._mine(claim).update(**changes))
+            changes = columns(claim) | changes
+            if held:
+                changes["owner_token"] = claim.origin
+            self._rows.bulk_create([IdempotencyKey(key=claim.key, scope=claim.scope, **changes)])
+        return True
 
     def extend(self, claim: Claim, seconds: float) -> bool:
-        [extended] = self._extend(claim, seconds=seconds)
-        if extended is None:
-            raise OperationInProgress("The record is locked by another transaction.")
-        return extended
-
-    def extend_many(self, claims: Sequence[Claim], seconds: float) -> Sequence[bool | None]:
-        return self._extend(*claims, seconds=seconds)
-
-    def _extend(self, *claims: Claim, seconds: float) -> Sequence[bool | None]:
-        with self._translated():
-            renewed = self._dialect.extend(claims, seconds)
-            left = [claim for claim in claims if claim.record_id not in renewed]
-            locked = self._dialect.owned(left) if left else set()
-        return [
-            True if claim.record_id in renewed else None if claim.record_id in locked else False
-            for claim in claims
-        ]
+        mine = self._mine(claim)
+        with self._translated(), transaction.atomic(using=self.using):
+            if unlocked(mine).values_list("pk").first():
+                mine.update(lease_expires_at=DatabaseNow() + timedelta(seconds=seconds))
+                return True
+            if mine.exists():
+                raise OperationInProgress("The record is locked by another transaction.")
+            return False
 
     def steps(self, claim: Claim) -> Sequence[Step]:
-        rows = IdempotencyStep.objects.using(self.using).filter(record=claim.record_id)
-        columns = ("name", "attempt", "result")
+        steps = self._steps_of(claim.record_id).order_by("pk")
         with self._translated():
-            return [Step(**row) for row in rows.order_by("pk").values(*columns)]
+            return [Step(**row) for row in steps.values("name", "attempt", "result")]
 
     def save_step(self, claim: Claim, step: Step) -> bool:
         with self._translated():
@@ -265,11 +263,9 @@ class DatabaseStore(Store):
             self.on_commit(count)
 
     def _count_replay(self, record: Record, operation: Operation) -> None:
-        changes: dict[str, Any] = {}
-        if operation.count_replays:
-            changes |= {"replay_count": F("replay_count") + 1, "last_replayed_at": DatabaseNow()}
+        changes = _COUNTED if operation.count_replays else {}
         if operation.extend_on_replay:
-            changes |= lifetime(operation)
+            changes = changes | lifetime(operation)
         mine = self._rows.filter(pk=record.record_id)
         try:
             if "count" in self._dialect.sql and not operation.extend_on_replay:
@@ -285,16 +281,13 @@ class DatabaseStore(Store):
         if "purge_level" in self._dialect.sql and not connections[self.using].in_atomic_block:
             self._dialect.execute(self._dialect.sql["purge_level"])
         with transaction.atomic(using=self.using):
-            return self._dialect.purge(older_than, limit)
-
-    def purgeable(self, older_than: timedelta) -> int:
-        return self._rows.purgeable(older_than).count()
+            oldest = unlocked(self._rows.purgeable(older_than).order_by("purge_at"))
+            chosen = json.dumps([*oldest.values_list("pk", flat=True)[:limit]])
+            self._dialect.execute(self._dialect.sql["purge_steps"], chosen)
+            return self._dialect.execute(self._dialect.sql["purge"], chosen)
 
     def check(self) -> Sequence[CheckMessage]:
         return check_database(self.alias, self.using)
-
-    def check_live(self) -> Sequence[CheckMessage]:
-        return check_writable(self.alias, self.using)
 
     # Transactions.
 
@@ -329,27 +322,11 @@ class DatabaseStore(Store):
     def dedicated_connection(self, place: Hashable) -> AbstractContextManager[None]:
         return unpooled_connection(self.using, schema=place)
 
-    def _restore_autocommit(self, claim: Claim, *, commit: bool) -> None:
-        """End the transaction that a leased view left open by leaving autocommit off.
-
-        Its response is stored with it, so that neither is there without the other.
-
-        Args:
-            claim: the view's.
-            commit: whether to commit what the view has not; else it is rolled back.
-        """
+    def _require_commit(self, claim: Claim) -> None:
+        """Refuse the response of a leased handler that has left autocommit off."""
         connection = connections[self.using]
-        if connection.in_atomic_block or connection.get_autocommit():
-            return
-        logger.warning(
-            "%s left autocommit off on the database %r. Its uncommitted changes were %s. Use "
-            "transaction.atomic() in it, or call set_autocommit(True) at its end.",
-            claim.operation.name,
-            self.using,
-            "committed with its result" if commit else "rolled back",
-        )
-        (connection.commit if commit else connection.rollback)()
-        connection.set_autocommit(True)
+        if not (connection.in_atomic_block or connection.get_autocommit()):
+            raise without_autocommit(self.using, f"The result of {claim.operation.name}")
 
     @cached_property
     def _dialect(self) -> Dialect:
@@ -384,9 +361,6 @@ class DatabaseStore(Store):
         ours = StoreTransaction.whole(connection)
         if ours is not None and ours.sent_commit:  # whose end says what that means
             raise error
-        try:
-            raise_translated(self._dialect, error)
-        except (StoreUnavailable, OperationInProgress):
-            if not connection.in_atomic_block:  # do not leave it broken to the next request
-                connection.close_if_unusable_or_obsolete()
-            raise
+        if not connection.in_atomic_block:  # do not leave it broken to the next request
+            connection.close_if_unusable_or_obsolete()
+        raise_translated(self._dialect, error)

@@ -16,7 +16,6 @@ from ...errors import (
     StoreUnavailable,
 )
 from ..atomic_blocks import IN_NINJA, is_open
-from .checks import NOT_MIGRATED
 from .faults import Fault
 
 if TYPE_CHECKING:
@@ -24,6 +23,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("idempotency_django")
 
+NOT_MIGRATED: Final = (
+    "The tables of idempotency_django are missing from the database {using!r}, or older than "
+    "the code. Run: manage.py migrate idempotency_django --database {using}"
+)
 _NO_TRANSACTION: Final = "25P01"
 """PostgreSQL's code where the transaction was ended unseen, and a savepoint went with it."""
 

@@ -251,11 +251,6 @@ def release_sequence(stream: str, using: str) -> None:
     taken.update(last_sequence=F("last_sequence") - 1)
 
 
-def purgeable_streams(_: timedelta) -> int:
-    """The number of streams without any message."""
-    return _empty_streams(database()).count()
-
-
 def purge_streams(_: timedelta, limit: int) -> int:
     """Delete up to that many numbers of groups without any message; how many there were.
 

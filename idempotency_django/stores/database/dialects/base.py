@@ -6,7 +6,6 @@ that it is one before its handler runs.
 
 from __future__ import annotations
 
-import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -14,10 +13,16 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import Any, ClassVar, Final
 
-from django.db import DatabaseError, InterfaceError, OperationalError, connections
+from django.db import (
+    DatabaseError,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    connections,
+)
 
-from ....models import STEPS_INDEX, IdempotencyKey, IdempotencyStep
-from ...codec import StoredPayload, dump_text
+from ....models import STEPS_INDEX, UNIQUE_KEY, IdempotencyKey, IdempotencyStep
+from ...codec import StoredPayload
 from ...records import Claim, Operation, Status, Step
 from ...rows import Row
 from ..faults import Fault
@@ -26,15 +31,12 @@ _FACTS: Final = (
     "id, status, attempt, fingerprint, owner_token, hold, pinned, response_status, "
     "response_headers, response_body, {lease_left}, {ttl_left}"
 )
+_DESCRIPTION: Final = (
+    *("scope", "fingerprint", "owner_token", "caused_by"),
+    *("operation", "principal", "method", "path"),  # see described()
+)
 OWNED: Final = "id = %s AND owner_token = %s AND status = 'in_progress'"
 """The row of a claim, as long as it is its owner's."""
-PURGEABLE: Final = (
-    "purge_at <= {shifted} AND (status <> 'in_progress' OR NOT hold AND lease_expires_at <= {now})"
-)
-"""Of the rows in progress, only the interrupted ones that are not held."""
-_DESCRIPTION: Final = (
-    "{key}, scope, fingerprint, owner_token, caused_by, operation, principal, method, path"
-)
 
 
 def plain(text: str, limit: int) -> str:
@@ -69,6 +71,8 @@ class Dialect(ABC):
     """Its statements, where it has others than ``shared``."""
     faults: ClassVar[Mapping[object, Fault]]
     """What the driver's error codes say."""
+    taken: ClassVar[str] = UNIQUE_KEY
+    """What its error says if the key has got a row from another transaction."""
     locks_database: ClassVar[bool] = False
     """Whether a transaction that writes locks the database for all others."""
     least_lease: ClassVar[timedelta] = timedelta(minutes=1)
@@ -185,75 +189,67 @@ class Dialect(ABC):
     def insertion(
         self,
         claim: Claim,
-        status: Status,
         response: StoredPayload | None = None,
         *,
         lease: timedelta | None = None,
-        error: str | None = None,
-        pinned: bool = False,
-        held: bool = False,
     ) -> tuple[str, str, tuple[Any, ...]]:
-        """The first row of a claim's key: INSERT up to its columns, the values, the parameters."""
+        """The first row of a claim's key: INSERT up to its columns, the values, the parameters.
+
+        It is completed if there is a response, and in progress if there is none.
+        """
         operation = claim.operation
-        hold, is_error = held or operation.hold, error is not None
         into, values = self._insertion(
-            status, operation.ttl, operation.retention, lease, hold, pinned, is_error
+            response is not None, operation.ttl, operation.retention, lease, operation.hold
         )
-        given: tuple[Any, ...] = (
+        code, *content = response or (None,)
+        given = (
             operation.key,
             operation.scope,
             operation.fingerprint,
-            claim.origin if held else claim.token,  # which no owner has
+            claim.token,
             operation.caused_by,
             *described(operation),
             claim.asked_at - time.monotonic(),
+            *content,
         )
-        if response is not None:
-            status_code, *content = response
-            # There are few, and a driver that has seen a statement does not parse it again.
-            values, given = values.format(code=status_code), (*given, *content)
-        if error is not None:
-            given = (*given, dump_text(plain(error, 4096)))
-        return into, values, given
+        # There are few codes, and a driver that has seen a statement does not parse it again.
+        return into, values.format(code=code), given
 
     def _compose_insertion(
         self,
-        status: Status,
+        completed: bool,
         ttl: timedelta | None,
         retention: timedelta,
         lease: timedelta | None,
         hold: bool,
-        pinned: bool,
-        is_error: bool,
     ) -> tuple[str, str]:
-        columns = dict.fromkeys(_DESCRIPTION.format(**self.names).split(", "), "%s") | {
-            "created_at": self.shifted,
-            "status": f"'{status}'",
-            "attempt": "1",
-            "hold": str(hold),
-            "pinned": str(pinned),
-            "replay_count": "0",
-            "lease_expires_at": self.after(lease),
-            "expires_at": self.after(ttl),
-            "purge_at": self.after(None if ttl is None else ttl + retention),
-            "completed_at": "NULL" if status is Status.IN_PROGRESS else self.now,
-            "response_status": "NULL",
-            "response_headers": "'[]'",
-            "error": "''",
-        }
-        if status is Status.COMPLETED:
-            columns |= {"response_status": "{code}"}
-            columns |= dict.fromkeys(("response_headers", "response_body"), "%s")
-        if is_error:
-            columns["error"] = "%s"
-        into = f"INSERT INTO {self.names['table']} ({', '.join(columns)})"
-        return into, ", ".join(columns.values())
+        columns = [
+            # In the order of what insertion() gives.
+            *((column, "%s") for column in (self.names["key"], *_DESCRIPTION)),
+            ("created_at", self.shifted),
+            ("response_headers", "%s" if completed else "'[]'"),
+            ("response_body", "%s" if completed else "NULL"),
+            # Constants.
+            ("response_status", "{code}" if completed else "NULL"),
+            ("completed_at", self.now if completed else "NULL"),
+            ("status", f"'{Status.COMPLETED if completed else Status.IN_PROGRESS}'"),
+            ("attempt", "1"),
+            ("hold", str(hold)),
+            ("pinned", "False"),
+            ("replay_count", "0"),
+            ("error", "''"),
+            ("lease_expires_at", self.after(lease)),
+            ("expires_at", self.after(ttl)),
+            ("purge_at", self.after(None if ttl is None else ttl + retention)),
+        ]
+        names, values = zip(*columns, strict=True)
+        return f"INSERT INTO {self.names['table']} ({', '.join(names)})", ", ".join(values)
 
     def complete(self, claim: Claim, response: StoredPayload, *, last: bool = False) -> bool:
         """Store the response of a claim, if it is its owner's."""
         operation = claim.operation
         if not claim.record_id:
-            into, values, given = self.insertion(claim, Status.COMPLETED, response)
+            into, values, given = self.insertion(claim, response)
             sql = f"{into} VALUES ({values})"
         else:
             sql = self._completion(operation.ttl, operation.kept)
@@ -268,20 +264,12 @@ class Dialect(ABC):
 
     def insert_many(self, responses: Sequence[tuple[Claim, StoredPayload]]) -> None:
         """Store the responses of claims that have no rows."""
-        rows = [self.insertion(claim, Status.COMPLETED, response) for claim, response in responses]
+        rows = [self.insertion(claim, response) for claim, response in responses]
         all_values = ", ".join(f"({values})" for _, values, _ in rows)
         all_given = (parameter for _, _, given in rows for parameter in given)
         self.execute(f"{rows[0][0]} VALUES {all_values}", *all_given)
 
-    def insert_failed(self, claim: Claim, error: str, *, pinned: bool, held: bool) -> None:
-        """Store why an attempt ended that has no row; if it is held, under a lease that is over."""
-        status, lease = (Status.IN_PROGRESS, timedelta(0)) if held else (Status.FAILED, None)
-        into, values, given = self.insertion(
-            claim, status, lease=lease, error=error, pinned=pinned, held=held
-        )
-        self.execute(f"{into} VALUES ({values})", *given)
-
-    # Leases and steps.
+    # Late owners and steps.
 
     def fence(self, claim: Claim) -> bool:
         """Lock the claim's row, at the end of a transaction; ``False``: it is not its owner's."""
@@ -291,39 +279,6 @@ class Dialect(ABC):
         """Lock the claim's row likewise, and add a step to it, which is in the codec's form."""
         given = (step.name, step.attempt, step.result)
         return self.execute_last(self.sql["save_step"], *given, claim.record_id, claim.token)
-
-    @abstractmethod
-    def extend(self, claims: Sequence[Claim], seconds: float) -> set[int]:
-        """Renew the leases that are their owners' and that are not locked; their records.
-
-        It takes as many statements for a thousand claims as for one, and waits for none of them.
-        """
-
-    def owned(self, claims: Sequence[Claim]) -> set[int]:
-        """The records of those claims that are their owners', locked or not."""
-        return {row[0] for row in self.rows("owned", *self.described(claims))}
-
-    def described(self, claims: Sequence[Claim]) -> Sequence[Any]:
-        """The parameters that describe claims: their records, and their owners' tokens.
-
-        Each token is of one claim only, so that a set of them need not be paired.
-        """
-        return (
-            json.dumps([claim.record_id for claim in claims]),
-            json.dumps([claim.token for claim in claims]),
-        )
-
-    # The end of records.
-
-    def purge(self, older_than: timedelta, limit: int) -> int:
-        """Delete one batch of purgeable records, with their steps; how many?
-
-        The caller has opened a transaction.
-        """
-        rows = self.rows("choose_purgeable", -older_than.total_seconds(), limit)
-        chosen = json.dumps([row[0] for row in rows])
-        self.execute(self.sql["purge_steps"], chosen)
-        return self.execute(self.sql["purge"], chosen)
 
     # What its errors say.
 
@@ -340,9 +295,9 @@ class Dialect(ABC):
         """Whether a database error is a conflict with another transaction, not a fault."""
         return self.fault(error) is Fault.BUSY
 
-    @abstractmethod
     def is_taken(self, error: BaseException) -> bool:
         """Whether a database error says that the key has got a row from another transaction."""
+        return isinstance(error, IntegrityError) and self.taken in str(error)
 
     @abstractmethod
     def code(self, error: BaseException | None) -> object:

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-_LOST: Final = "idempotency_django: the claim has another owner"
-_OR_LOST: Final = (
+LOST: Final = "idempotency_django: the claim has another owner"
+OR_LOST: Final = (
     "WITH written AS ({statement}) "
-    f"SELECT CAST(CASE count(*) WHEN 0 THEN '{_LOST}' ELSE '1' END AS integer) FROM written"
+    f"SELECT CAST(CASE count(*) WHEN 0 THEN '{LOST}' ELSE '1' END AS integer) FROM written"
 )
+"""A statement that does the same; if it finds no row, the server says that it was lost. The server
+stops at an error, so that a COMMIT after it is not executed for a late owner.
+"""
 _NO_PIPELINE_MODE: Final = 0  # of libpq's PGpipelineStatus
 _IDLE, _IN_ERROR = 0, 3  # of libpq's PGTransactionStatusType
 
@@ -81,19 +84,6 @@ def execute_first(
         send(connection, cursor, sql, given)
     else:
         cursor.execute(sql, given)
-
-
-def or_lost(statement: str) -> str:
-    """A statement that does the same; if it finds no row, the server says that it was lost.
-
-    The server stops at an error, so that a COMMIT after it is not executed for a late owner.
-    """
-    return _OR_LOST.format(statement=statement)
-
-
-def was_lost(error: BaseException) -> bool:
-    """Whether the server has said so."""
-    return _LOST in str(error)
 
 
 def was_stopped(connection: Any) -> bool:

@@ -12,21 +12,15 @@ from django.db import Error as DatabaseFault
 from django.db import connections
 
 from ....models import UNIQUE_KEY
-from ...records import Claim, Operation, Status
+from ...records import Claim, Operation
 from ...rows import Row
 from ..faults import Fault
 from ..transactions import StoreTransaction
-from .base import PURGEABLE, Dialect
-from .combining import (
-    combines,
-    combines_still,
-    or_lost,
-    send,
-    was_lost,
-    was_stopped,
-)
+from .base import Dialect
+from .combining import LOST, OR_LOST, combines, combines_still, send, was_stopped
 
-_OWNERS: Final = "id = ANY (%s) AND owner_token = ANY (%s) AND status = 'in_progress'"
+# The rows that a purge deletes. IN would make it a join, which may read the whole table.
+_CHOSEN: Final = "SELECT value::bigint FROM JSON_ARRAY_ELEMENTS_TEXT(%s::json)"
 # Each table, and so each schema, has locks of its own.
 _LOCK: Final = "pg_try_advisory_xact_lock({} # '{{table}}'::regclass::oid::bigint)"
 
@@ -56,25 +50,14 @@ class PostgreSQL(Dialect):
         .replace("= %s AND scope = %s", "= ANY (%s) AND scope || '' = ANY (%s)"),
         "complete": f"{Dialect.shared['complete']} RETURNING id",
         "save_step": f"{Dialect.shared['save_step']} RETURNING id",
-        # The rows are chosen once. IN would make it a join, which may read the whole table.
-        "extend": (
-            "UPDATE {table} SET lease_expires_at = {shifted} WHERE id = ANY (ARRAY("
-            f"SELECT id FROM {{table}} WHERE {_OWNERS} FOR UPDATE SKIP LOCKED)) RETURNING id"
-        ),
-        "owned": f"SELECT id FROM {{table}} WHERE {_OWNERS}",
         # The COMMIT does not wait for the disk, because losing a count in a crash is harmless.
         "count": (
             "UPDATE {table} SET replay_count = replay_count + 1, last_replayed_at = {now} "
             "WHERE id = ANY (ARRAY(SELECT id FROM {table} WHERE id = ANY (ARRAY[%s]) "
             "AND set_config('synchronous_commit', 'off', true) = 'off' FOR UPDATE SKIP LOCKED))"
         ),
-        "purge": (
-            "DELETE FROM {table} WHERE id = ANY (ARRAY("
-            f"SELECT id FROM {{table}} WHERE {PURGEABLE} "
-            "ORDER BY purge_at LIMIT %s FOR UPDATE SKIP LOCKED)) RETURNING id"
-        ),
-        # A statement of its own: it sees what a late owner has added until its record was locked.
-        "purge_steps": "DELETE FROM {steps} WHERE record_id = ANY (%s)",
+        "purge_steps": f"DELETE FROM {{steps}} WHERE record_id = ANY (ARRAY({_CHOSEN}))",
+        "purge": f"DELETE FROM {{table}} WHERE id = ANY (ARRAY({_CHOSEN}))",
     }
     faults = {
         "55P03": Fault.BUSY,  # lock_not_available
@@ -100,7 +83,7 @@ class PostgreSQL(Dialect):
             [(locked,)], rows = self._both(connection, self.sql["lock"], (lock,), "read", name)
             free = claim if locked else None
             return Row._make(rows[0]) if rows else free
-        into, values, given = self.insertion(claim, Status.IN_PROGRESS, lease=operation.lease)
+        into, values, given = self.insertion(claim, lease=operation.lease)
         insert = f"{into} SELECT {values} {self.sql['if_locked']}"
         inserted, rows = self._both(connection, insert, (*given, lock), "read", name)
         if inserted:
@@ -158,26 +141,17 @@ class PostgreSQL(Dialect):
         if ours is None or not together:
             cursor.execute(sql, given)
             return bool(cursor.rowcount)
+        if unsure:
+            sql = OR_LOST.format(statement=sql)
         try:
-            send(connection, cursor, f"{or_lost(sql) if unsure else sql}; COMMIT", given)
+            send(connection, cursor, f"{sql}; COMMIT", given)
         except DatabaseFault as error:
-            if unsure and was_lost(error):
+            if unsure and LOST in str(error):
                 return False
             ours.sent_commit, ours.was_stopped = True, was_stopped(connection)
             raise
         ours.committed = True
         return True
-
-    def extend(self, claims: Sequence[Claim], seconds: float) -> set[int]:
-        return {row[0] for row in self.rows("extend", seconds, *self.described(claims))}
-
-    def described(self, claims: Sequence[Claim]) -> Sequence[Any]:
-        return [claim.record_id for claim in claims], [claim.token for claim in claims]
-
-    def purge(self, older_than: timedelta, limit: int) -> int:
-        ids = [row[0] for row in self.rows("purge", -older_than.total_seconds(), limit)]
-        self.execute(self.sql["purge_steps"], ids)
-        return len(ids)
 
     def is_taken(self, error: BaseException) -> bool:
         cause: Any = error.__cause__

@@ -56,12 +56,9 @@ def test_command(using: str) -> None:
     publish_each([7, 8], using, group="b")
     refuse(8)
     Relay().drain()
-    said = command("purge_idempotency_keys", "--dry-run")
-    assert said.startswith("Would purge 0 idempotency keys, 6 outbox messages. ")
     assert "6 outbox messages" in command("purge_idempotency_keys", "--batch-size", "2")
     assert states(using) == {8: "pending"}
     assert list(OutboxStream.objects.using(using).values_list("stream", flat=True)) == ["orders/b"]
-    assert "messages" not in command("purge_idempotency_keys", "--store", "default")
 
 
 def test_task(using: str) -> None:
