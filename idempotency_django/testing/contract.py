@@ -266,7 +266,7 @@ class LeasesContract(ContractSetting):
             left = self.record(claim.operation).lease_left
             assert left is not None
             assert seconds / 2 < left < seconds + 0.1
-        assert 0 < (self.refused(claim).lease_left or 0) < left + 0.1
+        assert 0 < (self.refused(claim).lease_left or 0) < (left or 0) + 0.1
         assert self.record(self.interrupted().operation).lease_left == 0
         without = an_operation()
         with self.store.transaction():
