@@ -18,7 +18,6 @@ id                                     problem
 ``idempotency_django.W023``            the middleware cannot protect views without a policy
 ``idempotency_django.E024``            a view is both protected and exempt
 ``idempotency_django.W026``            a store in the memory of one process, and ``DEBUG`` is off
-``idempotency_django.W028``            messaging's tables are missing (``check --database``)
 ``idempotency_django.E032``            a model without both ``Versioned`` and one ``VersionField``
 ``idempotency_django.E034``            a form of the admin that may lack a model's version
 ``idempotency_django.E041``            a receiver of webhooks cannot be used

@@ -268,7 +268,7 @@ def test_every_problem_is_considered() -> None:
     of_others = {
         # of consumers, webhooks and preconditions, which have pages of their own
         *(messages.DeadLettered, messages.UnknownEventType, messages.SignatureRefused),
-        *(messages.DeliveryMalformed, messages.DeliveryTooLarge),
+        messages.DeliveryMalformed,
         *(concurrency.PreconditionFailed, concurrency.PreconditionRequired),
         *(concurrency.ConcurrentModification, concurrency.IllegalTransition),
         # of endpoints that cannot be protected

@@ -13,7 +13,6 @@ from django.urls import path
 from idempotency_django.contrib.concurrency.errors import ConcurrentModification
 from idempotency_django.contrib.messaging.errors import (
     DeliveryMalformed,
-    DeliveryTooLarge,
     SignatureRefused,
     UnknownEventType,
 )
@@ -65,7 +64,7 @@ def test_only_refused_keys_are_replaced() -> None:
     """Without knowing more, a new key is safe only where nothing was looked up or executed."""
     safe = {error for error in all_errors() if error.safe_new_key}
     refused = {*all_errors(KeyRefused)} - {KeyGuessable}
-    messages = {UnknownEventType, SignatureRefused, DeliveryMalformed, DeliveryTooLarge}
+    messages = {UnknownEventType, SignatureRefused, DeliveryMalformed}
     assert safe == refused | messages
     assert all(error.state == "not-executed" for error in all_errors() if error.safe_new_key)
 

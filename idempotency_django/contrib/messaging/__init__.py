@@ -24,14 +24,7 @@ if TYPE_CHECKING:
     from .running import run_messaging
     from .seen import SeenFilter
     from .seen.redis import RedisBloom, RedisSet
-    from .streams import (
-        Accepted,
-        Fenced,
-        OutOfOrder,
-        accept,
-        claim_stream,
-        reset_stream,
-    )
+    from .streams import Accepted, Fenced, OutOfOrder, accept, claim_stream
     from .verifiers import Contents, GitHub, Hmac, StandardWebhooks, Stripe, Verifier
 
 __all__ = [
@@ -73,7 +66,6 @@ __all__ = [
     "process_due",
     "publish",
     "publish_many",
-    "reset_stream",
     "run_inbox",
     "run_messaging",
     "run_relay",
@@ -122,7 +114,6 @@ __getattr__ = lazily(
         "process_due": "inbox.processing",
         "publish": "outbox",
         "publish_many": "outbox",
-        "reset_stream": "streams",
         "run_inbox": "inbox.processing",
         "run_messaging": "running",
         "run_relay": "outbox.relay",

@@ -19,7 +19,7 @@ from ...admin import Action, ListAdmin, cut, preformatted, two_lines
 from ..timeline import Moment
 from . import settling
 from .databases import database
-from .inbox.handling import CONSUMER, known_sources
+from .inbox.processing import CONSUMER, known_sources
 from .models import (
     Heartbeat,
     InboxMessage,

@@ -25,7 +25,6 @@ class MessagingConfig(AppConfig):
         from ...stores import register_purge  # noqa: PLC0415
         from . import (  # noqa: PLC0415
             health,
-            tables,
             timeline,  # noqa: F401  # registers the sources of messages
         )
         from .inbox import checks as inbox_checks  # noqa: PLC0415
@@ -36,7 +35,6 @@ class MessagingConfig(AppConfig):
 
         register(inbox_checks.check_receivers, Tags.security)
         register(checks.check_outbox, Tags.compatibility)
-        register(tables.check_tables, Tags.database)
         register_purge("inbox messages", INBOX.purge)
         register_purge("outbox messages", OUTBOX.purge)
         register_purge("outbox groups", publishing.purge_streams)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Final, Self, TypeVar, assert_never
+from typing import Any, Final, TypeVar, assert_never
 
 from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
@@ -44,6 +44,9 @@ _NO_FAILURES: Final = (OperationInProgress, StoreUnavailable)
 that.
 """
 
+ANY: Final = "*"
+"""The type of the handler for all types without a handler of their own."""
+
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
 
 
@@ -63,13 +66,11 @@ class Duplicate:
     """The message was handled before. Acknowledge it.
 
     Attributes:
-        result: what the handler returned at that time; ``None`` if it was not kept.
-        kept: whether it was kept: it is not if it was too large, or if the policy has
-            ``max_response_bytes=0``.
+        result: what the handler returned at that time; ``None`` if it was not kept, because it was
+            too large, or the policy has ``max_response_bytes=0``.
     """
 
     result: Any
-    kept: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +90,6 @@ class Failed:
         ``False``: deliver it again.
         """
         return isinstance(self.error, _REJECTED)
-
-    @property
-    def delay(self) -> float | None:
-        """Seconds after which to deliver it again, if another consumer's lease is in the way."""
-        return self.error.remaining if isinstance(self.error, OperationInProgress) else None
 
 
 Outcome = Handled | Duplicate | Failed
@@ -121,73 +117,6 @@ class Handler:
     def policy(self, policy: Policy) -> Policy:
         """The policy of an event for this handler: the given one, leased if it has steps."""
         return policy.replace(mode="leased") if self.steps else policy
-
-
-def registering(
-    handlers: dict[str, Handler],
-    types: Sequence[str],
-    owner: str,
-    *,
-    steps: bool,
-) -> Callable[[_Function], _Function]:
-    """The decorator that registers a function for events of these types.
-
-    Args:
-        handlers: where to.
-        types: the types.
-        owner: whose handlers these are, for errors.
-        steps: whether the function has steps.
-
-    Raises:
-        ValueError: no type is given, or one of them has a handler already.
-        TypeError: a type is not a text.
-        ImproperlyConfigured: the function cannot be called with an event, or must not be async.
-    """
-    if not types:
-        raise ValueError(f'on() of {owner} needs a type of events: on("order.paid").')
-    for each in types:
-        if not isinstance(each, str):
-            raise TypeError(
-                f"on() of {owner} takes types of events, not {each!r}. Pass the type in "
-                'parentheses: on("order.paid").'
-            )
-        if each in handlers:
-            raise ValueError(
-                f"{owner[0].upper()}{owner[1:]} already has a handler for {each!r}. Let one "
-                "handler call both functions."
-            )
-
-    def register(function: _Function) -> _Function:
-        if iscoroutinefunction(function):
-            raise ImproperlyConfigured(
-                f"The handler {function} of {owner} is async. Make it a plain function, which may "
-                "use async_to_sync()."
-            )
-        handler = Handler(function, _takes_execution(function, owner), steps)
-        handlers.update(dict.fromkeys(types, handler))
-        return function
-
-    return register
-
-
-def _takes_execution(function: Callable[..., Any], owner: str) -> bool:
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # a callable that does not tell its signature
-        return True
-    try:
-        signature.bind("event", "execution")
-    except TypeError:
-        try:
-            signature.bind("event")
-        except TypeError as error:
-            raise ImproperlyConfigured(
-                f"The handler {getattr(function, '__qualname__', function)} of {owner} cannot be "
-                f"called with an event, or with an event and its execution: {error}. Declare it as "
-                "def handler(event) or def handler(event, execution)."
-            ) from None
-        return False
-    return True
 
 
 @contextmanager
@@ -239,7 +168,7 @@ class EventExecution:
         Raises:
             Exception: it is not handled, and was not before.
         """
-        if known := self._known_duplicate():
+        if known := known_duplicates([self])[0]:
             return known
         store, operation = self.plan.store, self.plan.operation
         together = claim_first and operation.lease is None
@@ -251,7 +180,10 @@ class EventExecution:
             if dead := self._dead_lettered(error):
                 raise dead from error
             raise
-        return self._remembered(self.to_outcome(ended))
+        outcome = self.to_outcome(ended)
+        if self.seen is not None:  # the outcome is committed: now the filter may know of it
+            self.seen.remember([self.name])
+        return outcome
 
     @property
     def name(self) -> str:
@@ -273,12 +205,11 @@ class EventExecution:
             case engine.Executed(result):
                 return Handled(result)
             case engine.Replayed(record):
-                payload = record.payload
-                if payload is None or payload.body is None:
-                    return Duplicate(None, kept=False)
-                return Duplicate(payload.result)
+                if record.payload is None or record.payload.body is None:
+                    return Duplicate(None)
+                return Duplicate(record.payload.result)
             case engine.Expired():
-                return Duplicate(None, kept=False)
+                return Duplicate(None)
             case engine.Held():
                 error: IdempotencyError = self._dead_letter_error("An earlier attempt at it")
             case engine.InProgress() | engine.Mismatched():
@@ -323,15 +254,6 @@ class EventExecution:
             "example in a dead-letter queue, release its record in the admin, and deliver it "
             "again."
         )
-
-    def _known_duplicate(self) -> Duplicate | None:
-        return known_duplicates([self])[0]
-
-    def _remembered(self, outcome: Handled | Duplicate) -> Handled | Duplicate:
-        """The outcome, which is committed: now the filter may know of it."""
-        if self.seen is not None:
-            self.seen.remember([self.name])
-        return outcome
 
 
 def known_duplicates(executions: Sequence[EventExecution]) -> list[Duplicate | None]:
@@ -381,12 +303,6 @@ class RecordOf:
     key: str
     scope: str
     fingerprints: Sequence[str]
-
-    @classmethod
-    def named(cls, store: Store, key: str, scope: str, content_digest: str) -> Self:
-        """The record of the operation that is planned with these arguments."""
-        fingerprints = named_fingerprints(key, scope, content_digest)
-        return cls(store, key, scopes.fit(scope), fingerprints)
 
 
 class Consumer:
@@ -461,9 +377,6 @@ class Consumer:
         self._policy = policy if store is None else policy.replace(store=store)
         self._handlers: dict[str, Handler] = {}
 
-    def __repr__(self) -> str:
-        return f"<Consumer {self.name!r} of {', '.join(self._handlers) or 'nothing yet'}>"
-
     def on(self, *types: str, steps: bool = False) -> Callable[[_Function], _Function]:
         """Register the decorated function for events of these types.
 
@@ -472,20 +385,43 @@ class Consumer:
         JSON can say. If it raises, what it wrote is rolled back.
 
         Args:
-            types: the types of events.
+            types: the types of events; ``"*"``: all without a handler of their own.
             steps: whether it calls ``execution.step()``. It then runs in the leased mode, in which
                 a later attempt goes on after the last step.
 
         Raises:
-            ValueError: no type is given, or one of them has a handler already.
-            TypeError: a type is not a text.
-            ImproperlyConfigured: the function cannot be called with an event, or is async.
+            TypeError: no type is given, or one of them is not a text.
+            ValueError: one of them has a handler already.
+            ImproperlyConfigured: the function is async.
         """
-        return registering(self._handlers, types, f"the consumer {self.name!r}", steps=steps)
+        if not types or not all(isinstance(each, str) for each in types):
+            raise TypeError(
+                f"on() of {self.name!r} takes types of events, not {types!r}. Pass the type in "
+                'parentheses: on("order.paid").'
+            )
+        for each in types:
+            if each in self._handlers:
+                raise ValueError(
+                    f"{self.name!r} already has a handler for {each!r}. Let one handler call both "
+                    "functions."
+                )
+
+        def register(function: _Function) -> _Function:
+            if iscoroutinefunction(function):
+                raise ImproperlyConfigured(
+                    f"The handler {function} of {self.name!r} is async. Make it a plain function, "
+                    "which may use async_to_sync()."
+                )
+            takes_execution = len(inspect.signature(function).parameters) > 1
+            handler = Handler(function, takes_execution, steps)
+            self._handlers.update(dict.fromkeys(types, handler))
+            return function
+
+        return register
 
     def handles(self, type: str) -> bool:  # noqa: A002  # CloudEvents' name for it
         """Whether there is a handler for events of this type."""
-        return type in self._handlers
+        return type in self._handlers or ANY in self._handlers
 
     def handle(
         self, event: Event, *, sender: str = "", redelivered: bool = False
@@ -515,7 +451,7 @@ class Consumer:
                 committed when it returns.
             Exception: an error of the handler, whose writes are rolled back.
         """
-        execution = self._execution(event, sender)
+        execution = self.execution_of(event, sender)
         self._validate_no_transaction(execution)
         return execution.run(claim_first=redelivered)
 
@@ -543,7 +479,7 @@ class Consumer:
         executions: dict[int, EventExecution] = {}
         for place, event in enumerate(events):
             try:
-                executions[place] = self._execution(event, sender)
+                executions[place] = self.execution_of(event, sender)
             except (UnknownEventType, TypeError) as error:
                 outcomes[place] = Failed(error)
         for execution in [*executions.values()][:1]:  # they have one store
@@ -572,28 +508,32 @@ class Consumer:
             ImproperlyConfigured: a policy needs what its store or mode cannot promise.
         """
         policy = self._policy.resolved()
-        store = stores[policy.store]
-        choose_mode(policy, store)
-        for kind, handler in self._handlers.items():
-            choose_mode(handler.policy(policy), store)
-            if handler.steps and not store.supports_steps:
-                raise ImproperlyConfigured(
-                    f"The handler of {kind!r} in the consumer {self.name!r} has steps, which the "
-                    f"store {store.alias!r} ({type(store).__name__}) does not support. Use "
-                    "idempotency_django.stores.database.DatabaseStore, or remove steps=True."
-                )
+        for each in {policy, *(handler.policy(policy) for handler in self._handlers.values())}:
+            choose_mode(each, stores[each.store])
 
-    def record_of(self, event: Event, *, sender: str = "") -> RecordOf:
-        """The store, scope and key of the event's record; ``ValueError``: the sender is missing."""
+    def record_of(self, event: Event, sender: str = "", *, key: str = "") -> RecordOf:
+        """The store, scope and key of the event's record; see :meth:`execution_of`."""
+        key, scope = key or keys.fit(event.id), self._scope(event.source, sender)
+        fingerprints = named_fingerprints(key, scope, _content_digest(event))
         store = stores[self._policy.resolved().store]
-        scope = self._scope(event.source, sender)
-        return RecordOf.named(store, keys.fit(event.id), scope, _content_digest(event))
+        return RecordOf(store, key, scopes.fit(scope), fingerprints)
 
-    def _execution(self, event: Event, sender: str) -> EventExecution:
+    def execution_of(self, event: Event, sender: str = "", *, key: str = "") -> EventExecution:
+        """The handling of the event.
+
+        Args:
+            event: the event.
+            sender: who sent it; for a federated consumer.
+            key: the key of its record, where that is not its id.
+
+        Raises:
+            UnknownEventType: the consumer has no handler for it.
+            ValueError: the sender is missing, or needless.
+        """
         handler = self._handler(event)
         plan = plan_call(
             handler.policy(self._policy.resolved()),
-            key=keys.fit(event.id),
+            key=key or keys.fit(event.id),
             scope=self._scope(event.source, sender),
             name=f"{self.name} {event.type}",
             content_digest=_content_digest(event),
@@ -636,7 +576,7 @@ class Consumer:
                 f"The consumer {self.name!r} got a {type(event).__name__} instead of an Event. "
                 "Create an Event, for example with Event.from_json()."
             )
-        handler = self._handlers.get(event.type)
+        handler = self._handlers.get(event.type) or self._handlers.get(ANY)
         if handler is None:
             known = ", ".join(sorted(self._handlers)) or "none"
             raise UnknownEventType(
@@ -670,13 +610,13 @@ def consumers() -> dict[str, Consumer]:
 
 
 def consumer_at(path: str) -> Consumer:
-    """The consumer at a path such as ``"shop.consumers.billing"``, or ``"shop.consumers:billing"``.
+    """The consumer at a path such as ``"shop.consumers.billing"``.
 
     Raises:
         ImproperlyConfigured: the path leads to no consumer.
     """
     try:
-        consumer = import_string(path.replace(":", "."))
+        consumer = import_string(path)
     except ImportError as error:
         raise ImproperlyConfigured(
             f"There is no consumer at {path!r}: {error}. Use the path of the module and the "

@@ -6,8 +6,7 @@
     ├── DeadLettered               409  a message failed too often; an operator must settle it
     ├── UnknownEventType           422  the consumer has no handler for an event of this type
     ├── SignatureRefused           401  a webhook is not signed with a secret of its receiver
-    ├── DeliveryMalformed          400  a signed webhook does not say which message it is
-    └── DeliveryTooLarge           413  a webhook's body is larger than its receiver takes
+    └── DeliveryMalformed          400  a signed webhook does not say which message it is
 
 :exc:`StreamFenced` and :exc:`AlreadyProcessed` are not among them: they end the loop that reads a
 stream, and have neither a status nor a slug.
@@ -80,22 +79,7 @@ class DeliveryMalformed(
         "was stored."
     ),
 ):
-    """A webhook does not say which message it is, or its body could not be read."""
-
-
-class DeliveryTooLarge(
-    IdempotencyError,
-    status=413,
-    slug="delivery-refused",
-    title="Webhook delivery refused",
-    state="not-executed",
-    safe_new_key=True,
-    default_detail=(
-        "The body of the delivery is larger than this receiver allows. Nothing was stored. Send a "
-        "smaller body, or raise the receiver's max_body_bytes."
-    ),
-):
-    """The body of a webhook is larger than its receiver takes; it was not read."""
+    """A webhook does not say which message it is, or of which type."""
 
 
 class StreamFenced(Exception):
@@ -114,7 +98,6 @@ __all__ = [
     "AlreadyProcessed",
     "DeadLettered",
     "DeliveryMalformed",
-    "DeliveryTooLarge",
     "SignatureRefused",
     "StreamFenced",
     "UnknownEventType",

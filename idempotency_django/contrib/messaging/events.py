@@ -7,7 +7,6 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, Self
@@ -27,7 +26,7 @@ MAX_NESTING: Final = 100
 
 _NAME: Final = re.compile(r"[a-z0-9]+", re.ASCII)
 _REQUIRED: Final = ("id", "source", "type")
-_TEXTS: Final = (*_REQUIRED, "subject", "datacontenttype", "dataschema")
+_TEXTS: Final = (*_REQUIRED, "subject")
 _FIELDS: Final = frozenset({*_TEXTS, "time", "data", "specversion"})
 
 
@@ -44,8 +43,6 @@ class Event:
         data: the details: what JSON can say, or bytes.
         subject: what of the source it is about.
         time: when it happened, with a time zone.
-        datacontenttype: the media type of the data; JSON if it is empty.
-        dataschema: the URI of a schema of the data.
         extensions: further attributes: texts, whole numbers and booleans, by lower-case names.
 
     Raises:
@@ -58,35 +55,24 @@ class Event:
     data: Any = None
     subject: str | None = None
     time: datetime | None = None
-    datacontenttype: str | None = None
-    dataschema: str | None = None
     extensions: Mapping[str, str | int | bool] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in _TEXTS:
             value = getattr(self, name)
             if (value is not None or name in _REQUIRED) and not (isinstance(value, str) and value):
-                found = f"no {name}" if value is None else f"the {name} {value!r}"
                 raise ValueError(
-                    f"The event has {found}. A CloudEvent needs id, source and type, and each must "
-                    f"be a non-empty string. Its sender must set {name}."
+                    f"The event has no valid {name} ({value!r}). A CloudEvent needs id, source "
+                    f"and type, and each must be a non-empty string. Its sender must set {name}."
                 )
-        time = self.time
-        if time is not None and not (isinstance(time, datetime) and time.utcoffset() is not None):
-            raise ValueError(
-                f"The event's time is {time!r}. Use a datetime with a time zone, such as "
-                "django.utils.timezone.now()."
-            )
+        if self.time is not None and self.time.utcoffset() is None:
+            raise ValueError(f"The event's time {self.time} has no time zone.")
         for name, value in self.extensions.items():
-            if not (isinstance(name, str) and _NAME.fullmatch(name)) or name in _FIELDS:
+            if not _NAME.fullmatch(name) or name in _FIELDS or not isinstance(value, str | int):
                 raise ValueError(
-                    f"The event has an attribute {name!r}. The names of CloudEvents attributes "
-                    "have only lower-case letters (a to z) and digits. Move it into data."
-                )
-            if not isinstance(value, str | int):
-                raise ValueError(  # noqa: TRY004  # of a message, not of an argument
-                    f"The event's attribute {name!r} is {value!r}. An attribute must be a string, "
-                    "an integer or a boolean. Move it into data."
+                    f"The event has the attribute {name!r} with the value {value!r}. The names of "
+                    "CloudEvents attributes have only lower-case letters (a to z) and digits, and "
+                    "their values are strings, integers and booleans. Move it into data."
                 )
 
     @classmethod
@@ -96,21 +82,30 @@ class Event:
         Raises:
             ValueError: it is no such event; the text says why.
         """
-        members = _loaded(text, "The event")
+        members = _loaded(text)
         if not isinstance(members, dict):
             raise ValueError(  # noqa: TRY004  # of a message, not of an argument
                 f"The event is a {type(members).__name__} in JSON, not an object with the "
                 "attributes of a CloudEvent. If it is a batch, read its events one by one."
             )
-        encoded = members.pop("data_base64", None)
-        if encoded is not None:
-            if members.get("data") is not None:
+        members = {name: value for name, value in members.items() if value is not None}
+        version = members.pop("specversion", None)
+        if version != VERSION:
+            raise ValueError(
+                f"The event has the specversion {version!r}. Send a CloudEvent of specversion "
+                f"'{VERSION}'."
+            )
+        if "data_base64" in members:
+            if "data" in members:
                 raise ValueError("The event has both data and data_base64. Send one of them.")
             try:
-                members["data"] = base64.b64decode(encoded, validate=True)
+                members["data"] = base64.b64decode(members.pop("data_base64"), validate=True)
             except (TypeError, ValueError):
                 raise ValueError("The event's data_base64 is not Base64 (RFC 4648).") from None
-        return cls._of({name: value for name, value in members.items() if value is not None})
+        if "time" in members:
+            members["time"] = datetime.fromisoformat(str(members["time"]).upper())
+        own = {name: members.pop(name, None) for name in _FIELDS - {"specversion"}}
+        return cls(**own, extensions=members)
 
     def to_json(self) -> str:
         """The event in the JSON format, in ASCII; bytes as ``data_base64``.
@@ -118,9 +113,10 @@ class Event:
         Raises:
             ValueError: the data is neither bytes nor what JSON can say.
         """
-        own = {name: getattr(self, name) for name in _TEXTS}
-        own["time"] = self.time and write_time(self.time)
-        members = {"specversion": VERSION, **{k: v for k, v in own.items() if v}, **self.extensions}
+        own = {name: getattr(self, name) for name in _TEXTS if getattr(self, name)}
+        members = {"specversion": VERSION, **own, **self.extensions}
+        if self.time:
+            members["time"] = write_time(self.time)
         if isinstance(self.data, bytes):
             members["data_base64"] = base64.b64encode(self.data).decode("ascii")
         elif self.data is not None:
@@ -133,62 +129,11 @@ class Event:
                 "pass bytes."
             ) from None
 
-    @classmethod
-    def from_binary(cls, attributes: Mapping[str, str], content_type: str, body: bytes) -> Self:
-        """The event in a message of the binary mode, whose attributes are in headers.
-
-        Args:
-            attributes: the attributes by their names, without the prefix of the transport, and
-                decoded.
-            content_type: the media type of the body; empty: it is unknown.
-            body: the message's body.
-
-        Raises:
-            ValueError: it is no such event; the text says why.
-        """
-        media_type = fingerprints.media_type_of(content_type)
-        data: Any = body or None
-        if body and media_type.endswith(("/json", "+json")):
-            data = _loaded(body, "The event's data")
-        elif body and media_type.startswith("text/"):
-            with suppress(UnicodeDecodeError):  # in another charset: its own business
-                data = body.decode()
-        return cls._of({**attributes, "datacontenttype": content_type or None, "data": data})
-
     @property
     def caused_by(self) -> str:
         """The reference of its cause, in the extension ``causedby``; empty: it names none."""
         cause = self.extensions.get(CAUSED_BY, "")
         return str(cause) if is_reference(cause) else ""
-
-    @classmethod
-    def _of(cls, members: dict[str, Any]) -> Self:
-        """The event with these members, if it is of the version that is known."""
-        version = members.pop("specversion", None)
-        if version != VERSION:
-            found = "no specversion" if version is None else f"specversion {version!r}"
-            raise ValueError(
-                f"The event has {found}. Send a CloudEvent of specversion '{VERSION}'."
-            )
-        time = members.get("time")
-        if time is not None:
-            members["time"] = _read_time(time)
-        own = {name: members.pop(name, None) for name in _FIELDS - {"specversion"}}
-        return cls(**own, extensions=members)
-
-
-def _read_time(text: Any) -> datetime:
-    """A timestamp of RFC 3339; what is finer than a microsecond is cut off."""
-    try:
-        time = datetime.fromisoformat(text.upper())
-    except (AttributeError, ValueError):
-        time = None
-    if time is None or time.utcoffset() is None:
-        raise ValueError(
-            f"The event's time is {text!r}. Send an RFC 3339 timestamp, such as "
-            "'2031-05-07T09:30:00Z'."
-        )
-    return time
 
 
 def write_time(time: datetime) -> str:
@@ -196,13 +141,13 @@ def write_time(time: datetime) -> str:
     return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
-def _loaded(text: str | bytes, what: str) -> Any:
+def _loaded(text: str | bytes) -> Any:
     try:
         decoded = text.decode("utf-8-sig") if isinstance(text, bytes) else text
         loaded = _loads(decoded)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{what} is not JSON in UTF-8: {error}.") from None
-    validate_nesting(what, decoded, loaded, MAX_NESTING + 1)  # the envelope may be one of them
+        raise ValueError(f"The event is not JSON in UTF-8: {error}.") from None
+    validate_nesting("The event", decoded, loaded, MAX_NESTING + 1)  # the envelope is one of them
     return loaded
 
 

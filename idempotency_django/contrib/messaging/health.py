@@ -17,8 +17,7 @@ from .consumers import consumers
 from .databases import database
 from .dead_letters import message_id_of
 from .heartbeats import SILENCE
-from .inbox.handling import CONSUMER, known_sources
-from .inbox.processing import INBOX
+from .inbox.processing import CONSUMER, INBOX, known_sources
 from .inbox.receivers import receiver_of
 from .models import Heartbeat, InboxMessage, MessageState, OutboxMessage
 from .outbox.relay import OUTBOX

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from django.db import Error as DatabaseFault
-from django.db import connections
+from django.db import ProgrammingError, connections
 
 from ...errors import StoreUnavailable
 from ...stores import DIALECTS
@@ -93,28 +93,23 @@ def repeat(
     """
     if health:
         Path(health).touch()  # a path that cannot be written to fails at once
-    workers = [threading.current_thread()]  # the last one works; the others hang, or have hung
-    ended, errors = threading.Event(), list[BaseException]()
-
-    def is_stopped() -> bool:
-        is_over = stop.is_set() or ended.is_set()
-        return is_over or workers[-1] is not threading.current_thread()
+    workers: list[threading.Thread] = []  # the last one works; the others hang, or have hung
+    beat, reported, errors = Beat(what), list[Handling](), list[BaseException]()
 
     def loop() -> None:
-        while not is_stopped():
-            if not _attempt(work, what):
-                stop.wait(poll.total_seconds())
-
-    def run_in_thread() -> None:
         try:
-            loop()
+            while not stop.is_set() and workers[-1] is threading.current_thread():
+                if not _attempt(work, what):
+                    stop.wait(poll.total_seconds())
         except BaseException as error:
             logger.critical("The %s ended with an error.", what, exc_info=True)
             errors.append(error)
         finally:
             connections.close_all()
 
-    beat, reported = Beat(what), list[Handling]()
+    def begin() -> None:
+        workers.append(threading.Thread(target=loop, name=what, daemon=True))
+        workers[-1].start()
 
     def look() -> None:
         current = _handled.get(workers[-1])
@@ -125,16 +120,15 @@ def repeat(
                 current.what,
                 PATIENCE,
             )
-            workers.append(threading.Thread(target=run_in_thread, name=what, daemon=True))
-            workers[-1].start()
+            begin()
         hung = [each for each in map(_handled.get, workers) if each]
         hung = [each for each in hung if each.lasts(HANDLER_TIMEOUT)]
-        if not hung and workers[-1].is_alive():
+        if not hung:
             beat.beat()
             if health:
                 with suppress(OSError):  # the next one may succeed
                     Path(health).touch()
-        elif hung and hung[-1] not in reported:
+        elif hung[-1] not in reported:
             reported.append(hung[-1])
             logger.critical(
                 "The %s has handled %s for more than %s. The stacks of its threads are on "
@@ -145,24 +139,14 @@ def repeat(
             )
             faulthandler.dump_traceback(sys.__stderr__ or sys.stderr)
 
-    def watch() -> None:
-        while not ended.wait(BEAT):
-            try:
-                look()
-            except Exception:
-                logger.exception("What watches the %s met an error, and goes on.", what)
-        beat.end()
-        connections.close_all()
-
-    watcher = threading.Thread(target=watch, name=f"watch {what}", daemon=True)
-    watcher.start()
-    try:
-        loop()
-        while workers[-1] is not threading.current_thread() and workers[-1].is_alive():
-            workers[-1].join(BEAT)
-    finally:
-        ended.set()
-        watcher.join()
+    begin()
+    while workers[-1].is_alive():
+        try:
+            look()
+        except Exception:
+            logger.exception("What watches the %s met an error, and goes on.", what)
+        workers[-1].join(BEAT)
+    beat.end()
     for error in errors:
         raise error
 
@@ -172,6 +156,8 @@ def _attempt(work: Callable[[], object], what: str) -> bool:
     close_lost_connections()
     try:
         return bool(work())
+    except ProgrammingError:
+        raise  # a table or a column is missing: it is not migrated
     except (DatabaseFault, StoreUnavailable) as error:
         if _is_conflict(error):
             logger.warning("The %s met a conflict with another transaction, and retries.", what)

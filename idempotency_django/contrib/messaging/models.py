@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from django.apps import apps
-from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
@@ -66,14 +64,9 @@ class InboxMessage(models.Model):
     # Null where nothing is to be done, or after an earlier message of its group only: the index
     # then leads to due messages.
     process_after = models.DateTimeField(_("process after"), null=True, blank=True)
-    # The last attempt that was not cut off: it succeeded or failed. A later one is running, or its
-    # process has ended within it.
-    ended = models.PositiveIntegerField(_("last attempt that ended"), default=0, db_default=0)
-    # Of its operation: a text that only the SECRET_KEY which it was made under can make again.
-    fingerprint = ExactCharField(_("fingerprint"), max_length=64, default="", blank=True)
     error = StoredTextField(_("error"), default="", blank=True)
     # Whether it is a dead letter because its id or its body came before, with another body or id:
-    # an operator must accept it. Until then it has no group, so that it holds up no other message.
+    # an operator must accept it. Until then it has no stream, so that it holds up no other message.
     is_suspect = models.BooleanField(_("must be accepted"), default=False, db_default=False)
     received_at = models.DateTimeField(_("received"))
     processed_at = models.DateTimeField(_("processed"), null=True, blank=True)
@@ -183,10 +176,3 @@ class Heartbeat(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} ({self.process})"
-
-
-if not apps.is_installed("idempotency_django.contrib.messaging"):
-    raise ImproperlyConfigured(
-        "Streams, the webhook inbox and the outbox have tables of their own. Add "
-        '"idempotency_django.contrib.messaging" to INSTALLED_APPS and run "manage.py migrate".'
-    )

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import takewhile
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 from django.db import connections, transaction
@@ -115,14 +114,7 @@ class Queue:
 
     # What processes do.
 
-    def claim(
-        self,
-        wanted: QuerySet[Any],
-        size: int,
-        changes: Mapping[str, Any],
-        *,
-        begun: Mapping[str, Any] = MappingProxyType({}),
-    ) -> list[Due]:
+    def claim(self, wanted: QuerySet[Any], size: int, changes: Mapping[str, Any]) -> list[Due]:
         """Claim messages that are due, of each group the first only; the longest due come first.
 
         None is returned only if none is due. An idle caller only reads: on SQLite, a transaction
@@ -132,7 +124,6 @@ class Queue:
             wanted: which messages, due or not.
             size: how many at most.
             changes: what a claim writes, ``process_after`` among it.
-            begun: what it also writes for the first message, which is begun at once.
         """
         due = wanted.filter(process_after__lte=DatabaseNow())
         if not due.order_by("process_after").values("pk")[:1]:  # by the index
@@ -144,10 +135,8 @@ class Queue:
                 found = self._look(due, most)
                 turns = [each for each in found if each.first == each.pk]
                 new = turns[: size - len(heads)]
-                if new and begun and not heads:
-                    self._rows(wanted.db, new[:1]).update(**changes, **begun)
-                if others := new[1:] if begun and not heads else new:
-                    self._rows(wanted.db, others).update(**changes)
+                if new:
+                    self._rows(wanted.db, new).update(**changes)
                 left = self._set_aside(wanted.db, found)
             heads += new
             if len(heads) >= size or len(found) < most or (heads and looks >= LOOKS):

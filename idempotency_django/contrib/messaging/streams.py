@@ -23,7 +23,6 @@ from typing import Any, Final
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.db.models import F, Q, QuerySet
-from django.db.models.expressions import Combinable
 from django.db.models.sql import UpdateQuery
 
 from ...models import DatabaseNow
@@ -63,8 +62,19 @@ def claim_stream(name: str, *, using: str | None = None) -> Stream:
     """
     using = using or database()
     forbid_atomic_block(using, f"The claim of the stream {name!r}")
-    row = change(using, _row_of(name), epoch=F("epoch") + 1)
-    return Stream(name, using, row.epoch, row.position)
+    if name.startswith(PEER):
+        raise ValueError(
+            f"{name!r} is not a valid name of a stream: names with the prefix {PEER!r} belong to "
+            "the peers of accept(). Rename it."
+        )
+    row = _rows(using, scopes.fit(name))
+    claimed = {"epoch": F("epoch") + 1, "updated_at": DatabaseNow()}
+    with transaction.atomic(using=using):
+        if not row.update(**claimed):
+            _create(using, scopes.fit(name))
+            row.update(**claimed)
+        found = row.get()
+    return Stream(name, using, found.epoch, found.position)
 
 
 @dataclass(slots=True)
@@ -140,23 +150,6 @@ class Stream:
             f"{row.position}. Skip the message. Call stream.is_new(offset) first; it needs no "
             "query."
         )
-
-
-def reset_stream(name: str, *, position: int, using: str | None = None) -> None:
-    """Set the position by hand, forth or back, and fence the owner, which must claim again.
-
-    Back, what comes after the position is executed again when it is delivered again.
-
-    Args:
-        name: the stream's; it need not be there yet.
-        position: the offset of the last message that counts as processed; -1: none.
-        using: as for :func:`claim_stream`.
-
-    Raises:
-        ValueError: it is the name of a peer, or no position.
-    """
-    _validate_number("position", position, least=-1)
-    change(using or database(), _row_of(name), epoch=F("epoch") + 1, position=position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,9 +234,7 @@ def accept(peer: str, *, epoch: int, sequence: int, using: str | None = None) ->
     last = _locked(row)
     if last is None and sequence == 0:
         _create(using, name, epoch=epoch)  # or another transaction has by now
-        if _move(expected, epoch, sequence):
-            return Accepted()
-        last = _locked(row)
+        return accept(peer, epoch=epoch, sequence=sequence, using=using)
     if last is None or epoch > last.epoch:
         return OutOfOrder(0)
     if epoch < last.epoch:
@@ -253,21 +244,11 @@ def accept(peer: str, *, epoch: int, sequence: int, using: str | None = None) ->
     return OutOfOrder(last.position + 1)
 
 
-def _row_of(name: str) -> str:
-    """The name of a stream's row."""
-    if name.startswith(PEER):
+def _validate_number(what: str, number: int) -> None:
+    """Raise ``ValueError`` if that cannot be an offset, an epoch or a sequence."""
+    if not isinstance(number, int) or not 0 <= number <= LARGEST:
         raise ValueError(
-            f"{name!r} is not a valid name of a stream: names with the prefix {PEER!r} belong to "
-            "the peers of accept(). Rename it."
-        )
-    return scopes.fit(name)
-
-
-def _validate_number(what: str, number: int, *, least: int = 0) -> None:
-    """Raise ``ValueError`` if that cannot be an offset, a position, an epoch or a sequence."""
-    if not isinstance(number, int) or not least <= number <= LARGEST:
-        raise ValueError(
-            f"{number!r} is not a valid {what}. It must be an integer from {least} to {LARGEST}."
+            f"{number!r} is not a valid {what}. It must be an integer from 0 to {LARGEST}."
         )
 
 
@@ -307,13 +288,3 @@ def _create(using: str, stream: str, *, epoch: int = 0) -> None:
         update_fields=["stream"],
         unique_fields=["stream"] if targets else None,
     )
-
-
-def change(using: str, stream: str, **values: int | Combinable) -> StreamPosition:
-    """Set columns of the row, which is made if need be; the row after that."""
-    row, changes = _rows(using, stream), {**values, "updated_at": DatabaseNow()}
-    with transaction.atomic(using=using):
-        if not row.update(**changes):
-            _create(using, stream)
-            row.update(**changes)
-        return row.get()

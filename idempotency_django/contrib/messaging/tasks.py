@@ -28,16 +28,15 @@ from .outbox.relay import BATCH_SIZE, Relay
 
 
 @shared_task(name="idempotency_django.contrib.messaging.tasks.process_inbox", ignore_result=True)
-def process_inbox(sources: Sequence[str] = (), batch: int = BATCH) -> dict[str, int]:
+def process_inbox(batch: int = BATCH) -> dict[str, int]:
     """Handle the messages of the webhook inbox that are due, and return how many there were.
 
     Several may run at the same time, and one that was killed may run again.
 
     Args:
-        sources: handle messages of these sources only; empty: of all.
         batch: how many messages are claimed in one transaction.
     """
-    return dict(process_due(sources=sources, batch=batch))
+    return dict(process_due(batch=batch))
 
 
 @shared_task(name="idempotency_django.contrib.messaging.tasks.relay_outbox", ignore_result=True)
@@ -53,11 +52,3 @@ def relay_outbox(topics: Sequence[str] = (), batch: int = BATCH_SIZE) -> int:
     """
     with closing(Relay(topics, batch_size=batch)) as relay:
         return relay.drain()
-
-
-def nudge() -> None:
-    """Have a worker process the inbox now: the ``nudge`` of a ``WebhookReceiver``.
-
-    It is sent once. If the broker does not take it, the next one or Celery beat does its work.
-    """
-    process_inbox.apply_async(retry=False, expires=60)

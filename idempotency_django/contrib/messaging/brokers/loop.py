@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import faulthandler
 import logging
-import re
 import sys
 import threading
 import time
@@ -16,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -27,8 +26,7 @@ from ....backoff import Backoff
 from ....errors import OperationInProgress, StoreUnavailable
 from .. import dead_letters
 from ..consumers import Consumer, Failed
-from ..errors import UnknownEventType
-from ..events import STRUCTURED, Event, write_time
+from ..events import Event
 from ..heartbeats import Beat
 
 logger = logging.getLogger("idempotency_django")
@@ -39,8 +37,6 @@ HANDLER_TIMEOUT: Final = timedelta(minutes=15)
 POLL: Final = 1.0
 """Seconds that a source waits for a message, and the loop between two signs of life."""
 
-_ATTRIBUTE: Final = re.compile(r"(?:ce[_-]|cloudevents[:_])(.+)", re.IGNORECASE)
-_CONTENT_TYPES: Final = frozenset({"content-type", "content_type", "contenttype"})
 _UNCOUNTED: Final = (OperationInProgress, StoreUnavailable)
 
 
@@ -92,36 +88,14 @@ def as_text(value: Any) -> str:
 
 
 def event_of(message: Incoming) -> Event:
-    """The event in a message: its attributes are headers, or all of it is JSON in the body.
+    """The event in a message, which is JSON in its body.
 
     Raises:
         ValueError: there is none; the text says why.
     """
     if message.unreadable:
         raise ValueError(message.unreadable)
-    attributes: dict[str, str] = {}
-    content_type = ""
-    for name, value in message.headers:
-        attribute = _ATTRIBUTE.fullmatch(name)
-        if attribute and value is not None:
-            if attribute[1].lower() in attributes:
-                raise ValueError(f"The message has two headers for {attribute[1].lower()}.")
-            attributes[attribute[1].lower()] = _text(name, value)
-        elif value is not None and name.lower() in _CONTENT_TYPES:
-            content_type = _text(name, value)
-    if content_type.startswith(STRUCTURED) or not attributes:  # some senders set no type
-        return Event.from_json(message.body)
-    return Event.from_binary(attributes, content_type, message.body)
-
-
-def _text(name: str, value: Any) -> str:
-    if isinstance(value, datetime):
-        return write_time(value)
-    try:
-        text = value.decode() if isinstance(value, bytes) else str(value)
-    except UnicodeDecodeError:
-        raise ValueError(f"The header {name} is not text in UTF-8.") from None
-    return text.lower() if isinstance(value, bool) else text
+    return Event.from_json(message.body)
 
 
 class ConsumerLoop:
@@ -132,7 +106,6 @@ class ConsumerLoop:
         source: where the messages come from, not open yet.
         stop: ends the loop after the message in hand.
         health: a file that is touched every few seconds; empty: none.
-        ignore_unknown: whether to acknowledge events of types without a handler.
 
     Raises:
         ImproperlyConfigured: the consumer could handle no event.
@@ -145,7 +118,6 @@ class ConsumerLoop:
         stop: threading.Event,
         *,
         health: str = "",
-        ignore_unknown: bool = False,
     ) -> None:
         consumer.validate()
         if consumer.federated:
@@ -159,7 +131,6 @@ class ConsumerLoop:
         self._health = Path(health) if health else None
         self._row = Beat(f"consumer {consumer.name} from {source.place}")
         self._beating: Future[None] | None = None
-        self._ignore_unknown = ignore_unknown
 
     def run(self) -> None:
         """Handle messages; connect again whenever the broker cannot be reached."""
@@ -214,8 +185,6 @@ class ConsumerLoop:
         try:
             event = event_of(message)
             consumer.handle(event, redelivered=message.redelivered or failures > 0)
-        except UnknownEventType as error:
-            return None if self._ignore_unknown else self._dead_letter(message, event, error)
         except _UNCOUNTED as error:
             logger.warning("The message at %s has to wait: %s", message.place, error)
             return error

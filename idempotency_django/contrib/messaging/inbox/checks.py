@@ -1,4 +1,4 @@
-"""The system checks of the receivers of webhooks."""
+"""The system check of the receivers of webhooks."""
 
 from __future__ import annotations
 
@@ -9,71 +9,38 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
 
-from ....engine import choose_mode
-from ....policy import INHERITED
-from ....stores import stores
-from .receivers import WebhookReceiver, policy_of, receivers
+from .receivers import WebhookReceiver, receivers
 
 
 def check_receivers(**_: Any) -> Sequence[CheckMessage]:
     """The receivers of webhooks that the URLs lead to."""
-    if not getattr(settings, "ROOT_URLCONF", None):
-        return []
-    check_policy = _policy if _is_sound() else _nothing
+    known = receivers() if getattr(settings, "ROOT_URLCONF", None) else {}
     return [
-        message
-        for source, known in receivers().items()
-        for message in (
-            *_shared(source, known),
-            *_verifier(known[-1]),
-            *check_policy(known[-1]),
-        )
+        Error(problem, hint=hint, id="idempotency_django.E041")
+        for of_source in known.values()
+        for problem, hint in _problems(of_source)
     ]
 
 
-def _is_sound() -> bool:
-    """Whether the project's own policy and stores can be used; else, other checks say it once."""
-    try:
-        stores.all()
-        policy = INHERITED.resolved()
-        choose_mode(policy, stores[policy.store])
-    except ImproperlyConfigured:
-        return False
-    return True
-
-
-def _nothing(_: type[WebhookReceiver]) -> Iterator[CheckMessage]:
-    return iter(())
-
-
-def _shared(source: str, known: list[type[WebhookReceiver]]) -> Iterator[CheckMessage]:
-    if len(known) > 1:
-        names = " and ".join(each.__qualname__ for each in known)
-        yield Error(
-            f"{names} have the same source, {source!r}.",
-            hint="Their messages cannot be distinguished. Give each receiver its own source.",
-            id="idempotency_django.E041",
+def _problems(of_source: Sequence[type[WebhookReceiver]]) -> Iterator[tuple[str, str]]:
+    """The problems of the receivers of one source, each with what to do."""
+    name, receiver = of_source[-1].__qualname__, of_source[-1]
+    if len(of_source) > 1:
+        names = " and ".join(each.__qualname__ for each in of_source)
+        yield (
+            f"{names} have the same source, {receiver.source!r}.",
+            "Their messages cannot be distinguished. Give each receiver its own source.",
         )
-
-
-def _verifier(receiver: type[WebhookReceiver]) -> Iterator[CheckMessage]:
     verifier = getattr(receiver, "verifier", None)
-    problems = ["is missing"] if verifier is None else verifier.problems()
-    for problem in problems:
-        yield Error(
-            f"The verifier of {receiver.__qualname__} {problem}.",
-            hint="Pass the sender's signing secrets, such as Stripe([secret]).",
-            id="idempotency_django.E041",
+    for problem in ["is missing"] if verifier is None else verifier.problems():
+        yield (
+            f"The verifier of {name} {problem}.",
+            "Pass the sender's signing secrets, such as Stripe([secret]).",
         )
-
-
-def _policy(receiver: type[WebhookReceiver]) -> Iterator[CheckMessage]:
     try:
-        policy = policy_of(receiver)
-        choose_mode(policy, stores[policy.store])
+        receiver.consumer.validate()
     except ImproperlyConfigured as error:
-        yield Error(
-            f"The policy of {receiver.__qualname__} cannot be used: {error}",
-            hint="Change its policy, or the project's.",
-            id="idempotency_django.E041",
+        yield (
+            f"The policy of {name} cannot be used: {error}",
+            "Change its policy, or the project's.",
         )

@@ -5,18 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, ClassVar, Final, TypeVar
 
-from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
 from django.db import connections, transaction
 from django.db.models.constants import OnConflict
 from django.db.models.sql import InsertQuery
-from django.http import HttpRequest, HttpResponse, UnreadablePostError
-from django.http.request import RawPostDataException
+from django.http import HttpRequest, HttpResponse
 from django.urls import get_resolver
 from django.utils.crypto import salted_hmac
 from django.views import View
@@ -24,11 +21,10 @@ from django.views import View
 from ....errors import IdempotencyError, StoreUnavailable
 from ....http import EXEMPT, INBOX, problem_response
 from ....models import DatabaseNow
-from ....policy import Policy, digest, keys, named_fingerprints, scopes
-from ....stores import is_open
-from ..consumers import Handler, registering
+from ....policy import Policy, keys, scopes
+from ....stores import forbid_atomic_block
+from ..consumers import Consumer
 from ..databases import database
-from ..errors import DeliveryMalformed, DeliveryTooLarge
 from ..events import Event
 from ..models import InboxMessage, MessageState
 from ..verifiers import Contents, Verifier
@@ -42,31 +38,11 @@ _SECRET_HEADERS: Final = frozenset({"cookie", "authorization", "x-api-key", "x-a
 _COLUMNS: Final = [each for each in InboxMessage._meta.concrete_fields if not each.primary_key]
 
 
-def read_body(request: HttpRequest, at_most: int) -> bytes:
-    """The body.
-
-    Raises:
-        DeliveryTooLarge: it has more bytes than that.
-        DeliveryMalformed: it did not arrive.
-    """
-    try:
-        body = bytes(request.read(at_most + 1))  # request.body has a limit of its own
-    except (UnreadablePostError, RawPostDataException) as error:
-        raise DeliveryMalformed(
-            "The body of the delivery could not be read, so nothing was stored. Deliver it again."
-        ) from error
-    if len(body) > at_most:
-        raise DeliveryTooLarge
-    return body
-
-
 def insert(message: InboxMessage) -> bool:
     """Commit the message; ``False``: a message with its source and id, or its unique digest,
     exists.
     """
-    content_digest, using = digest(message.digest), database()
-    named = named_fingerprints(message.message_id, scope_of(message.source), content_digest)
-    message.fingerprint = named[0]  # under the SECRET_KEY of now
+    using = database()
     query = InsertQuery(InboxMessage, on_conflict=OnConflict.IGNORE)
     query.insert_values(_COLUMNS, [message])
     [(statement, parameters)] = query.get_compiler(using=using).as_sql()
@@ -82,23 +58,16 @@ def known_digest(message: InboxMessage) -> str | None:
     return same.values_list("digest", flat=True).first()
 
 
-def _refuse_transaction(using: str) -> None:
-    connection = connections[using]
-    if is_open(using) or not (connection.in_atomic_block or connection.get_autocommit()):
-        raise ImproperlyConfigured(
-            f"A webhook was received within a transaction on the database {using!r}, so the "
-            "sender would get its response before the commit. Do not put transaction.atomic() "
-            "around the view of a webhook, and do not set AUTOCOMMIT to False."
-        )
-
-
-ANY: Final = "*"
-"""The type of the handler for all types without a handler of their own."""
-
-_SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _RECEIVERS: Final[dict[str, dict[str, type[WebhookReceiver]]]] = {}
 """The receivers by source and path: one that is loaded again replaces itself."""
+
+
+class _Handlers(Consumer):
+    """The handlers of a receiver. The records of its messages have a scope of their own."""
+
+    def _scope(self, source: str, sender: str) -> str:
+        return f"webhook:{source}"
 
 
 class WebhookReceiver(View):
@@ -125,8 +94,7 @@ class WebhookReceiver(View):
         max_attempts: how many attempts at a message may fail before it is dead-lettered; ``None``:
             all.
         policy: the policy of the handlers; by default the project's.
-        max_body_bytes: a larger body is refused. ``DATA_UPLOAD_MAX_MEMORY_SIZE`` does not apply.
-        dead_letters_block_group: whether a dead letter holds up the later ones of its group.
+        consumer: handles its messages.
     """
 
     source: ClassVar[str] = ""
@@ -134,50 +102,29 @@ class WebhookReceiver(View):
     ttl: ClassVar[timedelta | None] = timedelta(days=7)
     max_attempts: ClassVar[int | None] = 10
     policy: ClassVar[Policy | None] = None
-    max_body_bytes: ClassVar[int] = 5 * 1024 * 1024
-    dead_letters_block_group: ClassVar[bool] = True
+    consumer: ClassVar[Consumer]
 
     http_method_names = ["post"]
-    _handlers: ClassVar[dict[str, Handler]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls._handlers = dict(cls._handlers)
         if "source" not in vars(cls):
             return
-        if not _SOURCE.fullmatch(cls.source):
-            raise ImproperlyConfigured(
-                f"{cls.source!r} is not a valid source of {cls.__qualname__}. Use 1 to 100 "
-                "letters, digits, '_', '.' and '-', such as 'stripe'."
-            )
+        cls.consumer = _Handlers(
+            cls.source, ttl=cls.ttl, max_attempts=cls.max_attempts, policy=cls.policy
+        )
         _RECEIVERS.setdefault(cls.source, {})[f"{cls.__module__}.{cls.__qualname__}"] = cls
 
     @classmethod
     def on(cls, *types: str, steps: bool = False) -> Callable[[_Function], _Function]:
         """Register the decorated function for messages of these types; ``"*"``: of all others.
 
-        It is called with the :class:`~idempotency_django.contrib.messaging.Event`, whose data is
-        the whole body, and, if it takes a second argument, the
-        :class:`~idempotency_django.engine.context.ExecutionContext` of the attempt. It returns what
-        JSON can say.
-
-        Args:
-            types: the types of messages.
-            steps: whether it calls ``execution.step()``. It then runs in the leased mode, in which
-                a later attempt goes on after the last step.
-
-        Raises:
-            ValueError: no type is given, or one of them has a handler already.
-            TypeError: a type is not a text.
-            ImproperlyConfigured: the function cannot be called so, or is async.
+        As :meth:`.Consumer.on`. It is called with the
+        :class:`~idempotency_django.contrib.messaging.Event`, whose data is the whole body, and, if
+        it takes a second argument, the
+        :class:`~idempotency_django.engine.context.ExecutionContext` of the attempt.
         """
-        owner = f"the receiver {cls.__qualname__}"
-        return registering(cls._handlers, types, owner, steps=steps)
-
-    @classmethod
-    def handler_of(cls, type: str) -> Handler | None:  # noqa: A002  # CloudEvents' name for it
-        """The handler of messages of this type; ``None``: they are ignored."""
-        return cls._handlers.get(type) or cls._handlers.get(ANY)
+        return cls.consumer.on(*types, steps=steps)
 
     @classmethod
     def as_view(cls, **initkwargs: Any) -> Callable[..., Any]:
@@ -194,22 +141,14 @@ class WebhookReceiver(View):
         """The ordering group of the message: earlier messages of the same group are handled first.
 
         Override it where the order matters; empty or ``None``: in no particular order. If it
-        raises, that is logged, and the message is stored without a group.
+        raises, nothing is stored, and the sender delivers the message again.
         """
         return ""
-
-    def on_stored(self) -> None:
-        """Called when a message was committed, before the sender gets its response.
-
-        Override it to have messages processed soon, for example by
-        :func:`idempotency_django.contrib.messaging.tasks.nudge`. If it raises, that is logged, and
-        the message is processed all the same.
-        """
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         """Verify and store a delivery."""
         try:
-            stored = self._receive(request)
+            self._receive(request)
         except DatabaseFault:
             logger.exception("A message of %s could not be stored.", self.source)
             return problem_response(
@@ -220,39 +159,30 @@ class WebhookReceiver(View):
                 )
             )
         except IdempotencyError as error:
-            if isinstance(error, DeliveryMalformed):  # it is signed, so its sender is no stranger
-                logger.warning("A delivery of %s is malformed: %s", self.source, error)
-            else:
-                logger.info("A delivery of %s was refused: %s", self.source, error)
+            logger.info("A delivery of %s was refused: %s", self.source, error)
             response = problem_response(error)
             if response.status_code == 401:
                 response["WWW-Authenticate"] = "Signature"  # RFC 9110 wants a scheme
             return response
-        if stored:
-            try:
-                self.on_stored()
-            except Exception:
-                logger.exception(
-                    "on_stored() of %s failed; its message is handled later.", self.source
-                )
         return HttpResponse(status=200)
 
-    def _receive(self, request: HttpRequest) -> bool:
-        """Whether the message is new, and committed."""
-        _refuse_transaction(database())
-        body = read_body(request, self.max_body_bytes)
+    def _receive(self, request: HttpRequest) -> None:
+        """Commit the message, unless it was before."""
+        forbid_atomic_block(database(), f"A message of {self.source!r}")
+        body = request.body
         self.verifier.verify(request.headers, body)
         contents = self.verifier.read(request.headers, body)
         message = self._message(contents, request, body)
         if not self.verifier.signs_id:
             message.unique_digest = message.digest
         if insert(message):
-            return True
+            return
         known = known_digest(message)
         if known == message.digest:
-            return False  # it is delivered again
+            return  # it is delivered again
         if known is None and self.verifier.signs_id:
-            return insert(message)  # the existing message has been purged since
+            insert(message)  # the existing message has been purged since
+            return
         message_id = message.message_id
         if known is not None:
             # Keyed: who may list the messages may not test guesses at their bodies.
@@ -272,35 +202,21 @@ class WebhookReceiver(View):
                 self.source,
                 why,
             )
-        return False
 
     def _suspect(self, message: InboxMessage, why: str) -> bool:
         """Store the message for an operator to accept; ``False``: it is already stored."""
         message.unique_digest, message.state = None, MessageState.DEAD
         message.is_suspect, message.error = True, why
         message.process_after = None
-        message.group = message.stream = ""  # until it is accepted: it holds up no genuine message
+        message.stream = ""  # until it is accepted: it holds up no genuine message
         if not self.verifier.signs_id and self.ttl:  # an attacker can send any number of them
             message.purge_at = DatabaseNow() + self.ttl
         return insert(message)
 
-    def group_of(self, contents: Contents) -> str:
-        """The group that a message is stored with."""
-        try:
-            group = self.group(event_of(self.source, contents))
-            return "" if group is None else scopes.fit(str(group))
-        except Exception:
-            logger.exception(
-                "group() of %s failed for the message %s. The message was stored without a group, "
-                "so its order is not kept. Correct group().",
-                self.source,
-                contents.message_id,
-            )
-            return ""
-
     def _message(self, contents: Contents, request: HttpRequest, body: bytes) -> InboxMessage:
         same = body if contents.same is None else contents.same
-        group = self.group_of(contents)
+        given = self.group(event_of(self.source, contents))
+        group = "" if given is None else scopes.fit(str(given))
         kept = [(k, v) for k, v in request.headers.items() if k.lower() not in _SECRET_HEADERS]
         return InboxMessage(
             source=self.source,
@@ -340,13 +256,3 @@ def receiver_of(source: str) -> type[WebhookReceiver] | None:
     if source not in _RECEIVERS:
         receivers()
     return next(reversed(_RECEIVERS.get(source, {}).values()), None)
-
-
-def policy_of(receiver: type[WebhookReceiver]) -> Policy:
-    """The policy of a receiver's handlers, resolved."""
-    return (receiver.policy or Policy()).replace(ttl=receiver.ttl).resolved()
-
-
-def scope_of(source: str) -> str:
-    """The scope of the records of a source's messages."""
-    return f"webhook:{source}"

@@ -109,8 +109,6 @@ class Migration(migrations.Migration):
                 ('state', models.CharField(choices=[('pending', 'pending'), ('done', 'done'), ('dead', 'dead'), ('discarded', 'discarded')], default='pending', max_length=16, verbose_name='state')),
                 ('attempts', models.PositiveIntegerField(default=0, verbose_name='attempts')),
                 ('process_after', models.DateTimeField(blank=True, null=True, verbose_name='process after')),
-                ('ended', models.PositiveIntegerField(db_default=0, default=0, verbose_name='last attempt that ended')),
-                ('fingerprint', idempotency_django.models.ExactCharField(blank=True, default='', max_length=64, verbose_name='fingerprint')),
                 ('error', models.TextField(blank=True, default='', verbose_name='error')),
                 ('is_suspect', models.BooleanField(db_default=False, default=False, verbose_name='must be accepted')),
                 ('received_at', models.DateTimeField(verbose_name='received')),

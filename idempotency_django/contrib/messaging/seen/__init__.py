@@ -50,10 +50,7 @@ class SeenFilter(ABC):
         """
         if time.monotonic() >= self._resumes_at:
             try:
-                found = [bool(each) for each in self.contains(ids)]
-                if len(found) == len(ids):
-                    return found
-                raise ValueError(f"It returned {len(found)} results for {len(ids)} ids.")
+                return [bool(each) for each in self.contains(ids)]
             except ImproperlyConfigured:
                 raise
             except Exception:  # noqa: BLE001  # whatever it is, the event is handled

@@ -43,9 +43,6 @@ class RedisSet(SeenFilter):
         self.name = name
         self._server = RedisServer(cache, connection_factory)
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r}>"
-
     def contains(self, ids: Sequence[str]) -> Sequence[bool]:
         return [bool(each) for each in self._sent([("EXISTS", key) for key in self._keys(ids)])]
 
@@ -77,9 +74,6 @@ class RedisBloom(RedisSet):
         cache: as for :class:`RedisSet`.
         name: as for :class:`RedisSet`. Give filters of different sizes different ones.
         connection_factory: as for :class:`RedisSet`.
-
-    Raises:
-        ValueError: one of the numbers is out of its range.
     """
 
     def __init__(
@@ -90,11 +84,6 @@ class RedisBloom(RedisSet):
         error: float = 0.001,
         **options: Any,
     ) -> None:
-        if capacity < 1 or not 0 < error < 1:
-            raise ValueError(
-                f"A filter got capacity={capacity} and error={error}. Use a capacity of 1 or more, "
-                "and an error between 0 and 1, such as 0.001."
-            )
         super().__init__(ttl, **options)
         self.capacity, self.error = capacity, error
 

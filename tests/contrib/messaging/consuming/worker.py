@@ -165,7 +165,7 @@ class Worker:
             elif outcome.rejected:
                 message.reject()
             else:
-                time.sleep(min(outcome.delay or 0.01, 0.2))
+                time.sleep(0.05)
                 message.requeue()
 
     def outcome(self, handle: Callable[..., Any], event: Any, redelivered: bool) -> Any:

@@ -79,7 +79,7 @@ def test_handler(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A handler with steps hangs, and its lease is renewed. Another process finds the message in
     progress each time: it says so until the handler has ended.
     """
-    rows, stepping = InboxMessage.objects.using(using), Stepping._handlers["order.paid"]
+    rows, stepping = InboxMessage.objects.using(using), Stepping.consumer._handlers["order.paid"]
     hangs, released = threading.Event(), threading.Event()
 
     def hang(event: Event, execution: Any) -> Any:
@@ -87,7 +87,7 @@ def test_handler(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert released.wait(30)
         return stepping(event, execution)
 
-    monkeypatch.setitem(Stepping._handlers, "order.paid", Handler(hang, steps=True))
+    monkeypatch.setitem(Stepping.consumer._handlers, "order.paid", Handler(hang, steps=True))
     deliver(Stepping)
     rows.update(received_at=DatabaseNow() - SIX_HOURS)
 

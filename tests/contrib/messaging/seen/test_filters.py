@@ -142,12 +142,6 @@ class TestFaults:
         with pytest.raises(ImproperlyConfigured, match="cache 'nowhere'"):
             RedisSet(DAY, cache="nowhere").may_contain(ids(1))
 
-    @pytest.mark.parametrize("wrong", [{"capacity": 0}, {"error": 0}, {"error": 1}])
-    def test_no_filter(self, wrong: dict[str, Any]) -> None:
-        """Numbers that no filter could have are refused."""
-        with pytest.raises(ValueError, match="A filter got"):
-            RedisBloom(**({"capacity": 10} | wrong))
-
 
 def test_no_time() -> None:
     """A filter that remembers nothing is refused."""

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
+from django.db.models import F
 from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
 
-from idempotency_django.contrib.messaging import claim_stream, reset_stream
+from idempotency_django.contrib.messaging import claim_stream
 from idempotency_django.contrib.messaging.errors import AlreadyProcessed, StreamFenced
 from idempotency_django.contrib.messaging.models import StreamPosition
 from idempotency_django.contrib.messaging.streams import Stream
@@ -69,8 +70,6 @@ class TestClaim:
         """The name of a peer is refused."""
         with pytest.raises(ValueError, match="belong to the peers"):
             claim_stream("peer:a", using=using)
-        with pytest.raises(ValueError, match="belong to the peers"):
-            reset_stream("peer:a", position=1, using=using)
 
     def test_within_a_transaction(self, using: str) -> None:
         """Within a transaction it is refused: the owner before would be fenced only later."""
@@ -228,24 +227,13 @@ def started(function: Callable[[], None]) -> Callable[[], None]:
     return wait
 
 
-class TestReset:
-    @pytest.mark.parametrize("position", [-1, 2, 9])
-    def test_reset(self, using: str, position: int) -> None:
-        """The owner is fenced; who claims next goes on after the new position."""
-        late = claim_stream(NAME, using=using)
-        process(late, using, 5)
-        reset_stream(NAME, position=position, using=using)
-        with pytest.raises(StreamFenced):
-            process(late, using, 10)
-        stream = claim_stream(NAME, using=using)
-        assert (stream.epoch, stream.position) == (3, position)
-
-    def test_new(self, using: str) -> None:
-        """A stream that was read by something else before can begin where that ended."""
-        reset_stream(NAME, position=41, using=using)
-        assert claim_stream(NAME, using=using).position == 41
-
-    def test_no_position(self, using: str) -> None:
-        """What cannot be a position is refused."""
-        with pytest.raises(ValueError, match="from -1 to"):
-            reset_stream(NAME, position=-2, using=using)
+def test_set_by_hand(using: str) -> None:
+    """The owner is fenced; who claims next goes on after the new position."""
+    late = claim_stream(NAME, using=using)
+    process(late, using, 5)
+    rows = StreamPosition.objects.using(using).filter(stream=NAME)
+    rows.update(epoch=F("epoch") + 1, position=2)
+    with pytest.raises(StreamFenced):
+        process(late, using, 10)
+    stream = claim_stream(NAME, using=using)
+    assert (stream.epoch, stream.position) == (3, 2)

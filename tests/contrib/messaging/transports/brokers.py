@@ -38,12 +38,6 @@ def await_that(condition: Callable[[], bool], seconds: float = PATIENCE) -> None
         time.sleep(0.02)
 
 
-def attributes_of(event: Event) -> dict[str, str]:
-    """The attributes of an event, each as a text."""
-    members = json.loads(event.to_json())
-    return {name: str(value) for name, value in members.items() if name != "data"}
-
-
 class Broker(ABC):
     """One broker, with a place of its own there.
 
@@ -61,10 +55,6 @@ class Broker(ABC):
     @abstractmethod
     def publish(self, *events: Event | bytes) -> None:
         """Publish events in the structured mode, or anything; they are there when this returns."""
-
-    @abstractmethod
-    def publish_binary(self, event: Event) -> None:
-        """Publish an event in the binary mode."""
 
     @abstractmethod
     def left(self) -> int:
@@ -156,13 +146,6 @@ class Kafka(Broker):
             self._producer.produce(self.place, body, partition=number % self.partitions)
         assert self._producer.flush(patience(PATIENCE)) == 0
 
-    def publish_binary(self, event: Event) -> None:
-        self._published += 1
-        names = {f"ce_{name}": value for name, value in attributes_of(event).items()}
-        headers = {**names, "content-type": "application/json"}
-        self._producer.produce(self.place, json.dumps(event.data), headers=headers)
-        assert self._producer.flush(patience(PATIENCE)) == 0
-
     def left(self) -> int:
         places = [TopicPartition(self.place, number) for number in range(self.partitions)]
         committed = self._looker.committed(places, timeout=patience(PATIENCE))
@@ -192,11 +175,6 @@ class Kombu(Broker):
         for event in events:
             body = event if isinstance(event, bytes) else event.to_json().encode()
             self.publish_raw(body, {}, "application/cloudevents+json")
-
-    def publish_binary(self, event: Event, **more: str) -> None:
-        named = {f"cloudEvents:{name}": value for name, value in attributes_of(event).items()}
-        body = json.dumps(event.data).encode()
-        self.publish_raw(body, {**named, **more}, "application/json")
 
     def publish_raw(
         self, body: bytes, headers: Mapping[str, Any], content_type: str, **properties: Any

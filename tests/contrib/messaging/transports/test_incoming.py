@@ -1,9 +1,8 @@
-"""Events in the messages of any broker, in both modes, and what is no event."""
+"""Events in the messages of any broker, and what is no event."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,29 +12,10 @@ from hypothesis import strategies as st
 from idempotency_django.contrib.messaging import Event
 from idempotency_django.contrib.messaging.brokers.loop import Incoming, as_text, event_of
 
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
-NAMES = {"specversion": "1.0", "id": "1", "source": "/shop", "type": "order.paid"}
-
 
 def incoming(headers: list[tuple[str, Any]], body: bytes = b"") -> Incoming:
     """A message."""
     return Incoming("place", body, headers, False, lambda: None)
-
-
-@given(TEXTS, TEXTS, TEXTS, st.sampled_from(["ce_", "ce-", "cloudEvents:", "cloudEvents_"]))
-def test_binary(number: str, source: str, subject: str, prefix: str) -> None:
-    """Attributes are texts as they are: no quotes, no percent signs have a meaning."""
-    attributes = {**NAMES, "id": number, "source": source, "subject": subject}
-    headers = [(f"{prefix}{name}", value.encode()) for name, value in attributes.items()]
-    event = event_of(incoming([*headers, ("content-type", b"application/json")], b'{"a": 1}'))
-    assert event == Event(
-        id=number,
-        source=source,
-        type="order.paid",
-        subject=subject,
-        data={"a": 1},
-        datacontenttype="application/json",
-    )
 
 
 @pytest.mark.parametrize(
@@ -48,24 +28,12 @@ def test_structured(content_type: str | None) -> None:
     assert event_of(incoming(headers, event.to_json().encode())) == event
 
 
-def test_values_of_amqp() -> None:
-    """AMQP has numbers, booleans and times of its own."""
-    time = datetime(2031, 5, 7, 9, 30, tzinfo=UTC)
-    headers = [(f"cloudEvents:{name}", value) for name, value in NAMES.items()]
-    more = [("cloudEvents:time", time), ("cloudEvents:n", 7), ("cloudEvents:yes", True)]
-    event = event_of(incoming([*headers, *more]))
-    assert (event.time, event.extensions) == (time, {"n": "7", "yes": "true"})
-
-
 @pytest.mark.parametrize(
     ("headers", "body", "text"),
     [
         ([], b"", "not JSON"),
         ([("content-type", "text/plain")], b"hello", "not JSON"),
         ([("content-type", "application/cloudevents-batch+json")], b"[]", "list in JSON"),
-        ([("ce_id", "1")], b"", "no specversion"),
-        ([*((f"ce_{k}", v) for k, v in NAMES.items()), ("ce-id", "2")], b"", "two headers"),
-        ([("ce_id", b"\xff")], b"", "not text in UTF-8"),
     ],
 )
 def test_no_event(headers: list[tuple[str, Any]], body: bytes, text: str) -> None:

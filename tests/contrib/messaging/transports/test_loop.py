@@ -153,13 +153,12 @@ def test_dead_letter_not_kept(
     assert "(1 bytes) cannot be stored as a dead letter" in caplog.text
 
 
-@pytest.mark.parametrize("ignored", [False, True])
-def test_unknown_types(ignored: bool) -> None:
-    """An event without a handler is dead-lettered or ignored, as the option says."""
+def test_unknown_types() -> None:
+    """An event without a handler is dead-lettered."""
     memory = Memory(message(paid("u", type="order.lost")), message(paid("a")))
-    done = memory.run(Billing().consumer, ignore_unknown=ignored)
+    done = memory.run(Billing().consumer)
     assert done == ["open", "acknowledge u", "acknowledge a", "close"]
-    assert InboxMessage.objects.count() == (not ignored)
+    assert InboxMessage.objects.get().type == "order.lost"
 
 
 def test_the_broker_is_lost(caplog: pytest.LogCaptureFixture) -> None:

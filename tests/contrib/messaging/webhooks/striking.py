@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from django.http import HttpRequest, HttpResponse
 from django.urls import path
 
 from idempotency_django.backoff import Backoff
@@ -47,8 +48,11 @@ class Hook(WebhookReceiver):
         self.event = event
         return str(event.data.get("group", ""))
 
-    def on_stored(self) -> None:
-        strike(MOMENTS[0], self.event)
+    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        response = super().post(request, *args, **kwargs)
+        if response.status_code == 200:
+            strike(MOMENTS[0], self.event)
+        return response
 
 
 @Hook.on("order.paid")

@@ -13,7 +13,6 @@ from django.core.management.base import BaseCommand, CommandError
 from .....management import number, stop_on_signals
 from ...outbox.relay import BATCH_SIZE, LEASE, POLL, Relay, abandoned, run_relay
 from ...queue import counted
-from ...tables import refuse_unmigrated
 
 
 class Command(BaseCommand):
@@ -66,7 +65,6 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         lease = timedelta(seconds=options["lease"])
         try:
-            refuse_unmigrated()
             relay = Relay(options["topic"], batch_size=options["batch"], lease=lease)
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error

@@ -13,11 +13,9 @@ from urllib.parse import urlsplit
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
-from .....conf import did_you_mean
 from .....management import stop_on_signals
 from ...brokers.loop import ConsumerLoop, Source
 from ...consumers import Consumer, consumers
-from ...tables import refuse_unmigrated
 
 BROKERS: Final = "idempotency_django.contrib.messaging.brokers"
 _FROM_ENVIRONMENT: Final = "env:"
@@ -61,11 +59,6 @@ class Command(BaseCommand):
             "such as max.poll.interval.ms=600000. The value is JSON, a string, or env:NAME.",
         )
         parser.add_argument(
-            "--ignore-unknown",
-            action="store_true",
-            help="Acknowledge events of types without a handler, instead of dead-lettering them.",
-        )
-        parser.add_argument(
             "--health",
             metavar="FILE",
             default="",
@@ -76,17 +69,10 @@ class Command(BaseCommand):
         self, *, consumer: str, url: str, place: str | None, pairs: list[str], **more: Any
     ) -> None:
         try:
-            refuse_unmigrated()
             found = _consumer(consumer)
             source = _source(found, _value(url), place or found.name, _options(pairs))
             with stop_on_signals() as stop:
-                loop = ConsumerLoop(
-                    found,
-                    source,
-                    stop,
-                    health=more["health"],
-                    ignore_unknown=more["ignore_unknown"],
-                )
+                loop = ConsumerLoop(found, source, stop, health=more["health"])
                 self.stdout.write(f"{found.name} takes messages from {source.place}.")
                 loop.run()
         except ImproperlyConfigured as error:
@@ -96,17 +82,18 @@ class Command(BaseCommand):
 
 def _consumer(name: str) -> Consumer:
     listed = consumers()
-    if name not in listed:
-        hint = did_you_mean(name, listed, "It lists") if listed else "It lists none."
-        raise CommandError(f"IDEMPOTENCY['CONSUMERS'] lists no consumer called {name!r}. {hint}")
-    return listed[name]
+    try:
+        return listed[name]
+    except KeyError:
+        raise CommandError(
+            f"IDEMPOTENCY['CONSUMERS'] lists no consumer called {name!r}. It lists "
+            f"{', '.join(sorted(listed)) or 'none'}."
+        ) from None
 
 
 def _source(consumer: Consumer, url: str, place: str, options: dict[str, Any]) -> Source:
     """Where the messages come from; only this broker's client library must be installed."""
     scheme = urlsplit(url).scheme
-    if not scheme:
-        raise CommandError(f"{url!r} is not the URL of a broker. Write for example amqp://host//.")
     try:
         if scheme == "kafka":
             kafka: Any = import_module(f"{BROKERS}.kafka")
@@ -118,15 +105,11 @@ def _source(consumer: Consumer, url: str, place: str, options: dict[str, Any]) -
         else:
             kombu: Any = import_module(f"{BROKERS}.kombu")
             source = kombu.KombuSource(url, place, options)
-    except KeyError as error:  # kombu's, of a transport that it doesn't know
-        raise CommandError(
-            f"There is no broker whose URL begins with '{scheme}:'. Write for example amqp://host//."
-        ) from error
-    except ImportError as error:
+    except (KeyError, ImportError) as error:  # kombu raises KeyError for a scheme without broker
         extra = scheme if scheme in ("kafka", "sqs") else "rabbitmq"
         raise CommandError(
-            f"The URL of the broker needs a missing library: {error}. Run pip install "
-            f'"idempotency-django[{extra}]".'
+            f"There is no broker for URLs that begin with '{scheme}:' ({error}). Write for example "
+            f'amqp://host//, and run pip install "idempotency-django[{extra}]".'
         ) from error
     return source
 

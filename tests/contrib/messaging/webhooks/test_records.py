@@ -1,29 +1,36 @@
-"""The row of a message is the record of its handler, and is completed with what that writes."""
+"""A message has a record, whose claim is committed first and completed with what is written."""
 
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from django.conf import settings
 from django.db import IntegrityError, OperationalError, connections, transaction
-from django.test.utils import CaptureQueriesContext, override_settings
+from django.test.utils import override_settings
 
 from idempotency_django.contrib.messaging import Event, process_due, publish
-from idempotency_django.contrib.messaging.inbox.processing import claim, process
+from idempotency_django.contrib.messaging.inbox.processing import (
+    IN_PROGRESS,
+    claim,
+    handled_by,
+    process,
+)
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
-from idempotency_django.contrib.messaging.settling import NotSettled, repeat, retry
+from idempotency_django.contrib.messaging.settling import repeat, retry
 from idempotency_django.errors import StoreUnavailable
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.stores import stores
 from idempotency_django.stores.database import DatabaseStore
 from tests.models import Effect
+from tests.support.shared import LONG_AGO
 
 from .conftest import Inbox
-from .receivers import Hook, Stepping, behaviour, body_of, deliver
+from .receivers import Hook, Stepping, behaviour, deliver
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -32,31 +39,24 @@ def records(inbox: Inbox) -> int:
     return IdempotencyKey.objects.using(inbox.alias).count()
 
 
-@pytest.mark.parametrize(("group", "more"), [("", 0), ("g", 1)], ids=["ungrouped", "grouped"])
-def test_statements(inbox: Inbox, group: str, more: int) -> None:
-    """A message takes six statements besides the handler's own, and two commits."""
-    deliver(Hook, body=body_of(group=group))
-    with CaptureQueriesContext(connections[inbox.alias]) as captured:
-        assert process_due(batch=1) == {"done": 1}
-    sent = [each["sql"] for each in captured]
-    control = ("BEGIN", "COMMIT", "SET SESSION")  # of a new connection
-    statements = [sql for sql in sent if not sql.startswith(control)]
-    effects = [sql for sql in statements if Effect._meta.db_table in sql]
-    looked_again = 2  # the next round, which finds nothing, and no group whose first is gone
-    assert len(effects) == 1
-    assert len(statements) - len(effects) - looked_again <= 6 + more
-    assert sum(sql == "COMMIT" for sql in sent) == 2
-    assert records(inbox) == 0
+def die_in_the_handler(inbox: Inbox) -> None:
+    """What a process leaves that is killed in its handler, once its leases are over."""
+    [message] = claim(1)
+    consumer, event, sender, key = handled_by(message)
+    plan = consumer.execution_of(event, sender, key=key).plan
+    plan.store.acquire(replace(plan.operation, lease=plan.policy.lease))
+    inbox.due_now()
+    IdempotencyKey.objects.using(inbox.alias).update(lease_expires_at=LONG_AGO)
 
 
 def test_publish(inbox: Inbox) -> None:
-    """What the handler publishes is committed with its row, which it names as its cause."""
+    """What the handler publishes is committed with its record, which it names as its cause."""
     topics = {"orders": {"BACKEND": "tests.contrib.messaging.outbox.conftest.Broker"}}
     behaviour["shop"] = lambda event, execution: publish("orders", 1, type="paid")
     with override_settings(IDEMPOTENCY={**settings.IDEMPOTENCY, "OUTBOX": topics}):
         deliver(Hook)
         assert process_due() == {"done": 1}
-    assert OutboxMessage.objects.using(inbox.alias).get().caused_by == "m-1 inbox:shop"
+    assert OutboxMessage.objects.using(inbox.alias).get().caused_by == "m-1 webhook:shop"
 
 
 def fails_with(error: BaseException) -> Any:
@@ -76,7 +76,7 @@ def test_errors(inbox: Inbox, error: Exception) -> None:
     assert process_due() == {"pending": 1}
     assert inbox.effects() == []
     row = inbox.row()
-    assert (row.state, row.attempts, row.ended) == ("pending", 1, 1)
+    assert (row.state, row.attempts) == ("pending", 1)
     assert row.error.startswith(type(error).__name__)
 
 
@@ -110,26 +110,8 @@ def test_marked_for_rollback(inbox: Inbox) -> None:
     assert inbox.effects() == []
 
 
-def test_commit_that_the_driver_makes_holds_the_message(inbox: Inbox) -> None:
-    """With on_interrupted="hold", a handler that has committed and failed is not run again."""
-    hold = Policy(on_interrupted="hold")
-
-    def handle(event: Event, execution: Any) -> None:
-        connections[inbox.alias].connection.commit()
-        raise ConnectionError
-
-    behaviour["shop"] = handle
-    deliver(Hook)
-    for tally in ({"dead": 1}, {}):
-        with patch.object(Hook, "policy", hold):
-            assert process_due() == tally
-        inbox.due_now()
-    assert inbox.effects() == ["shop m-1"]
-    assert inbox.row().error
-
-
-def test_hook_that_fails(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
-    """An error after the commit changes nothing: the message is done, and the log says so."""
+def test_hook_that_fails(inbox: Inbox) -> None:
+    """An error after the commit repeats no effect: the next attempt finds the message handled."""
 
     def hook() -> None:
         raise ConnectionError
@@ -139,26 +121,34 @@ def test_hook_that_fails(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None
 
     behaviour["shop"] = handle
     deliver(Hook)
+    assert process_due() == {"pending": 1}
+    inbox.due_now()
     assert process_due() == {"done": 1}
-    assert "was handled and committed" in caplog.text
-    assert "Another attempt" not in caplog.text
-    assert process_due() == {}
-    assert (inbox.effects(), inbox.row().state) == (["shop m-1"], "done")
+    assert inbox.effects() == ["shop m-1"]
+
+
+def test_killed_before_it_is_noted(inbox: Inbox) -> None:
+    """What was committed is not done again, although the row does not say that it was handled."""
+    deliver(Hook)
+    [message] = claim(1)
+    consumer, event, sender, key = handled_by(message)
+    consumer.execution_of(event, sender, key=key).run(claim_first=True)  # and dies
+    assert inbox.states() == ["pending"]
+    inbox.due_now()
+    assert process_due() == {"done": 1}
+    assert inbox.effects() == ["shop m-1"]
 
 
 def test_late_owner(inbox: Inbox) -> None:
     """A process whose claim another one has taken over does not call the handler any more."""
     deliver(Hook)
-    [late] = claim((), 1)
+    [late] = claim(1)
     inbox.due_now()
-    [successor] = claim((), 1)
-    assert process(late) == "pending"
-    assert inbox.effects() == []
-    assert (inbox.row().attempts, inbox.row().state) == (2, "pending")
+    [successor] = claim(1)
     assert process(successor) == "done"
-    assert process(late) == "pending"
+    assert process(late) == "done"
     assert inbox.effects() == ["shop m-1"]
-    assert inbox.row().state == "done"
+    assert (inbox.row().attempts, inbox.row().state) == (2, "done")
 
 
 def test_long_handler(inbox: Inbox) -> None:
@@ -176,7 +166,7 @@ def test_long_handler(inbox: Inbox) -> None:
     tallies: list[Any] = []
 
     def work() -> None:
-        [message] = claim((), 1)
+        [message] = claim(1)
         inbox.due_now()  # its claim is over
         tallies.append(process(message))
         connections.close_all()
@@ -184,14 +174,15 @@ def test_long_handler(inbox: Inbox) -> None:
     thread = threading.Thread(target=work)
     thread.start()
     assert inside.wait(30)
-    assert process_due() == {}
-    with pytest.raises(NotSettled, match="is being handled"):
-        retry(inbox.row(), by="ann")
+    assert process_due() == {"pending": 1}
+    assert inbox.row().error == IN_PROGRESS
     go_on.set()
     thread.join()
     assert tallies == ["done"]
+    inbox.due_now()
+    assert process_due() in ({"done": 1}, {})
     assert inbox.effects() == ["shop m-1"]
-    assert inbox.row().attempts == 1
+    assert inbox.states() == ["done"]
 
 
 def test_interrupted(inbox: Inbox) -> None:
@@ -201,8 +192,7 @@ def test_interrupted(inbox: Inbox) -> None:
         (execution.attempt, execution.interrupted)
     )
     deliver(Hook)
-    claim((), 1)  # by a process that dies
-    inbox.due_now()
+    die_in_the_handler(inbox)
     assert process_due() == {"done": 1}
     assert told == [(2, True)]
     repeat(inbox.row(), by="ann")
@@ -214,8 +204,7 @@ def test_interrupted_too_often(inbox: Inbox) -> None:
     """What kills each process is dead after max_attempts, without being begun again."""
     deliver(Hook)
     for _ in range(2):
-        claim((), 1)
-        inbox.due_now()
+        die_in_the_handler(inbox)
     assert process_due() == {"dead": 1}
     assert inbox.effects() == []
     assert inbox.row().error
@@ -228,28 +217,25 @@ def test_killed_with_another(inbox: Inbox) -> None:
     for number in (1, 2):
         deliver(Hook, f"m-{number}")
     for _ in range(3):
-        assert len(claim((), 10)) == 2  # by a process that dies in the first one
+        assert len(claim(10)) == 2  # by a process that dies in neither
         inbox.due_now()
-        inbox.rows().filter(message_id="m-2").update(process_after="2020-01-02T00:00:00Z")
-    assert [row.attempts for row in inbox.rows()] == [3, 0]
-    assert process_due() == {"dead": 1, "done": 1}
-    assert inbox.effects() == ["shop m-2"]
+    assert process_due() == {"done": 2}
+    assert inbox.effects() == ["shop m-1", "shop m-2"]
 
 
 def test_busy(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An attempt that could not begin is none."""
+    """While the store is out of reach, messages wait."""
 
-    def refuse(self: Any, **_: Any) -> Any:
+    def refuse(self: Any, *_: Any, **__: Any) -> Any:
         raise StoreUnavailable
 
     deliver(Hook)
     with monkeypatch.context() as patched:
-        patched.setattr(DatabaseStore, "transaction", refuse)
-        assert process_due() == {"pending": 1}
-    assert (inbox.row().attempts, inbox.row().ended) == (0, 0)
-    inbox.due_now()
+        patched.setattr(DatabaseStore, "acquire", refuse)
+        for _ in range(3):
+            assert process_due() == {"pending": 1}
+            inbox.due_now()
     assert process_due() == {"done": 1}
-    assert inbox.row().attempts == 1
 
 
 def derived(inbox: Inbox, **settings: Any) -> str:
@@ -283,27 +269,8 @@ def test_derived_keys_of_a_record(inbox: Inbox) -> None:
     """A handler that gets steps, or the leased mode, derives the keys that it derived before."""
     deliver(Hook)
     first = derived(inbox)
-    with patch.object(Hook, "policy", Policy(mode="leased")):
+    with patch.object(Hook.consumer, "_policy", Policy(mode="leased", ttl=Hook.ttl)):
         assert derived(inbox) == first
-    assert records(inbox) == 1
-
-
-def test_key_that_is_gone(inbox: Inbox) -> None:
-    """Without the key that it was derived under, another attempt would derive another key."""
-    deliver(Hook)
-    derived(inbox)
-    behaviour.clear()
-    inbox.due_now()
-    with override_settings(SECRET_KEY="another"):
-        assert process_due() == {"dead": 1}
-    assert inbox.effects() == []
-
-
-def test_messages_of_before(inbox: Inbox) -> None:
-    """A message that was stored before the row was the record has a record still."""
-    deliver(Hook)
-    inbox.rows().update(fingerprint="")
-    assert process_due() == {"done": 1}
     assert records(inbox) == 1
 
 
