@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterator
 from html import escape
 
-WIDTH, ROW, TOP, HALF = 215, 46, 58, 70  # of an actor, of a line; where lines begin; half a box
+WIDTH, ROW, TOP, HALF = 160, 46, 58, 58  # of an actor, of a line; where lines begin; half a box
 LINE = re.compile(
     r"(?P<sender>\w+) (?P<arrow>->|-->|--x) (?P<receiver>\w+): (?P<said>.+)"
     r"|(?P<dead>\w+) dies|= (?P<across>.+)|(?P<alone>\w+): (?P<done>.+)"
@@ -46,7 +46,7 @@ def drawing(source: str) -> str:
         parts += _line(match, where, TOP + ROW * number + ROW // 2 + 8)
     return (
         f'<svg class="sequence" role="img" viewBox="0 0 {WIDTH * len(actors)} {height}" '
-        f'style="max-width: {WIDTH * len(actors)}px" xmlns="http://www.w3.org/2000/svg">'
+        f'style="max-width: {WIDTH * len(actors)}px; min-width: {112 * len(actors)}px" xmlns="http://www.w3.org/2000/svg">'
         f"<title>{escape('. '.join(lines))}</title>{''.join(parts)}</svg>"
     )
 
@@ -73,7 +73,8 @@ def _line(match: re.Match[str], where: dict[str, int], y: int) -> Iterator[str]:
         yield _text(x, y - 16, "killed", "dies")
     elif match["alone"]:
         x, text = where[match["alone"]], match["done"]
-        yield f'<rect class="alone" x="{x - 105}" y="{y - 15}" width="210" height="27" rx="4"/>'
+        left, width = x - 4 * len(text) - 8, 8 * len(text) + 16
+        yield f'<rect class="alone" x="{left}" y="{y - 15}" width="{width}" height="27" rx="4"/>'
         yield _text(x, y + 4, text)
     else:
         yield from _message(match, where[match["sender"]], where[match["receiver"]], y)
