@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, ClassVar, Final
 
 from django.apps import apps
-from django.db import InterfaceError, OperationalError, router
+from django.db import router
 from django.db.models import Model, Q, QuerySet
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -187,14 +187,12 @@ class Timeline:
         members: the members with their depth in the chain: each cause before its effects.
         entries: what happened, in order of time; what has no time is at the end.
         more: whether members were left out, because a timeline holds no more.
-        unreachable: what could not be asked for members, such as ``"database 'other'"``.
     """
 
     focus: Member
     members: tuple[tuple[int, Member], ...]
     entries: tuple[Entry, ...]
     more: bool = False
-    unreachable: tuple[str, ...] = ()
 
 
 # Sources.
@@ -415,18 +413,14 @@ DEEPEST: Final = 50
 """The most causes in a row that are followed, in each direction."""
 
 
-def find(name: str, scope: str | None = None) -> tuple[list[Member], list[str]]:
-    """The members with a key or message id, and what could not be asked for them.
+def find(name: str, scope: str | None = None) -> list[Member]:
+    """The members with a key or message id.
 
     Args:
         name: the key or message id.
         scope: the scope that it is in; ``None``: any scope of any database.
     """
-    unreachable: set[str] = set()
-    found = [
-        member for source in _sources() for member in _ask(source, unreachable, "find", name, scope)
-    ]
-    return found, sorted(unreachable)
+    return [member for source in _sources() for member in source.find(name, scope)]
 
 
 def member_of(row: Any) -> Member | None:
@@ -456,16 +450,7 @@ def trace(focus: Member, results_of: str = "") -> Timeline:
     chain.down(chain.causes)
     members = tuple(chain.ordered())
     entries = tuple(chain.entries([member for _, member in members], results_of))
-    return Timeline(focus, members, entries, chain.more, tuple(sorted(chain.unreachable)))
-
-
-def _ask(source: Source, unreachable: set[str], question: str, *args: Any) -> list[Any]:
-    """What a source returns; nothing if it cannot be reached, which is noted."""
-    try:
-        return list(getattr(source, question)(*args))
-    except (OperationalError, InterfaceError):
-        unreachable.add(f"database {source.using!r}")
-        return []
+    return Timeline(focus, members, entries, chain.more)
 
 
 class _Chain:
@@ -474,13 +459,11 @@ class _Chain:
     Attributes:
         causes: the cause of the focus, its cause, and so on to the root.
         more: whether something was left out.
-        unreachable: what could not be asked.
     """
 
     def __init__(self, focus: Member) -> None:
         self.causes: list[Member] = []
         self.more = False
-        self.unreachable: set[str] = set()
         self._members: dict[Member, None] = {focus: None}
         self._followed: set[str] = set()
 
@@ -501,7 +484,7 @@ class _Chain:
         """
         key, scope = referred(reference)
         for source in _sources():
-            if new := self._add(_ask(source, self.unreachable, "find", key, scope)):
+            if new := self._add(source.find(key, scope)):
                 return new
         if any(member.reference == reference for member in self._members):
             return []
@@ -517,10 +500,10 @@ class _Chain:
             self._followed.update(member.reference for member in asked)
             generation = []
             for source in _sources():
-                generation += self._add(_ask(source, self.unreachable, "effects", asked, limit))
+                generation += self._add(source.effects(asked, limit))
         self.more = self.more or bool(generation)
 
-    def _add(self, members: list[Member]) -> list[Member]:
+    def _add(self, members: Iterable[Member]) -> list[Member]:
         """Take in those of the members that are new, as long as there is room."""
         new = [member for member in members if member not in self._members]
         room = max(0, MOST - len(self._members))
@@ -558,7 +541,7 @@ class _Chain:
         told = [
             entry
             for source, members in by_source.items()
-            for entry in _ask(source, self.unreachable, "entries", members, results_of)
+            for entry in source.entries(members, results_of)
         ]
         places = {member: place for place, member in enumerate(ordered)}
         return sorted(told, key=lambda entry: (*_by_time(entry.at), places[entry.member]))

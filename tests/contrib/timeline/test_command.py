@@ -7,15 +7,12 @@ import os
 import re
 import subprocess
 import sys
-from functools import partial
 from typing import Any
 
 import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
-from django.db import OperationalError, connections
 
-from idempotency_django.engine import ExecutionContext, idempotent_call
 from idempotency_django.stores.records import reference
 from tests.contrib.timeline.messages import named, published
 from tests.support.factories import ago, copies, record, step
@@ -77,56 +74,33 @@ def test_text() -> None:
     assert len(lines) == len(told)
 
 
-def test_derive() -> None:
-    """With --derive it prints the key that a handler gave to another service under a name."""
-    given = idempotent_call(partial(ExecutionContext.derive_key, name="charge"), key="k", scope="s")
-    assert f"derive_key('charge'): {given}" in printed("k", "--derive", "charge")
-    published(message_id="m-1")
-    with pytest.raises(CommandError, match="Only a record derives keys"):
-        printed("m-1", "--derive", "charge")
-
-
 def test_gap_and_more() -> None:
     """It says what is missing, and that there is more than it prints."""
     gone = reference("gone", "a scope")
     copies(300, record(key="key-1", caused_by=gone))
     told = printed("key-1")
     assert "  [  1] purged, rolled back or elsewhere: gone a scope\n" in told
-    assert "Only 200 are listed. A timeline has at most 200 members" in told
+    assert "Only 200 are listed." in told
 
 
 def test_unknown() -> None:
     """Of what is not there, it says so and what may have become of it."""
     record(key="key-1", scope="here")
-    with pytest.raises(CommandError, match=r"no message has the key or id 'key-2' in any scope"):
+    with pytest.raises(CommandError, match=r"no message has the key or id 'key-2'\. It may"):
         printed("key-2")
-    with pytest.raises(CommandError, match=r"in the scope 'there'\. It may have been purged"):
+    with pytest.raises(CommandError, match=r"key or id 'key-1'\. It may have been purged"):
         printed("key-1", "--scope", "there")
     with pytest.raises(CommandError, match="has the key or id ''"):
         printed("")
 
 
 def test_in_several_chains() -> None:
-    """If a key has several timelines, it asks for the scope and lists them."""
+    """If a key is in several chains, all are printed, or the one of the scope."""
     record(key="key-1", scope="here")
     record(key="key-1", scope="there")
-    with pytest.raises(CommandError, match=r"(?s)Choose one:\n.*--scope 'here'\n  --scope 'there'"):
-        printed("key-1")
+    assert printed("key-1").count("Causes") == 2
     assert "key-1  there" in printed("key-1", "--scope", "there")
     assert "key-1  here" not in printed("key-1", "--scope", "there")
-
-
-def test_away() -> None:
-    """If a database is away, it says so, and not that there is nothing."""
-
-    def away(*_: Any) -> Any:
-        raise OperationalError("server closed the connection unexpectedly")
-
-    with (
-        connections["default"].execute_wrapper(away),
-        pytest.raises(CommandError, match="Unavailable: database 'default'"),
-    ):
-        printed("key-1")
 
 
 WITHOUT = """
