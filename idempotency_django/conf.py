@@ -111,10 +111,6 @@ def _is_header(value: Any) -> bool:
     return isinstance(value, str) and _FIELD_NAME.fullmatch(value) is not None
 
 
-def _are_headers(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(map(_is_header, value))
-
-
 def _chooses_views(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return bool(value) and all(map(_is_prefix_or_namespace, value))
@@ -174,11 +170,6 @@ class Settings:
     header = setting("HEADER", "Idempotency-Key", "the name of an HTTP header", _is_header)
     """The request header that carries the key."""
 
-    exclude_headers: cached_property[Sequence[str]] = setting(
-        "EXCLUDE_HEADERS", (), "a list of the names of headers", _are_headers
-    )
-    """Response headers that are not stored, in addition to the built-in list."""
-
     status_header: cached_property[str | None] = setting(
         "STATUS_HEADER",
         "Idempotency-Status",
@@ -218,9 +209,6 @@ class Settings:
                     "status, 400 to 599."
                 )
         return value
-
-    status_view = setting("STATUS_VIEW", "idempotency-status", "the name of a URL", is_text)
-    """The name of the URL of the status view."""
 
     dialect = setting(
         "DIALECT",

@@ -19,7 +19,6 @@ from django.core.handlers.base import BaseHandler
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
-from .conf import conf
 from .engine.flows import finish
 from .http.declared import (
     ViewFunction,
@@ -30,12 +29,10 @@ from .http.declared import (
     vars_of,
     view_class_of,
 )
-from .http.marking import FAILED, mark
-from .http.problems import PLANNED
 from .http.routes import is_covered
 from .http.rule import problem_of_view, protected_part
 from .http.serving import log_unread_field
-from .http.wrapping import log_unclaimed, once, refuse_key, replace_handler, takes_part
+from .http.wrapping import has_key, log_unclaimed, once, refuse_key, replace_handler
 from .policy import INHERITED, UNSAFE_METHODS, UNSET, Policy
 
 logger = logging.getLogger("idempotency_django")
@@ -165,7 +162,7 @@ def _to_run(request: HttpRequest, view: ViewFunction) -> ViewFunction | None:
         setattr(request, _MARK, _Mark(view_class, policy))
         _look_for_marks(view_class)
         return None
-    if takes_part(None, request, policy) or hasattr(view_class, "get_idempotency_key"):
+    if has_key(request, policy):
         return partial(refuse_key, view, problem) if problem else once(view, policy)
     request.idempotency = getattr(request, "idempotency", None)  # type: ignore[attr-defined]
     log_unread_field(request)
@@ -210,19 +207,13 @@ def _look_for_marks(view_class: Any) -> None:
 
 
 def _checked(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-    """Log an error if a protected view, or what is around it, has responded without a claim.
-
-    The page of an error that the view raised says that the request has failed.
-    """
+    """Log an error if a protected view, or what is around it, has responded without a claim."""
     error = getattr(request, "_idempotency_raised", None)
     if error is not None:  # a process_template_response has replaced it
         raise error
     view = getattr(request, _VIEW, None)
     if view is not None and not hasattr(request, "idempotency"):
         log_unclaimed(view, request, response)
-    name = conf.status_header
-    if name and hasattr(request, PLANNED) and not response.has_header(name):
-        mark(response, FAILED)
     return response
 
 

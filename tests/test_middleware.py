@@ -64,13 +64,10 @@ def create(request: HttpRequest) -> HttpResponse:
 
 
 class FindsKey(APIView):
-    """A view that says itself where its key is, without the mixin."""
+    """A view whose policy says where its key is."""
 
     authentication_classes: ClassVar[list[Any]] = []
-
-    def get_idempotency_key(self) -> str | None:
-        key: str | None = self.request.data.get("id")
-        return key
+    idempotency_policy = Policy(key=lambda call: call.request.data.get("id"))
 
     def post(self, request: Request) -> HttpResponse:
         Effect.objects.create(reference="a")

@@ -19,7 +19,7 @@ from ..errors import (
     State,
     StoreUnavailable,
 )
-from ..http import REPLAYED_HEADER, error_format, status_of
+from ..http import REPLAYED_HEADER, media_type, status_of
 from ..policy import Policy, keys
 
 PROBLEM_SCHEMA: Final[dict[str, Any]] = {
@@ -161,7 +161,7 @@ def _add_responses(
         if not response.get("description"):
             response["description"] = titles
         contents = response.setdefault("content", {})
-        contents.setdefault(error_format().media_type, {"schema": problem})
+        contents.setdefault(media_type(), {"schema": problem})
         if any(error in (OperationInProgress, StoreUnavailable) for error in errors):
             response.setdefault("headers", {}).setdefault(
                 "Retry-After",

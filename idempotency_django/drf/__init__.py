@@ -21,14 +21,10 @@ with extra("drf"):
 
 if TYPE_CHECKING:
     from .adapter import IdempotencyAPIException, problem
-    from .views import (
-        IdempotencyStatusView,
-        IdempotentViewMixin,
-    )
+    from .views import IdempotentViewMixin
 
 __all__ = [
     "IdempotencyAPIException",
-    "IdempotencyStatusView",
     "IdempotentViewMixin",
     "problem",
 ]
@@ -39,7 +35,6 @@ __getattr__ = lazily(
     globals(),
     {
         "IdempotencyAPIException": "adapter",
-        "IdempotencyStatusView": "views",
         "IdempotentViewMixin": "views",
         "problem": "adapter",
     },

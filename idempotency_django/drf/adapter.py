@@ -21,9 +21,9 @@ from rest_framework.response import Response
 from ..engine import reraise
 from ..errors import IdempotencyError
 from ..http.adapters import Adapter, refuse_result
-from ..http.bodies import body_of, form_of, is_too_large, raw_body_of, rewind, was_read
+from ..http.bodies import body_of, form_of, is_too_large, raw_body_of, was_read
 from ..http.invocations import invocation_of
-from ..http.problems import error_body, error_format, mark_refusal, status_of
+from ..http.problems import error_body, mark_refusal, media_type, status_of
 from ..http.replays import check_object, defining_module, has_object
 from ..http.responses import render
 from ..policy.fingerprints import is_json, media_type_of
@@ -55,7 +55,7 @@ def problem(view: Any, error: IdempotencyError) -> HttpResponseBase:
         response.accepted_media_type = renderer.media_type
         response.renderer_context = view.get_renderer_context()
         response.render()
-    mark_refusal(response, view.request._request, error)
+    mark_refusal(response, error)
     return response  # type: ignore[no-any-return]
 
 
@@ -65,7 +65,7 @@ class ProblemRenderer(BaseRenderer):
     charset = None
 
     def __init__(self) -> None:
-        self.media_type = error_format().media_type
+        self.media_type = media_type()
 
     def render(self, data: Any, *args: Any, **kwargs: Any) -> bytes:
         return (data if isinstance(data, str) else json.dumps(data)).encode()
@@ -122,10 +122,7 @@ class DRFAdapter(Adapter):
         self.request = request
         self.method = self.http_request.method or ""
         self.run = run
-        self.view = view = request.parser_context["view"]
-        # Hooks of IdempotentViewMixin, where the view has them.
-        self.header = getattr(view, "get_idempotency_key", self.header)  # type: ignore[method-assign]
-        self.scope = getattr(view, "get_idempotency_scope", self.scope)  # type: ignore[method-assign]
+        self.view = request.parser_context["view"]
 
     def invocation(self) -> Invocation:
         http, own = self.http_request, self.request
@@ -173,17 +170,6 @@ class DRFAdapter(Adapter):
             name = f"check_idempotent_replay() of {type(self.view).__qualname__}"
             refuse_result(check(self.request, record), name)
 
-    def rebuild(self, record: Record) -> HttpResponseBase:
-        rebuild = getattr(self.view, "rebuild_idempotent_response", None)
-        if rebuild is None or self.policy.rebuild is not None:
-            return super().rebuild(record)
-        return rebuild(record)  # type: ignore[no-any-return]
-
-    def can_rebuild(self) -> bool:
-        view_class: Any = type(self.view)
-        hook = defining_module(view_class, "rebuild_idempotent_response")
-        return bool(hook) or super().can_rebuild()
-
     def recover(self, error: Exception) -> HttpResponseBase:
         # Not rendered here: under ATOMIC_REQUESTS the exception handler may have marked the
         # transaction for rollback, and a renderer may ask the database for something.
@@ -226,10 +212,8 @@ class DRFAdapter(Adapter):
             return Parsed(request.data, raw)
         except Exception:  # noqa: BLE001  # whatever the parser refuses, in whatever way
             # The view meets it itself, if it looks: REST framework would show it an empty body now.
-            request._data = request._files = request._full_data = Empty
+            request._stream = request._data = request._files = request._full_data = Empty
             return raw
-        finally:
-            rewind(http)
 
     def _parsed(self, raw: bytes | None) -> Body:
         """The body as the view's parser reads it: a form, or plain data."""

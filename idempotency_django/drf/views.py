@@ -1,4 +1,4 @@
-"""The mixin and the status view of REST framework."""
+"""The mixin of REST framework."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from rest_framework.request import Request
-from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from ..errors import ResponseNotStored
 from ..http.declared import checked, dotted_name, handlers_of, policy_of
-from ..http.invocations import callers_of, key_header
 from ..http.replays import check_object
 from ..http.rule import problem_of_handler
-from ..http.status import describe_operation, record_of
 from ..http.wrapping import log_unclaimed, register_adapter, replace_handler
 from ..policy import UNSAFE_METHODS, Policy
 from ..stores.records import Record
@@ -86,15 +82,6 @@ class IdempotentViewMixin:  # see below
         name = getattr(view, "action", None) or view.request.method.lower()
         return self.idempotency_policies.get(name, self.idempotency_policy)
 
-    def get_idempotency_key(self) -> str | None:
-        """The key as the client sent it; ``None``: it sent none."""
-        view: Any = self
-        return key_header(view.request._request)
-
-    def get_idempotency_scope(self) -> str | None:
-        """The scope that the key is unique in; ``None``: the policy's."""
-        return None
-
     def check_idempotent_replay(self, request: Request, record: Record) -> None:
         """Raise to refuse a replay to a caller whom the handler would refuse now.
 
@@ -108,27 +95,6 @@ class IdempotentViewMixin:  # see below
                 that the project's exception handler makes of it.
         """
         check_object(self, record)
-
-    def rebuild_idempotent_response(self, record: Record) -> HttpResponseBase:
-        """The response of a record whose body was not kept, for example from the model's rows.
-
-        Raises:
-            ResponseNotStored: the default. The 409 says that the operation was executed.
-        """
-        raise ResponseNotStored
-
-
-class IdempotencyStatusView(APIView):
-    """The same as :class:`idempotency_django.http.views.IdempotencyStatusView`, for REST framework.
-
-    It authenticates callers as the project's other views do. If the views that return 202 have
-    other ``authentication_classes``, override them here.
-    """
-
-    def get(self, request: Request, token: str, *args: Any, **kwargs: Any) -> Response:
-        """The status of an operation, and its response if there is one."""
-        record = record_of(token, callers_of(request._request, request.user, request.auth))
-        return Response(describe_operation(record), headers={"Cache-Control": "no-store"})
 
 
 register_adapter(Request, DRFAdapter)

@@ -33,9 +33,6 @@ class PlanRequest(Protocol):
     def header(self) -> str | None:
         """The client's key as it was sent, or ``None`` if it sent none."""
 
-    def scope(self) -> str | None:
-        """The scope that the key is unique in, if it is not the policy's."""
-
     def invocation(self) -> Invocation:
         """The invocation for the policy; called only if there may be a key."""
 
@@ -86,7 +83,6 @@ def make_plan(policy: Policy, request: PlanRequest, *, asynchronous: bool = Fals
         policy,
         asked.invocation,
         key=key,
-        scope=request.scope(),
         lease=policy.lease if mode == "leased" else None,
     )
     outer = CURRENT.get()

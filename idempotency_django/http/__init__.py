@@ -6,11 +6,11 @@ An adapter subclasses :class:`Adapter` and calls :func:`serve` or :func:`aserve`
 from .adapters import Adapter, IdempotentRequest
 from .declared import EXEMPT, INBOX, PROTECTED, is_marked, name_of
 from .invocations import invocation_of, meta_name, principal_of
-from .problems import error_format, problem_response, status_of
+from .problems import media_type, problem_response, status_of
 from .replays import has_object, is_named_by_key, lookup_of
 from .responses import REPLAYED_HEADER
 from .serving import aserve, serve
-from .views import IdempotencyStatusView
+from .status import IdempotencyStatusView
 from .wrapping import ADAPTER, ViewAdapter
 
 __all__ = [
@@ -24,12 +24,12 @@ __all__ = [
     "IdempotentRequest",
     "ViewAdapter",
     "aserve",
-    "error_format",
     "has_object",
     "invocation_of",
     "is_marked",
     "is_named_by_key",
     "lookup_of",
+    "media_type",
     "meta_name",
     "name_of",
     "principal_of",

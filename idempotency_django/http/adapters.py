@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from ..engine.context import ExecutionContext
-from ..errors import IdempotencyError, ResponseNotStored
+from ..errors import IdempotencyError
 from ..policy import Policy
 from ..policy.invocation import Invocation
 from ..stores.records import Record
@@ -69,10 +69,6 @@ class Adapter(ABC):
         """The invocation that the request is, for its policy."""
         return invocation_of(self.http_request, self.policy)
 
-    def scope(self) -> str | None:
-        """The scope that the key is unique in, if the policy does not decide it."""
-        return None
-
     @abstractmethod
     def respond(self) -> HttpResponseBase:
         """Run the view and render its response."""
@@ -90,21 +86,6 @@ class Adapter(ABC):
     @abstractmethod
     def recover(self, error: Exception) -> HttpResponseBase:
         """The response to the view's error, rendered or not; or raise the error again."""
-
-    def rebuild(self, record: Record) -> HttpResponseBase:
-        """The response of a record whose body was not kept.
-
-        Raises:
-            ResponseNotStored: there is no way to build it again.
-        """
-        if self.policy.rebuild is None:
-            raise ResponseNotStored
-        response: HttpResponseBase = self.policy.rebuild(record, self.http_request)
-        return response
-
-    def can_rebuild(self) -> bool:
-        """Whether a response whose body was not kept can be built again."""
-        return self.policy.rebuild is not None
 
     def problem(self, error: IdempotencyError) -> HttpResponseBase:
         """The response of a refusal."""

@@ -1,13 +1,13 @@
 """The body of a request: it is read for the fingerprint, and the view can still read all of it.
 
-The view finds the request unread: it may parse the form, set upload handlers, take ``request.body``
-or stream. A body of more than ``DATA_UPLOAD_MAX_MEMORY_SIZE`` is left to the view alone.
+It is read as ``request.body``, so Django hands it on to a view that parses the form, sets upload
+handlers, takes ``request.body`` or streams. A body of more than ``DATA_UPLOAD_MAX_MEMORY_SIZE`` or
+of an unknown length is left to the view alone.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 from io import BytesIO
 from typing import Any, Final
 
@@ -58,14 +58,8 @@ def is_too_large(request: Any) -> bool:
     if hasattr(request, "_body"):
         return False
     meta, limit = request.META, settings.DATA_UPLOAD_MAX_MEMORY_SIZE
-    length = meta.get("CONTENT_LENGTH")
-    if length:
-        return not length.isdecimal() or (limit is not None and int(length) > limit)
-    if "wsgi.input" in meta:  # where Django takes it for empty, and a view may read a chunked one
-        return "HTTP_TRANSFER_ENCODING" in meta
-    size = request._stream.seek(0, os.SEEK_END)
-    request._stream.seek(0)
-    return limit is not None and bool(size > limit)
+    length = meta.get("CONTENT_LENGTH") or ("" if "HTTP_TRANSFER_ENCODING" in meta else "0")
+    return not length.isdecimal() or (limit is not None and int(length) > limit)
 
 
 def raw_body_of(request: Any) -> bytes:
@@ -83,17 +77,9 @@ def raw_body_of(request: Any) -> bytes:
             f"{escaped(request.path)} have arrived, so nothing was executed. The client has "
             "closed the connection."
         )
-    rewind(request)
-    return body
-
-
-def rewind(request: Any) -> None:
-    """Let the view read a stream that was read, from its beginning."""
-    # Django has no public API for this. REST framework relies on the same names.
-    request._stream.seek(0)
-    request._read_started = False
     if "wsgi.input" in request.META:  # where some views stream from
-        request.META["wsgi.input"] = request._stream
+        request.META["wsgi.input"] = BytesIO(body)
+    return body
 
 
 class _InMemory(MemoryFileUploadHandler):

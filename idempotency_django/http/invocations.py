@@ -12,7 +12,7 @@ from django.http import HttpRequest
 from django.http.request import HttpHeaders, split_domain_port
 
 from ..conf import conf, until_settings_change
-from ..policy import UNSET, Policy, identity
+from ..policy import UNSET, Policy
 from ..policy.digests import digest
 from ..policy.invocation import Body, Invocation
 from .bodies import body_of
@@ -21,7 +21,7 @@ from .routes import name_of_route
 
 def invocation_of(
     request: HttpRequest,
-    policy: Policy | None = None,
+    policy: Policy,
     *,
     own: Any = None,
     user: Any = UNSET,
@@ -50,22 +50,18 @@ def invocation_of(
     user = getattr(own, "user", None) if user is UNSET else user
     # The token itself is no name: a client may have another one for its retry.
     is_token = isinstance(auth, str) and auth in request.META.get(_AUTHORIZATION, "").split()
-    try:
-        principal = principal_of(user, None if is_token else auth)
-    except ImproperlyConfigured:
-        if policy is None or not policy.principal:
-            raise
-        principal = ""  # the policy knows better
-    if authorization is None:
-        authorization = "" if principal else authorization_of(request)
-    if auth and not (principal or authorization) and policy and policy.principal is None:
-        raise _no_caller(request, auth)
-    if auth is not None and not authorization:
-        authorization = _UNKNOWN  # so it is no anonymous request
+    principal = principal_of(user, None if is_token else auth)
+    if not principal:
+        authorization = authorization_of(request) if authorization is None else authorization
+        is_user = getattr(user, "is_authenticated", False)
+        unnamed = user if is_user else (None if authorization else auth)
+        if unnamed is not None:
+            _refuse_unnamed(request, policy, unnamed)
+            authorization = authorization or _UNKNOWN  # so it is no anonymous request
     return Invocation(
         name=operation_name(request),
         principal=principal,
-        authorization="" if principal else authorization,
+        authorization="" if principal else authorization or "",
         host=host_of(request),
         method=request.method or "",
         path=request.path,
@@ -77,26 +73,19 @@ def invocation_of(
     )
 
 
-def _no_caller(request: HttpRequest, auth: Any) -> ImproperlyConfigured:
-    return ImproperlyConfigured(
-        f"The authentication of {operation_name(request)} returned {type(auth).__name__!r}, which "
-        "identifies no caller, and it did not read the Authorization header, so a replay could be "
-        "another caller's. Return a user, a model instance or text. Or give the idempotency policy "
-        "a principal=."
-    )
+def _refuse_unnamed(request: HttpRequest, policy: Policy, unnamed: object) -> None:
+    """Refuse a caller whom nothing tells from others, unless the policy may know the caller."""
+    if policy.principal is None:
+        raise ImproperlyConfigured(
+            f"The authentication of {operation_name(request)} returned {type(unnamed).__name__!r}, "
+            "which has no primary key and is no text, so nothing identifies the caller, and a "
+            "replay could be another caller's. Return a user, a model instance or text. Or give "
+            "the idempotency policy a principal= that identifies the caller."
+        )
 
 
 _AUTHORIZATION: Final = "HTTP_AUTHORIZATION"
 _UNKNOWN: Final = "unknown"
-
-
-def callers_of(request: HttpRequest, user: Any, auth: Any = None) -> set[str]:
-    """The names that records have for the sender of this request; see :func:`principal_of`."""
-    try:
-        principal = principal_of(user, auth)
-    except ImproperlyConfigured:  # only the principal= of a policy knows such a user
-        principal = ""
-    return {principal, *identity.owners_of(authorization_of(request))} - {""}
 
 
 def authorization_of(request: HttpRequest) -> str:
@@ -140,26 +129,18 @@ def operation_name(request: HttpRequest) -> str:
 
 
 def principal_of(user: Any, auth: Any = None) -> str:
-    """The caller's name, ``"user:42"``; empty for unauthenticated callers.
+    """The caller's name, ``"user:42"``; empty: nothing identifies the caller.
 
     Args:
         user: the request's user.
         auth: what authenticated the request where there is no user, for example an API key. Only a
             digest of it is used, because it may be a secret. What has no primary key, the claims
             of a token for example, is not a caller.
-
-    Raises:
-        ImproperlyConfigured: the user has no primary key.
     """
-    if user is not None and getattr(user, "is_authenticated", False):
+    if getattr(user, "is_authenticated", False):
         pk = getattr(user, "pk", None)
-        if pk is None:
-            raise ImproperlyConfigured(
-                f"The user of this request, {type(user).__name__}, has no primary key to identify "
-                "it. Give the idempotency policy a principal= that identifies it."
-            )
         # Of its class: a lazy user only looks like one.
-        return f"{_kind(user.__class__)}:{pk}"
+        return "" if pk is None else f"{_kind(user.__class__)}:{pk}"
     if isinstance(auth, str | bytes):
         return f"auth:{digest(auth)}"
     key = getattr(auth, "pk", None)

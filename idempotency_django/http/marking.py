@@ -23,12 +23,10 @@ from typing import Final
 from django.http.response import HttpResponseBase
 
 from ..conf import conf
-from ..engine import Executed
-from ..errors import IdempotencyError, OperationInProgress
+from ..errors import OperationInProgress
 from ..stores.records import Operation, Record
 
 IN_PROGRESS: Final = OperationInProgress.token
-FAILED: Final = IdempotencyError.token
 NOT_STORED: Final = "executed; stored=?0"
 
 
@@ -39,16 +37,13 @@ def mark(response: HttpResponseBase, status: str) -> None:
         response[name] = status
 
 
-def executed(outcome: Executed, operation: Operation, elapsed: float) -> str:
-    """The status of a response that this request has executed.
+def executed(operation: Operation, elapsed: float) -> str:
+    """The status of a response that this request has stored.
 
     Args:
-        outcome: how it ended. Its payload has a body, or can be rebuilt, if it is stored.
         operation: what was executed.
         elapsed: seconds since before the operation was claimed.
     """
-    if outcome.payload is None:
-        return NOT_STORED
     if operation.ttl is None:
         return "executed"
     left = operation.ttl.total_seconds() - elapsed

@@ -7,13 +7,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
-from django.core.exceptions import (
-    FieldError,
-    ImproperlyConfigured,
-    ObjectDoesNotExist,
-    ValidationError,
-)
-from django.db import DEFAULT_DB_ALIAS, connections, router, transaction
+from django.core.exceptions import FieldError, ImproperlyConfigured, ObjectDoesNotExist
+from django.db import router, transaction
 from django.db.transaction import TransactionManagementError
 from django.http import Http404
 from django.views.generic.edit import BaseCreateView
@@ -28,9 +23,6 @@ _VARIADIC: Final = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYW
 
 _NO_MODEL: Final = (Http404, ImproperlyConfigured, AttributeError, AssertionError)
 """Errors of a view that is asked for its model, and has none."""
-
-_NO_NAME: Final = (FieldError, TypeError, ValueError, OverflowError, ValidationError)
-"""Errors of a query for an object by what can be the name of none."""
 
 
 def check_object(view: Any, record: Record) -> None:
@@ -50,12 +42,10 @@ def check_object(view: Any, record: Record) -> None:
         return
     try:
         _get_object(view)
-    except ObjectDoesNotExist as error:
-        if not _is_gone(view, record):
-            raise Http404 from error
     except Exception as error:
+        is_missing = isinstance(error, Http404 | ObjectDoesNotExist)
         # REST framework has a 404 of its own.
-        is_missing = isinstance(error, Http404) or getattr(error, "status_code", None) == 404
+        is_missing = is_missing or getattr(error, "status_code", None) == 404
         if not (is_missing and _is_gone(view, record)):
             raise
 
@@ -63,11 +53,9 @@ def check_object(view: Any, record: Record) -> None:
 def _get_object(view: Any) -> None:
     try:
         view.get_object()
-    except TransactionManagementError:
-        alias = _alias(_model(view))
-        if connections[alias].in_atomic_block:
-            raise
-        with transaction.atomic(using=alias):  # it locks the object, as a leased handler's does
+    except TransactionManagementError:  # it locks the object, as a leased handler's does
+        model = _model(view)
+        with transaction.atomic(using=model and router.db_for_write(model)):
             view.get_object()
 
 
@@ -78,7 +66,9 @@ def has_object(view: Any) -> bool:
     detail = getattr(view, "detail", None)  # REST framework's routers tell
     if detail is not None:
         return bool(detail)
-    return _has_own_lookup(view) or (bool(_lookup(view)) and _has_rows(view) and not _creates(view))
+    if _has_own_lookup(view):
+        return True
+    return bool(_lookup(view)) and _model(view) is not None and not _creates(view)
 
 
 def lookup_of(view: Any) -> Callable[[], Any] | None:
@@ -117,21 +107,14 @@ def _has_own_lookup(view: Any) -> bool:
     return not defining_module(view.__class__, "get_object").startswith(_FRAMEWORKS)
 
 
-def _has_rows(view: Any) -> bool:
-    """Whether the view declares where its objects are."""
-    if any(getattr(view, name, None) is not None for name in ("queryset", "model")):
-        return True
-    return not defining_module(view.__class__, "get_queryset").startswith(_FRAMEWORKS)
-
-
 def _creates(view: Any) -> bool:
     """Whether the view makes an object, so that its URL can only name another one."""
-    if getattr(view, "action", None) is not None:
-        return bool(view.action == "create")
-    if isinstance(view, BaseCreateView):
-        return True
+    action = getattr(view, "action", None)
+    if action is not None:
+        return bool(action == "create")
     changes = any(hasattr(view, each) for each in ("retrieve", "update", "destroy"))
-    return view.request.method == "POST" and hasattr(view, "create") and not changes
+    makes = view.request.method == "POST" and hasattr(view, "create") and not changes
+    return makes or isinstance(view, BaseCreateView)
 
 
 def _lookup(view: Any) -> dict[str, Any]:
@@ -152,16 +135,13 @@ def _is_gone(view: Any, record: Record) -> bool:
     deleted = view.request.method == "DELETE" and payload and 200 <= payload.status < 300
     if model is None or not lookup:
         return bool(deleted)
+    if not (deleted or lookup.keys() <= {"pk", model._meta.pk.name}):
+        return False  # it may have another name now
     try:
-        exists = model._base_manager.using(_alias(model)).filter(**lookup).exists()
-    except _NO_NAME:
+        rows = model._base_manager.using(router.db_for_write(model))
+        return not rows.filter(**lookup).exists()
+    except FieldError:
         return False
-    return not exists and (bool(deleted) or lookup.keys() <= {"pk", model._meta.pk.name})
-
-
-def _alias(model: Any) -> str:
-    """The database in which a view's objects are written."""
-    return DEFAULT_DB_ALIAS if model is None else router.db_for_write(model)
 
 
 def _model(view: Any) -> Any:

@@ -10,7 +10,6 @@ from django.forms import BaseForm, BaseFormSet
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
-from ..conf import conf
 from ..engine import Result
 from ..engine.outcomes import describe_error
 from ..policy import NEVER_STORED, Policy
@@ -20,8 +19,14 @@ REPLAYED_HEADER: Final = "Idempotent-Replayed"
 """The response header that is ``true`` on a replay."""
 
 
-def render(response: HttpResponseBase) -> HttpResponseBase:
-    """The response, with its content: a template or a serializer's data are rendered now."""
+def render(response: object) -> HttpResponseBase:
+    """The response, with its content: a template or a serializer's data are rendered now.
+
+    Raises:
+        TypeError: a view returned something else.
+    """
+    if not isinstance(response, HttpResponseBase):
+        raise TypeError(f"A view returned {type(response).__name__}, not an HttpResponse.")
     return response.render() if hasattr(response, "render") else response
 
 
@@ -83,12 +88,9 @@ def reason_not_to_store(request: HttpRequest, policy: Policy, response: HttpResp
 
 def payload_of(response: HttpResponseBase, policy: Policy) -> Payload:
     """The payload of a response; a tombstone if it was streamed, is too large, or is a page."""
-    unwanted: frozenset[str] = NEVER_STORED_HEADERS
-    if conf.exclude_headers:
-        unwanted = unwanted.union(name.lower() for name in conf.exclude_headers)
     headers, media_type = [], ""
     for name, value in response.items():
-        if name.lower() not in unwanted:
+        if name.lower() not in NEVER_STORED_HEADERS:
             headers.append((name, value))
         if name.lower() == "content-type":
             media_type = value.lower()

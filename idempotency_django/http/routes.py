@@ -31,10 +31,9 @@ def is_covered(path: str, namespaces: Sequence[str]) -> bool:
 def is_named(chosen: str, path: str, namespaces: Sequence[str]) -> bool:
     """Whether a path prefix or a URL namespace names a view; see :func:`is_covered`."""
     if chosen.startswith("/"):
-        if get_language_from_path(path):  # of i18n_patterns(): each language is covered
-            below = "/" + path[1:].partition("/")[2]
-            return path.startswith(chosen) or below.startswith(chosen)
-        return path.startswith(chosen)
+        below = "/" + path[1:].partition("/")[2]  # of i18n_patterns(): each language is covered
+        in_language = below.startswith(chosen) and get_language_from_path(path) is not None
+        return path.startswith(chosen) or in_language
     return f":{chosen}:" in f":{':'.join(namespaces)}:"
 
 

@@ -37,6 +37,7 @@ from ..engine.planning import Plan, make_plan
 from ..errors import (
     IdempotencyError,
     OperationInProgress,
+    ResponseNotStored,
     StoreUnavailable,
 )
 from ..policy import UNSAFE_METHODS, Policy, keys
@@ -44,7 +45,7 @@ from ..stores.records import Record
 from .adapters import Adapter
 from .invocations import operation_name
 from .marking import IN_PROGRESS, NOT_STORED, executed, mark, replayed
-from .problems import PLANNED, mark_refusal, retry_after
+from .problems import mark_refusal, retry_after
 from .responses import REPLAYED_HEADER, response_of, result_of, result_of_error
 from .status import accepted_payload
 
@@ -125,9 +126,8 @@ async def _run_once(
         finally:
             request.idempotency = None  # a second run needs a claim
 
-    setattr(request, PLANNED, True)
     # A wrong setting of what a response is made with is refused before the view runs.
-    conf.exclude_headers, conf.status_header, conf.status_codes, conf.retry_after  # noqa: B018
+    conf.status_header, conf.status_codes, conf.retry_after  # noqa: B018
     asked_at = time.monotonic()
     outcome = await driver.run(plan, execute, partial(_recover, adapter), adapter.authorize)
     if isinstance(outcome, Executed):
@@ -144,7 +144,7 @@ def _refusal(adapter: Adapter, error: IdempotencyError, plan: Plan | None) -> Ht
     if isinstance(error, OperationInProgress | StoreUnavailable):
         error.retry_after = retry_after()
     response = adapter.problem(error)
-    mark_refusal(response, adapter.http_request, error)
+    mark_refusal(response, error)
     return response
 
 
@@ -203,17 +203,17 @@ def _response(adapter: Adapter, plan: Plan, outcome: Outcome, asked_at: float) -
         asked_at: ``time.monotonic()`` before the claim.
     """
     response: HttpResponseBase
+    policy = adapter.policy
     match outcome:
         case Executed(response, payload):
-            lost = payload is not None and payload.body is None and not adapter.can_rebuild()
+            can_replay = payload is not None and (payload.body is not None or policy.rebuild)
             elapsed = time.monotonic() - asked_at
-            mark(response, NOT_STORED if lost else executed(outcome, plan.operation, elapsed))
+            mark(response, executed(plan.operation, elapsed) if can_replay else NOT_STORED)
         case Replayed(record):
             response = _replay(adapter, record)
             mark(response, replayed(record))
-        case InProgress(busy=False) if adapter.policy.on_conflict == "accepted":
-            accepted = accepted_payload(plan, adapter.http_request)
-            response = response_of(accepted, adapter.response_class)
+        case InProgress(busy=False) if policy.on_conflict == "accepted":
+            response = response_of(accepted_payload(plan), adapter.response_class)
             mark(response, IN_PROGRESS)
         case InProgress() | Held() | Mismatched() | Expired():
             raise refusal(outcome)
@@ -227,13 +227,15 @@ def _response(adapter: Adapter, plan: Plan, outcome: Outcome, asked_at: float) -
 def _replay(adapter: Adapter, record: Record) -> HttpResponseBase:
     """The response of a record, as the policy's ``on_replay`` returns it."""
     response: HttpResponseBase
-    payload, on_replay = record.payload, adapter.policy.on_replay
+    payload, policy = record.payload, adapter.policy
     if payload is not None and payload.body is not None:
         response = response_of(payload, adapter.response_class)
+    elif policy.rebuild is None:
+        raise ResponseNotStored
     else:
-        response = adapter.rebuild(record)
-    if on_replay is not None:
-        response = on_replay(adapter.http_request, response)
+        response = policy.rebuild(record, adapter.http_request)
+    if policy.on_replay is not None:
+        response = policy.on_replay(adapter.http_request, response)
         if not isinstance(response, HttpResponseBase):
             raise ImproperlyConfigured(
                 "The on_replay of an idempotency policy returned a "

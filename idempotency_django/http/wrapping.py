@@ -24,7 +24,6 @@ from django.http.response import HttpResponseBase
 from django.views.generic import View
 
 from ..errors import KeyUnsupported
-from ..logs import escaped
 from ..policy import UNSAFE_METHODS, Policy
 from ..stores.records import Record
 from .adapters import Adapter
@@ -61,22 +60,12 @@ class ViewAdapter(Adapter):
 
     def respond(self) -> HttpResponseBase:
         # A template is rendered here, inside the transaction, because its output is stored.
-        return render(self._checked(self.run()))
+        return render(self.run())
 
     async def arespond(self) -> HttpResponseBase:
-        response = self._checked(await self.run())
-        if not hasattr(response, "render"):
-            return response
-        return await sync_to_async(render)(response)
-
-    def _checked(self, response: object) -> HttpResponseBase:
-        """What the view returned, which must be a response."""
-        if isinstance(response, HttpResponseBase):
-            return response
-        raise TypeError(
-            f"The view of {escaped(self.http_request.path)} returned {type(response).__name__}, "
-            "not an HttpResponse."
-        )
+        response = await self.run()
+        has_template = hasattr(response, "render")
+        return await sync_to_async(render)(response) if has_template else render(response)
 
     def recover(self, error: Exception) -> HttpResponseBase:
         if self.policy.should_store and isinstance(error, _HTTP_ERRORS):
@@ -187,16 +176,16 @@ def replace_handler(view: Any, request: Any, policy: Policy) -> None:
         stand_in = _running_once(handler, policy, is_async=is_async, instance=view)
         setattr(stand_in, PROTECTED, BY_DECORATOR)
         setattr(view, name, stand_in)
-    elif takes_part(view, request, policy):
+    elif has_key(request, policy):
         refuse = functools.partial(refuse_key, view_class, problem)
         setattr(view, name, sync_to_async(refuse) if is_async else refuse)
 
 
-def takes_part(view: Any, request: Any, policy: Policy) -> bool:
+def has_key(request: Any, policy: Policy) -> bool:
     """Whether a request has a key, may have one that nothing here can see, or needs one."""
     policy = policy.resolved()
-    hook = getattr(view, "get_idempotency_key", functools.partial(key_header, request))
-    return hook() is not None or bool(policy.key) or policy.requires_key(request.method)
+    in_header = key_header(request) is not None
+    return in_header or bool(policy.key) or policy.requires_key(request.method)
 
 
 def refuse_key(view: Any, problem: str, request: Any, *_: Any, **__: Any) -> HttpResponseBase:
@@ -210,7 +199,7 @@ def refuse_key(view: Any, problem: str, request: Any, *_: Any, **__: Any) -> Htt
     )
     error = KeyUnsupported()
     response = problem_response(error)
-    mark_refusal(response, getattr(request, "_request", request), error)
+    mark_refusal(response, error)
     return response
 
 

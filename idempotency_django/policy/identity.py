@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from functools import lru_cache, partial
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -83,15 +83,11 @@ def identified(policy: Policy, invocation: Invocation) -> Invocation:
     return invocation.changed(principal=_text("principal", principal), authorization="")
 
 
-def owners_of(authorization: str) -> list[str]:
-    """The names that records have for an unknown caller with this ``Authorization`` header.
-
-    Keyed, because the header may be a password: the name under ``SECRET_KEY``, and those under its
-    fallbacks.
-    """
-    if not authorization:
-        return []
-    return [f"authorization:{digest}" for digest in keyed_digests("owner", authorization)]
+def _name_of(invocation: Invocation) -> str:
+    """The name of the caller in the record; keyed, because a header may be a password."""
+    if invocation.principal or not invocation.authorization:
+        return invocation.principal
+    return f"authorization:{keyed_digests('owner', invocation.authorization)[0]}"
 
 
 def operation(
@@ -99,7 +95,6 @@ def operation(
     invocation: Invocation,
     *,
     key: str,
-    scope: str | None = None,
     lease: timedelta | None = None,
 ) -> Operation:
     """The operation that a request with this key asks for.
@@ -108,15 +103,17 @@ def operation(
         policy: a resolved policy.
         invocation: what is asked for, and by whom.
         key: its key.
-        scope: overrides the policy's scope.
         lease: how long a claim on it lives, if it does not live as long as its transaction.
     """
     if policy.operation:
         invocation = invocation.changed(name=policy.operation)
-    if scope is None:
-        scope = policy.scope(invocation)
+    scope = policy.scope(invocation)
     if not (scope and isinstance(scope, str)):
-        _refuse_scope(scope, invocation.name)
+        _text("scope", scope)
+        raise ImproperlyConfigured(
+            f"The scope of an idempotency policy is empty for {invocation.name}. Its scope= must "
+            "return a namespace for the key."
+        )
     asked_for = policy.fingerprint(invocation)
     if not isinstance(asked_for, bytes):
         asked_for = _text("fingerprint", asked_for)
@@ -128,18 +125,10 @@ def operation(
         name=invocation.name,
         content=asked_for,
         asked_by=(invocation.host, *caller),
-        principal=invocation.principal or next(iter(owners_of(invocation.authorization)), ""),
+        principal=_name_of(invocation),
         method=invocation.method,
         path=invocation.path,
         lease=lease,
-    )
-
-
-def _refuse_scope(scope: object, name: str) -> NoReturn:
-    _text("scope", scope)
-    raise ImproperlyConfigured(
-        f"The scope of an idempotency policy is empty for {name}. Its scope= must return a "
-        "namespace for the key, or the view's get_idempotency_scope() if it has one."
     )
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from idempotency_django.drf import IdempotencyStatusView
+from idempotency_django.http import IdempotencyStatusView
 
 from . import events, jobs, published, views, webhooks
 

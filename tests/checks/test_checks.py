@@ -22,7 +22,7 @@ from rest_framework.viewsets import ViewSet
 from idempotency_django import checks
 from idempotency_django.conf import DEFAULT_STORES
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.http.views import IdempotencyStatusView
+from idempotency_django.http import IdempotencyStatusView
 from idempotency_django.policy import Policy
 from idempotency_django.stores import Store, stores
 from idempotency_django.stores.database import DatabaseStore

@@ -252,7 +252,7 @@ def test_credentials_that_identify_nobody(
     if session:
         client.force_login(User.objects.create_user("session"))
     serve(orders(auth=lambda request: known if "X-Own" in request.headers else None))
-    with pytest.raises(ImproperlyConfigured, match="identifies no caller"):
+    with pytest.raises(ImproperlyConfigured, match="nothing identifies the caller"):
         post(client, "/v0/orders", new_key(), headers={"X-Own": "1", **shared})
     assert effects() == 0
     serve(orders(auth=lambda request: known, policy=Policy(principal=lambda request: "alice")))

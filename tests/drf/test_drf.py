@@ -82,12 +82,13 @@ class Required(Plain):
     idempotency_policy = Policy(required=True)
 
 
-class Rebuilt(Plain):
-    idempotency_policy = Policy(max_response_bytes=0)
+def rebuild(record: Record, request: Any) -> Response:
+    assert record.payload is not None
+    return Response({"rebuilt": dict(record.payload.headers)["Location"]}, status=200)
 
-    def rebuild_idempotent_response(self, record: Record) -> Response:
-        assert record.payload is not None
-        return Response({"rebuilt": dict(record.payload.headers)["Location"]}, status=200)
+
+class Rebuilt(Plain):
+    idempotency_policy = Policy(max_response_bytes=0, rebuild=rebuild)
 
 
 class Owned(IdempotentViewMixin, generics.CreateAPIView[Effect]):
@@ -117,17 +118,16 @@ class Effects(IdempotentViewMixin, viewsets.ModelViewSet[Effect]):
         return Response({})
 
 
+def key_in_another_header(call: Any) -> str | None:
+    key: str | None = call.request.headers.get("X-Request-Key")
+    return key
+
+
 class Hooked(Plain):
-    """Overrides every hook."""
+    """Has another policy for some requests."""
 
     def get_idempotency_policy(self) -> Policy | None:
-        return None if self.request.headers.get("X-Off") else Policy(ttl=timedelta(days=3))
-
-    def get_idempotency_key(self) -> str | None:
-        return self.request.headers.get("X-Request-Key")
-
-    def get_idempotency_scope(self) -> str | None:
-        return "one for all"
+        return None if self.request.headers.get("X-Off") else Policy(key=key_in_another_header)
 
 
 class Upload(IdempotentViewMixin, APIView):
@@ -396,17 +396,16 @@ class TestConfiguration:
         assert effects("preview") == 2
 
     def test_hooks(self, client: Client) -> None:
-        """A view may say itself what its policy, key and scope are."""
+        """A view may say itself what its policy is, for each request."""
         key = new_key()
         first = post(client, "/hooked/", headers={"X-Request-Key": key})
         assert_replays(first, post(client, "/hooked/", headers={"X-Request-Key": key}))
-        assert record(key).scope == "one for all"
         off = post(client, "/hooked/", headers={"X-Request-Key": key, "X-Off": "1"})
         assert not is_replay(off)
         assert effects() == 2
 
     def test_rebuilt_response(self, client: Client) -> None:
-        """A view may rebuild the response from the record instead of storing it."""
+        """A policy may rebuild the response from the record instead of storing it."""
         key = new_key()
         post(client, "/rebuilt/", key)
         again = post(client, "/rebuilt/", key)

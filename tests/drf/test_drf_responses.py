@@ -17,12 +17,9 @@ from rest_framework.test import APIClient
 from rest_framework.views import APIView, exception_handler
 
 from idempotency_django.decorators import idempotent
-from idempotency_django.drf import (
-    IdempotencyAPIException,
-    IdempotencyStatusView,
-    IdempotentViewMixin,
-)
+from idempotency_django.drf import IdempotencyAPIException, IdempotentViewMixin
 from idempotency_django.engine import InProgress
+from idempotency_django.http import IdempotencyStatusView
 from idempotency_django.policy import Policy
 from tests.models import Effect
 from tests.support.shared import assert_problem, assert_replays, new_key
@@ -169,9 +166,6 @@ def test_descriptions_in_openapi() -> None:
 
     assert description(Undocumented()) == ""
     assert description(Documented(action="create")) == "Charges of the shop."
-    assert IdempotencyStatusView.get.__doc__ == (
-        "The status of an operation, and its response if there is one."
-    )
 
 
 @pytest.mark.parametrize("view", [Undocumented, Create])

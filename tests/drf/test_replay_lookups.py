@@ -18,7 +18,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from idempotency_django.drf import IdempotentViewMixin
-from tests.http.test_replay_authorization import EffectSerializer, protect_by, warned
+from tests.http.test_replay_authorization import EffectSerializer, protect_by
 from tests.models import Effect
 from tests.support.shared import assert_replays, effects, is_replay, new_key
 from tests.support.ways import decorated
@@ -164,11 +164,6 @@ def test_lookup_without_permissions(thing: Effect) -> None:
     first = send("put", f"/open-opaque/{thing.pk}/", key)
     assert first.status_code == 200
     assert_replays(first, send("put", f"/open-opaque/{thing.pk}/", key))
-
-
-def test_check() -> None:
-    """The check warns of the views that are refused at run time, and of no other."""
-    assert warned() == {"Detail", "Unknown", "Opaque"}
 
 
 class Payments(generics.CreateAPIView[Effect]):
