@@ -398,7 +398,7 @@ def show(console: Console, folder: Path, path: str) -> int:
                     wrong += not scene.is_right
                 console.print()
             console.print("[bold]What the operator sees of that payment and its message[/]")
-            console.print(timeline_of(TRACED, environment), markup=False, soft_wrap=True)
+            console.print(timeline_of(TRACED, environment), markup=False, no_wrap=True)
     return wrong
 
 
@@ -411,13 +411,14 @@ def print_scene(console: Console, scene: Scene) -> None:
 
 
 def timeline_of(charge: Charge, environment: dict[str, str]) -> str:
-    """The timeline of one key, from the operator's command."""
+    """The timeline of one key, from the operator's command, without its list of causes."""
     module = "testproject.manage"
     command = [sys.executable, "-m", module, "trace_idempotency", charge.key, "--skip-checks"]
     settings = {"DJANGO_SETTINGS_MODULE": "testproject.settings"}  # not the caller's
-    return subprocess.check_output(  # noqa: S603  # nothing in it comes from outside
+    written = subprocess.check_output(  # noqa: S603  # nothing in it comes from outside
         command, cwd=ROOT, env={**os.environ, **settings, **environment}, text=True
     )
+    return written.partition("Timeline\n")[2]
 
 
 def main(path: str = CHARGES) -> int:
