@@ -96,9 +96,11 @@ class TestWithoutDefault:
 
     def test_nobody_says_which(self) -> None:
         """Several stores, and no word of which is meant, is an error."""
-        with configured(one=DATABASE, two=DATABASE):
-            with pytest.raises(ImproperlyConfigured, match="no store 'default'"):
-                stores[Policy().resolved().store]
+        with (
+            configured(one=DATABASE, two=DATABASE),
+            pytest.raises(ImproperlyConfigured, match="no store 'default'"),
+        ):
+            stores[Policy().resolved().store]
 
 
 class TestOptions:

@@ -91,8 +91,6 @@ class RedisStore(Store):
             ``redis.Redis`` to use; called once. Without a cache, only ``prefix`` names the Redis
             keys: two projects on one server then need two prefixes.
         prefix: what the Redis keys of this store begin with, after the prefix of the cache.
-        max_payload_bytes: larger bodies are not kept. A retry then learns that its operation was
-            executed, but not the response. ``None``: all bodies are kept.
     """
 
     def __init__(
@@ -102,12 +100,10 @@ class RedisStore(Store):
         cache: str = "default",
         connection_factory: ConnectionFactory = None,
         prefix: str = "idempotency",
-        max_payload_bytes: int | None = 1024 * 1024,
     ) -> None:
         super().__init__(alias)
         self._server = RedisServer(cache, connection_factory)
         self._prefix = prefix
-        self._max_payload_bytes = max_payload_bytes
 
     def acquire(self, operation: Operation) -> Claim | Record:
         forbid_transactions(f"The claim of {operation.name}")
@@ -133,8 +129,7 @@ class RedisStore(Store):
         return Claim(operation, int(reply[1]), token, interrupted=reply[2] == b"1")
 
     def complete(self, claim: Claim, payload: Payload, *, last: bool = False) -> bool:
-        kept = Payload(payload.status, payload.headers, self._kept(claim, payload.body))
-        status, headers, body = encode(kept)
+        status, headers, body = encode(payload)
         reply = self._run(
             "complete",
             claim.key,
@@ -213,15 +208,3 @@ class RedisStore(Store):
             problem,
         )
         raise StoreUnavailable
-
-    def _kept(self, claim: Claim, body: bytes | None) -> bytes | None:
-        limit = self._max_payload_bytes
-        if body is None or limit is None or len(body) <= limit:
-            return body
-        logger.warning(
-            "The result of %s has %d bytes, more than max_payload_bytes (%d), so it is not stored.",
-            claim.operation.name,
-            len(body),
-            limit,
-        )
-        return None
