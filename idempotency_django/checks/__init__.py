@@ -8,7 +8,6 @@ id                                     problem
 ``idempotency_django.E003``            a store cannot be created or used, or a policy names no store
 ``idempotency_django.W007``            a store's database is not that of the effects or messages
 ``idempotency_django.E012``            ``idempotency_policies`` names an unknown action
-``idempotency_django.E014``            the Redis server is older than 6.2
 ``idempotency_django.W015``            the Redis server may evict keys: retries execute again
 ``idempotency_django.W016``            the Redis server cannot be reached
 ``idempotency_django.W018``            a store's cache is local to each process

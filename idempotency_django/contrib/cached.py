@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from itertools import compress
 from typing import Any, ClassVar, Final
 
 from django.conf import settings
@@ -80,8 +79,9 @@ _OWN_MEMORY: Final = ("LocMemCache", "DummyCache")
 class CachedStore(DatabaseStore):
     """The database is the truth; completed responses are read through one of Django's caches.
 
-    A response is put into the cache after the commit that stored it, and never stays there longer
-    than its record lives. Replays from the cache are not counted. Records whose time to live counts
+    A response is put into the cache after the commit that stored it, or that replayed it from the
+    database, and never stays there longer than its record lives. Those of a batch are not cached.
+    Replays from the cache are not counted. Records whose time to live counts
     from their last use are not cached. If the cache fails, the fault is logged and the database is
     asked.
 
@@ -152,28 +152,19 @@ class CachedStore(DatabaseStore):
     def complete(self, claim: Claim, payload: Payload, *, last: bool = False) -> bool:
         completed = super().complete(claim, payload, last=last)
         if completed:
-            self._remember_completed(claim, payload)
+            ttl = claim.operation.ttl
+            record = Record(
+                key=claim.key,
+                scope=claim.scope,
+                status=Status.COMPLETED,
+                attempt=claim.attempt,
+                fingerprint=claim.operation.fingerprint,
+                payload=payload,
+                ttl_left=None if ttl is None else ttl.total_seconds(),
+                record_id=claim.record_id,
+            )
+            self.on_commit(lambda: self._remember(record, claim.asked_at))
         return completed
-
-    def complete_many(self, responses: Sequence[tuple[Claim, Payload]]) -> Sequence[bool]:
-        completed = super().complete_many(responses)
-        for response in compress(responses, completed):
-            self._remember_completed(*response)
-        return completed
-
-    def _remember_completed(self, claim: Claim, payload: Payload) -> None:
-        ttl = claim.operation.ttl
-        record = Record(
-            key=claim.key,
-            scope=claim.scope,
-            status=Status.COMPLETED,
-            attempt=claim.attempt,
-            fingerprint=claim.operation.fingerprint,
-            payload=payload,
-            ttl_left=None if ttl is None else ttl.total_seconds(),
-            record_id=claim.record_id,
-        )
-        self.on_commit(lambda: self._remember(record, claim.asked_at))
 
     def check(self) -> Sequence[CheckMessage]:
         return [*super().check(), *self._check_cache()]

@@ -23,7 +23,7 @@ from idempotency_django.contrib.cached import CachedStore
 from idempotency_django.decorators import idempotent
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.stores import stores
-from idempotency_django.stores.records import Claim, Operation, Record
+from idempotency_django.stores.records import Claim, Record
 from idempotency_django.testing import RESPONSE, an_operation
 from tests.models import Effect
 from tests.support.servers import Server
@@ -79,25 +79,6 @@ def store() -> CachedStore:
     made = stores["default"]
     assert isinstance(made, CachedStore)
     return made
-
-
-def test_batch(store: CachedStore) -> None:
-    """The responses of a batch are cached after its commit, and only if it commits."""
-    operations = [an_operation() for _ in range(3)]
-
-    def complete(batch: list[Operation]) -> None:
-        claims = [claim for claim in store.acquire_many(batch) if isinstance(claim, Claim)]
-        assert all(store.complete_many([(claim, RESPONSE) for claim in claims]))
-
-    with pytest.raises(InterruptedError), store.transaction():
-        complete(operations)
-        raise InterruptedError
-    assert [store.recall(operation) for operation in operations] == [None] * 3
-    with store.transaction():
-        complete(operations)
-        assert store.recall(operations[0]) is None
-    recalled = [store.recall(operation) for operation in operations]
-    assert [one.payload for one in recalled if one] == [RESPONSE] * 3
 
 
 def test_two_schemas(store: CachedStore, monkeypatch: pytest.MonkeyPatch) -> None:

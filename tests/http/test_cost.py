@@ -97,7 +97,7 @@ class Counted:
 
 
 @pytest.mark.parametrize(
-    ("kind", "more", "own", "replay"), [("view", 302, 104, 440), ("drf", 320, 110, 630)]
+    ("kind", "more", "own", "replay"), [("view", 300, 103, 438), ("drf", 318, 110, 625)]
 )
 def test_calls(settings: Any, kind: str, more: int, own: int, replay: int) -> None:
     """A first request makes so many calls more than the same view in a transaction, and a replay so

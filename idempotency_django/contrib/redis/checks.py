@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's names
@@ -16,18 +16,35 @@ from .server import FAULTS, RedisServer
 TIMEOUT: Final = 1.0
 """Seconds to wait for the response of a server."""
 
-OLDEST: Final = (6, 2)
-
 
 def check_redis(alias: str, server: RedisServer) -> Sequence[CheckMessage]:
     """The problems of the server of store ``alias``; asks it, for as long as a check may take."""
     try:
-        info = _info(server.client())
+        policy = _info(server.client()).get("maxmemory_policy", "noeviction")
     except ImproperlyConfigured as error:
         return [Error(f"The store {alias!r}: {error}", id="idempotency_django.E003")]
     except FAULTS as error:
-        return [_unreachable(alias, error)]
-    return [*_check_server(alias, info)]
+        return [
+            Warning(
+                f"The store {alias!r} cannot reach its Redis server: {error}",
+                hint="Check its address and that it is running. Requests with a key get 503 until "
+                "it responds.",
+                id="idempotency_django.W016",
+            )
+        ]
+    if policy == "noeviction":
+        return []
+    return [
+        Warning(
+            f"The store {alias!r} uses a Redis server with maxmemory-policy {policy}.",
+            hint=(
+                "When its memory is full, it evicts live keys, and retries execute their "
+                "operations again. Set maxmemory-policy to noeviction, and use another server for "
+                "caches."
+            ),
+            id="idempotency_django.W015",
+        )
+    ]
 
 
 def _info(client: Redis) -> dict[str, Any]:
@@ -47,38 +64,3 @@ def _info(client: Redis) -> dict[str, Any]:
     finally:
         pool_of_one.disconnect()
     return info
-
-
-def _check_server(alias: str, info: dict[str, Any]) -> Iterator[CheckMessage]:
-    where = f"The store {alias!r} uses a Redis server"
-    version = str(info.get("redis_version", ""))
-    if _numbers(version) and _numbers(version) < OLDEST:
-        yield Error(
-            f"{where} of version {version}.",
-            hint="It needs Redis 6.2 or newer, or Valkey.",
-            id="idempotency_django.E014",
-        )
-    policy = info.get("maxmemory_policy", "noeviction")
-    if policy != "noeviction":
-        yield Warning(
-            f"{where} with maxmemory-policy {policy}.",
-            hint=(
-                "When its memory is full, it evicts live keys, and retries execute their "
-                "operations again. Set maxmemory-policy to noeviction, and use another server for "
-                "caches."
-            ),
-            id="idempotency_django.W015",
-        )
-
-
-def _unreachable(alias: str, error: Exception) -> CheckMessage:
-    return Warning(
-        f"The store {alias!r} cannot reach its Redis server: {error}",
-        hint="Check its address and that it is running. Requests with a key get 503 until it "
-        "responds.",
-        id="idempotency_django.W016",
-    )
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())

@@ -587,13 +587,6 @@ class TestChecks:
         with valkey_at(port := free_port(), "--maxmemory-policy", "allkeys-lru"):
             assert self.ids(at(port)) == ["W015"]
 
-    def test_old(self, monkeypatch: pytest.MonkeyPatch, port: int) -> None:
-        """A server that is too old is an error; one that does not say its version is not."""
-        store = at(port)
-        for version, ids in [("6.0.16", ["E014"]), ("6.2.0", []), ("", []), ("7", [])]:
-            monkeypatch.setattr(Redis, "info", lambda _, v=version: {"redis_version": v})
-            assert self.ids(store) == ids
-
 
 class TestSentinel:
     """A primary, its replica, and a sentinel that tells them apart."""
