@@ -133,7 +133,7 @@ def analyze(using: str) -> None:
 
 def handle() -> int:
     """Claim messages of the inbox, and finish them; how many there were."""
-    claimed = claim((), 10)
+    claimed = claim(10)
     for message in claimed:
         assert mark(message, state="done", process_after=None)
     return len(claimed)
@@ -166,7 +166,7 @@ def test_idle(using: str) -> None:
     write(using, 2, "g")
     OutboxMessage.objects.using(using).update(process_after=DatabaseNow() + timedelta(hours=1))
     relay = Relay(using=using)
-    for idle in (relay.send_batch, lambda: len(claim((), 10))):
+    for idle in (relay.send_batch, lambda: len(claim(10))):
         with CaptureQueriesContext(connections[using]) as queries:
             assert idle() == 0
         assert [query["sql"].split()[0] for query in queries] == ["SELECT"]
@@ -197,12 +197,12 @@ def test_finished_meanwhile(using: str) -> None:
                 received_at=DatabaseNow(),
                 process_after=DatabaseNow(),
             )
-            assert claim((), 10) == []
+            assert claim(10) == []
         finally:
             looked.set()
 
     in_threads([finish, look])
-    assert [each.message_id for each in claim((), 10)] == ["next"]
+    assert [each.message_id for each in claim(10)] == ["next"]
 
 
 @pytest.mark.parametrize("settle", [retry, discard, None])
@@ -232,13 +232,13 @@ def test_settled(using: str, settle: Any) -> None:
 def test_first_of_inbox_deleted(using: str) -> None:
     """A group of the inbox whose first message was deleted goes on."""
     receive(using, 3, "g")
-    [first] = claim((), 10)
+    [first] = claim(10)
     mark(first, state="dead", process_after=None)
-    assert claim((), 10) == []
+    assert claim(10) == []
     assert INBOX.revive(using) == 0  # the dead letter is there
     InboxMessage.objects.using(using).filter(pk=first.pk).delete()
     assert INBOX.revive(using) == 1
-    assert [each.message_id for each in claim((), 10)] == ["g1"]
+    assert [each.message_id for each in claim(10)] == ["g1"]
     assert INBOX.revive(using) == 0
 
 
@@ -253,7 +253,7 @@ def test_behind_a_dead_letter(using: str, kind: str, monkeypatch: pytest.MonkeyP
     model._default_manager.using(using).filter(pk=first.pk).update(state="dead", process_after=None)
     store(using, 1, "late")
     if kind == "inbox":
-        assert [each.message_id for each in claim((), 2)] == ["late0"]
+        assert [each.message_id for each in claim(2)] == ["late0"]
     else:
         assert Relay(using=using, batch_size=2).drain() == 1
         assert len(got("late")) == 1
@@ -290,7 +290,7 @@ def test_storm(using: str, kind: str) -> None:
             if kind == "outbox":
                 relay.drain()
                 continue
-            while claimed := claim((), 3):
+            while claimed := claim(3):
                 for message in claimed:
                     done.append((message.group, int(bytes(message.body))))
                     assert mark(message, state="done", process_after=None)
