@@ -22,6 +22,7 @@ from django.http.response import HttpResponseBase
 from .engine.flows import finish
 from .http.declared import (
     ViewFunction,
+    is_covered,
     is_exempt,
     is_rest_framework,
     part_for,
@@ -29,7 +30,6 @@ from .http.declared import (
     vars_of,
     view_class_of,
 )
-from .http.routes import is_covered
 from .http.rule import problem_of_view, protected_part
 from .http.serving import log_unread_field
 from .http.wrapping import has_key, log_unclaimed, once, refuse_key, replace_handler

@@ -32,6 +32,7 @@ from ..http.declared import (
     has_own_dispatch,
     initkwargs_of,
     innermost,
+    is_covered,
     is_exempt,
     module_of,
     operations_of,
@@ -40,7 +41,6 @@ from ..http.declared import (
     variables_of,
     view_class_of,
 )
-from ..http.routes import is_covered
 from ..http.rule import problem_of_view, protected_part
 from ..policy import INHERITED, UNSAFE_METHODS, UNSET, Policy
 from .routes import literal_of, readable_route

@@ -17,8 +17,7 @@ from django.db import connections
 
 from ..conf import conf
 from ..engine import choose_mode
-from ..http.declared import POLICIES, initkwargs_of, is_exempt, policy_of, view_class_of
-from ..http.routes import is_named
+from ..http.declared import POLICIES, initkwargs_of, is_exempt, is_named, policy_of, view_class_of
 from ..policy import INHERITED, Policy
 from ..stores import stores
 from ..stores.atomic_blocks import IN_NINJA

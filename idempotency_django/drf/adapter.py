@@ -20,12 +20,12 @@ from rest_framework.response import Response
 
 from ..engine import reraise
 from ..errors import IdempotencyError
-from ..http.adapters import Adapter, refuse_result
 from ..http.bodies import body_of, form_of, is_too_large, raw_body_of, was_read
 from ..http.invocations import invocation_of
 from ..http.problems import error_body, mark_refusal, media_type, status_of
 from ..http.replays import check_object, defining_module, has_object
 from ..http.responses import render
+from ..http.serving import Adapter, refuse_result
 from ..policy.fingerprints import is_json, media_type_of
 from ..policy.invocation import Body, Invocation, Parsed
 from ..stores.records import Record

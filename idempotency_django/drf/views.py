@@ -14,7 +14,7 @@ from rest_framework.views import APIView
 from ..http.declared import checked, dotted_name, handlers_of, policy_of
 from ..http.replays import check_object
 from ..http.rule import problem_of_handler
-from ..http.wrapping import log_unclaimed, register_adapter, replace_handler
+from ..http.wrapping import adapters, log_unclaimed, replace_handler
 from ..policy import UNSAFE_METHODS, Policy
 from ..stores.records import Record
 from .adapter import DRFAdapter
@@ -97,4 +97,4 @@ class IdempotentViewMixin:  # see below
         check_object(self, record)
 
 
-register_adapter(Request, DRFAdapter)
+adapters.append((Request, DRFAdapter))

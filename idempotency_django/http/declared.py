@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import FunctionType
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.translation import get_language_from_path
 from django.views.generic import View
 
+from ..conf import ALL_UNSAFE, conf
 from ..policy import UNSAFE_METHODS, UNSET, Policy
 
 PROTECTED: Final = "idempotency_protected"
@@ -173,6 +175,28 @@ def checked(declared: Any, view: Any) -> Policy | None:
         f"idempotency_policy of {view!r} is a {type(declared).__name__}; it must be a Policy or "
         "None."
     )
+
+
+def is_covered(path: str, namespaces: Sequence[str]) -> bool:
+    """Whether ``MIDDLEWARE_PROTECTS`` names a view that declares no policy.
+
+    Args:
+        path: the path of a request, or a readable route.
+        namespaces: the URL namespaces that the view is in, the outermost first.
+    """
+    chosen = conf.middleware_protects
+    if isinstance(chosen, str):
+        return chosen == ALL_UNSAFE
+    return any(is_named(each, path, namespaces) for each in chosen)
+
+
+def is_named(chosen: str, path: str, namespaces: Sequence[str]) -> bool:
+    """Whether a path prefix or a URL namespace names a view; see :func:`is_covered`."""
+    if chosen.startswith("/"):
+        below = "/" + path[1:].partition("/")[2]  # of i18n_patterns(): each language is covered
+        in_language = below.startswith(chosen) and get_language_from_path(path) is not None
+        return path.startswith(chosen) or in_language
+    return f":{chosen}:" in f":{':'.join(namespaces)}:"
 
 
 def modules_of(view: Any) -> Iterator[str]:

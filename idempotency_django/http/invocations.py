@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, Final
@@ -16,7 +17,6 @@ from ..policy import UNSET, Policy
 from ..policy.digests import digest
 from ..policy.invocation import Body, Invocation
 from .bodies import body_of
-from .routes import name_of_route
 
 
 def invocation_of(
@@ -121,11 +121,27 @@ def key_header(request: HttpRequest) -> str | None:
 meta_name = lru_cache(HttpHeaders.to_wsgi_name)
 
 
+_ROUTERS: Final = re.compile(r"\(\?P<(\w+)>\[\^/\.\]\+\)")
+"""A parameter as REST framework's routers write it."""
+
+
 def operation_name(request: HttpRequest) -> str:
     """The method and the route, ``"POST /orders/<int:pk>/pay/"``: stable when code moves."""
     match = request.resolver_match
     route = name_of_route(match.route) if match and match.route is not None else request.path
     return f"{request.method} {route}"
+
+
+@lru_cache(maxsize=4096)
+def name_of_route(route: str) -> str:
+    """The route in an operation's name, unique for each route: as it is written.
+
+    Only the expressions of REST framework's routers are easier to read: ``/charges/{pk}/``.
+    """
+    simple = _ROUTERS.sub(r"{\1}", route).replace("^", "")
+    if simple.endswith("$") and not re.search(r"[.\\$()\[\]?*+|]", simple[:-1]):
+        return f"/{simple[:-1]}"
+    return f"/{route}"
 
 
 def principal_of(user: Any, auth: Any = None) -> str:

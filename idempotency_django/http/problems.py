@@ -21,7 +21,7 @@ from ..errors import (
     KeyRefused,
     OperationInProgress,
 )
-from .marking import mark
+from .responses import mark
 
 
 def _problem(error: IdempotencyError, status: int) -> dict[str, Any]:

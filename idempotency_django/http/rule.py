@@ -111,7 +111,13 @@ def problem_of(function: Any, *, from_outside: bool = False) -> str:
         return problem
     view_class = function if isinstance(function, type) else view_class_of(function)
     if view_class is not None:
-        return _problem_of_class(function, view_class)
+        return (
+            f"@idempotent is on {dotted_name(view_class)}, which is a class, or what as_view() or "
+            "@api_view made. Put it directly above the method that does the work, such as post(), "
+            "or below @api_view, directly above the function. Or give the class an "
+            "idempotency_policy, and let IdempotentViewMixin (of REST framework) or "
+            "IdempotencyMiddleware protect it."
+        )
     inner = opened(function)
     name = name_of(inner)
     if type(inner) is not FunctionType:
@@ -248,10 +254,7 @@ def own_function(view: Any, handler: Any) -> Any:
     return inner.__func__ if type(inner) is MethodType and inner.__self__ is view else None
 
 
-@lru_cache(maxsize=1024)  # it is asked at every request
-def is_protected(function: Any) -> bool:
-    """Whether a function runs once already."""
-    return protected_function(function) is not None
+remembered_protection = lru_cache(maxsize=1024)(protected_function)  # for every request
 
 
 @lru_cache(maxsize=1024)  # likewise
@@ -292,37 +295,17 @@ def _may_be_a_view(value: Any) -> bool:
     return hasattr(value, "as_view") if issubclass(kind, type) else callable(value)
 
 
-def _problem_of_class(function: Any, view_class: Any) -> str:
-    """The way out for a class, or for what its ``as_view()`` made."""
-    name = dotted_name(view_class)
-    if any(module_of(each) == "rest_framework.decorators" for each in vars(view_class).values()):
-        return f"@idempotent is above @api_view. Put it below, directly above def {name}."
-    place = "the class" if function is view_class else "as_view() of"
-    return (
-        f"@idempotent is on {place} {name}. Put it directly above the method that does the work, "
-        "such as post(). Or give the class an idempotency_policy, and let IdempotentViewMixin (of "
-        "REST framework) or IdempotencyMiddleware protect it."
-    )
-
-
-_FRAMEWORKS: Final = {
-    "ariadne": "Ariadne",
-    "ariadne_django": "Ariadne",
-    "graphene_django": "Graphene",
-    "modernrpc": "django-modern-rpc",
-    "ninja": "django-ninja",
-    "ninja_extra": "django-ninja-extra",
-    "strawberry": "Strawberry",
-    "strawberry_django": "Strawberry",
-    "tastypie": "Tastypie",
-}
-"""Frameworks that authenticate their callers in the view itself, by their package."""
+_FRAMEWORKS: Final = frozenset(
+    "ariadne ariadne_django graphene_django modernrpc ninja ninja_extra strawberry "
+    "strawberry_django tastypie".split()
+)
+"""The packages of frameworks that authenticate their callers in the view itself."""
 
 
 def _problem_of_framework(view: Any) -> str:
     """The way out for a view of a framework without an adapter; empty: it is another view."""
-    packages = [module.partition(".")[0] for module in modules_of(view)]
-    framework = next((_FRAMEWORKS[name] for name in packages if name in _FRAMEWORKS), None)
+    packages = (module.partition(".")[0] for module in modules_of(view))
+    framework = next((package for package in packages if package in _FRAMEWORKS), None)
     if framework is None:
         return ""
     functions = [name_of(innermost(each.view_func)) for each in operations_of(view)]

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from ..conf import conf
@@ -41,15 +42,111 @@ from ..errors import (
     StoreUnavailable,
 )
 from ..policy import UNSAFE_METHODS, Policy, keys
+from ..policy.invocation import Invocation
 from ..stores.records import Record
-from .adapters import Adapter
-from .invocations import operation_name
-from .marking import IN_PROGRESS, NOT_STORED, executed, mark, replayed
-from .problems import mark_refusal, retry_after
-from .responses import REPLAYED_HEADER, response_of, result_of, result_of_error
+from .invocations import invocation_of, key_header, operation_name
+from .problems import mark_refusal, problem_response, retry_after
+from .responses import (
+    IN_PROGRESS,
+    NOT_STORED,
+    REPLAYED_HEADER,
+    executed,
+    mark,
+    replayed,
+    response_of,
+    result_of,
+    result_of_error,
+)
 from .status import accepted_payload
 
 logger = logging.getLogger("idempotency_django")
+
+if TYPE_CHECKING:
+    from rest_framework.request import Request as _Request  # to a type checker, one of Django's
+else:
+    _Request = HttpRequest
+
+
+class IdempotentRequest(_Request):
+    """The request of a protected view, for type checkers; of Django and of REST framework.
+
+    ::
+
+        @idempotent(required=True, mode="leased")
+        def pay(request: IdempotentRequest) -> HttpResponse:
+            charge_id = request.idempotency.step("charge", charge)
+
+    Attributes:
+        idempotency: the attempt that runs. Without a key it is ``None``: where the policy does not
+            require one, look first.
+    """
+
+    idempotency: ExecutionContext
+
+
+class Adapter(ABC):
+    """One request and its response, as an adapter's framework handles them.
+
+    Attributes:
+        http_request: Django's request.
+        request: the request as the framework's own views know it.
+        method: the request's method.
+        run: runs the view.
+        policy: the view's policy, resolved; it is known from :func:`~.serving.serve` on.
+        response_class: makes the responses of this package, of the bytes, the status and the
+            headers.
+    """
+
+    response_class: Callable[..., HttpResponse] = HttpResponse
+
+    http_request: HttpRequest
+    request: Any
+    method: str
+    run: Callable[[], Any]
+    policy: Policy
+
+    def header(self) -> str | None:
+        """The key as the client sent it; ``None`` when it sent none."""
+        return key_header(self.http_request)
+
+    def invocation(self) -> Invocation:
+        """The invocation that the request is, for its policy."""
+        return invocation_of(self.http_request, self.policy)
+
+    @abstractmethod
+    def respond(self) -> HttpResponseBase:
+        """Run the view and render its response."""
+
+    async def arespond(self) -> HttpResponseBase:
+        """The same, of an async view."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def recover(self, error: Exception) -> HttpResponseBase:
+        """The response to the view's error, rendered or not; or raise the error again."""
+
+    def problem(self, error: IdempotencyError) -> HttpResponseBase:
+        """The response of a refusal."""
+        return problem_response(error)
+
+    def authorize(self, record: Record) -> None:
+        """Raise to refuse a replay to a caller who would be refused with a new key."""
+        check = self.policy.check_replay
+        if check is not None:
+            refuse_result(check(self.request, record), "check_replay of a policy")
+
+
+def refuse_result(result: object, name: str) -> None:
+    """Refuse a result of a replay check: ``False``, for example, would let everybody pass.
+
+    Raises:
+        TypeError: it returned something.
+    """
+    if result is not None:
+        raise TypeError(
+            f"The {name} returned {result!r}. It must return None, or raise PermissionDenied to "
+            "refuse a replay."
+        )
 
 
 def log_unread_field(request: HttpRequest) -> None:
@@ -104,7 +201,7 @@ async def _serve(
                 raise driver.cancelled
         if plan is not None:
             return await _run_once(adapter, plan, driver)
-        response: HttpResponseBase = await driver.pass_through(adapter)
+        response: HttpResponseBase = await adapter.run() if driver.asynchronous else adapter.run()
     except IdempotencyError as error:
         if error.foreign:  # the view's own
             raise
@@ -156,9 +253,6 @@ class _Blocking(Blocking):
 
     asynchronous = False
 
-    async def pass_through(self, adapter: Adapter) -> Any:
-        return adapter.pass_through()
-
     async def result(self, adapter: Adapter) -> Result:
         return result_of(adapter.http_request, adapter.policy, adapter.respond())
 
@@ -173,9 +267,6 @@ class _Awaiting(Awaiting):
     """Drives the flow of an async view. What may ask the database is called in a thread."""
 
     asynchronous = True
-
-    async def pass_through(self, adapter: Adapter) -> Any:
-        return await adapter.pass_through()
 
     async def result(self, adapter: Adapter) -> Result:
         response = await adapter.arespond()

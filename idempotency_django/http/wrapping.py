@@ -26,14 +26,13 @@ from django.views.generic import View
 from ..errors import KeyUnsupported
 from ..policy import UNSAFE_METHODS, Policy
 from ..stores.records import Record
-from .adapters import Adapter
 from .declared import BY_DECORATOR, POLICY, PROTECTED, ViewFunction, name_of
 from .invocations import key_header
 from .problems import mark_refusal, problem_response
 from .replays import check_object
 from .responses import render
-from .rule import is_protected, own_function, problem_of_method, protected_function
-from .serving import aserve, serve
+from .rule import own_function, problem_of_method, protected_function, remembered_protection
+from .serving import Adapter, aserve, serve
 
 _HTTP_ERRORS: Final = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
 
@@ -80,18 +79,10 @@ MakeAdapter = Callable[[Any, Callable[[], Any], Any], Adapter]
 
 logger = logging.getLogger("idempotency_django")
 
-_adapters: Final[list[tuple[type, MakeAdapter]]] = []
-"""The arguments of each call of :func:`register_adapter`."""
-
-
-def register_adapter(request: type, make: MakeAdapter) -> None:
-    """Serve the requests of another framework, such as a handler gets them.
-
-    Args:
-        request: the class of the requests.
-        make: makes the adapter of a request; the arguments are those of :class:`ViewAdapter`.
-    """
-    _adapters.append((request, make))
+adapters: Final[list[tuple[type, MakeAdapter]]] = []
+"""Of other frameworks: the class of the requests that their handlers get, and what makes the
+adapter of one, with the arguments of :class:`ViewAdapter`.
+"""
 
 
 def once(view: ViewFunction, policy: Policy) -> ViewFunction:
@@ -119,7 +110,7 @@ def _running_once(
         run = functools.partial(view, *args, **kwargs)
         request = args[0] if instance else _request_among(args, kwargs)
         owner = args[0] if args and isinstance(args[0], View) else instance
-        for request_class, make in _adapters:
+        for request_class, make in adapters:
             if isinstance(request, request_class):
                 return make(request, run, owner)
         made: Adapter = getattr(request, ADAPTER, ViewAdapter)(request, run, owner)
@@ -167,7 +158,7 @@ def replace_handler(view: Any, request: Any, policy: Policy) -> None:
     if handler is None:
         return
     function = own_function(view, handler)
-    if is_protected(function) if function else protected_function(handler):
+    if remembered_protection(function) if function else protected_function(handler):
         return
     view_class: Any = type(view)
     problem = problem_of_method(view_class, action, function)

@@ -29,7 +29,8 @@ from idempotency_django.checks import readable_route
 from idempotency_django.checks.inventory import Endpoint, endpoint_of, endpoints
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.http import routes
+from idempotency_django.http.declared import is_covered
+from idempotency_django.http.invocations import name_of_route
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import PAYMENT, Policy
 from tests.models import Effect
@@ -558,7 +559,7 @@ def test_prefixes_in_each_language(settings: Any, path_info: str, covered: bool)
     """A prefix covers the same view in each language of ``i18n_patterns()``."""
     settings.LANGUAGES = [("en", "English"), ("de", "German")]
     settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": ["/api/"]}
-    assert routes.is_covered(path_info, []) is covered
+    assert is_covered(path_info, []) is covered
 
 
 @pytest.mark.parametrize(
@@ -712,12 +713,12 @@ def test_routes(route: str) -> None:
     """A route is shown without a regular expression, and named as a router or a person wrote it."""
     shown, name = ROUTES[route]
     assert readable_route(route) == shown
-    assert routes.name_of_route(route) == (name or f"/{route}")
+    assert name_of_route(route) == (name or f"/{route}")
 
 
 def test_distinct_routes_have_distinct_names() -> None:
     """The name is part of the default scope, so no two routes share one."""
-    assert len({routes.name_of_route(route) for route in ROUTES}) == len(ROUTES)
+    assert len({name_of_route(route) for route in ROUTES}) == len(ROUTES)
 
 
 def test_endpoint_is_a_value() -> None:

@@ -398,7 +398,7 @@ class TestMiddleware:
         assert "cannot protect 1 view without a policy" in found.msg
         assert "tests.contrib.test_ninja (1)" in found.msg
         [problem] = filter(None, (each.problem for each in endpoints()))
-        assert "tests.contrib.test_ninja.unprotected is a view of django-ninja" in problem
+        assert "tests.contrib.test_ninja.unprotected is a view of ninja" in problem
         assert {each.method: each.how for each in endpoints()} == {
             "POST": "decorator",
             "PUT": "exempt",

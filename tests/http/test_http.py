@@ -24,7 +24,6 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from idempotency_django import errors
-from idempotency_django.http.adapters import Adapter
 from idempotency_django.http.bodies import body_of
 from idempotency_django.http.invocations import (
     invocation_of,
@@ -34,7 +33,7 @@ from idempotency_django.http.invocations import (
 )
 from idempotency_django.http.problems import error_body, problem_response, status_of
 from idempotency_django.http.responses import NEVER_STORED_HEADERS, payload_of, response_of
-from idempotency_django.http.serving import serve
+from idempotency_django.http.serving import Adapter, serve
 from idempotency_django.policy import DEFAULTS, Policy, keys
 from idempotency_django.policy.digests import digest
 from idempotency_django.policy.invocation import Form

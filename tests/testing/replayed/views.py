@@ -23,7 +23,7 @@ from shop.serializers import ChargeSerializer
 
 from idempotency_django import Policy, idempotency_exempt, idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.http.adapters import IdempotentRequest
+from idempotency_django.http.serving import IdempotentRequest
 from idempotency_django.policy import keys
 
 MUTATED = os.environ.get("MUTATED") == "1"
