@@ -263,16 +263,17 @@ class LeasesContract(ContractSetting):
         claim = self.leased()
         for seconds in (3600, 60, 86400):
             assert self.store.extend(claim, seconds)
-            left = self.record(claim.operation).lease_left
-            assert left is not None
-            assert seconds / 2 < left < seconds + 0.1
-        assert 0 < (self.refused(claim).lease_left or 0) < (left or 0) + 0.1
+            for found in (self.record(claim.operation), self.refused(claim)):
+                assert found.lease_left is not None
+                assert seconds / 2 < found.lease_left < seconds + 0.1
+        assert self.store.complete(claim, RESPONSE)
+        assert self.record(claim.operation).lease_left is None
         assert self.record(self.interrupted().operation).lease_left == 0
         without = an_operation()
         with self.store.transaction():
             claim = self.claim(without)
-            found = self.store.get(without.key, without.scope)
-            assert found is None or not found.interrupted  # no store need write it before it ends
+            known = self.store.get(without.key, without.scope)
+            assert known is None or not known.interrupted  # no store need write it before it ends
             assert self.store.fail(claim, "")
         assert self.record(without).lease_left is None
 
@@ -509,13 +510,13 @@ class OwnersContract(ContractSetting):
                 self.store.fail(claim, "")
 
     def test_failed_key_is_free(self) -> None:
-        """A failed attempt leaves the key free; the next one is attempt 2, for any request."""
+        """A failed attempt leaves the key free; the next one is counted, for any request."""
         operation = an_operation()
-        self.failed(operation)
+        assert [self.failed(operation).attempt for _ in range(3)] == [1, 2, 3]
         assert self.record(operation).status is Status.FAILED
         assert self.record(operation).payload is None
         again = an_operation(key=operation.key, fingerprint="0" * 64)
-        assert self.completed(again).attempt == 2
+        assert self.completed(again).attempt == 4
         assert self.record(operation).fingerprint == "0" * 64
 
     def test_expired_key_is_free(self) -> None:

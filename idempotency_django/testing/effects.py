@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
 import sysconfig
 import threading
@@ -82,8 +81,8 @@ def effects_outside() -> Iterator[list[Effect]]:
 
     The list has each connection, process and file that a handler used within its transaction, or
     outside of a step in the leased mode. Databases, caches and brokers are left out, by the
-    modules of their clients, and so are log files, datagrams to Unix sockets (syslog, statsd),
-    what ``tempfile`` opens, and compiled modules.
+    modules of their clients, and so are log files, Unix sockets, what ``tempfile`` opens, and
+    compiled modules.
 
     It sees what Python does, in each thread that runs a handler. It does not see threads that a
     handler starts, processes that are forked, files that are removed or renamed, connections that
@@ -145,11 +144,7 @@ def _note(kind: Kind, peer: str) -> None:
 # What the events tell.
 
 
-def _network(connection: Any, address: Any) -> tuple[Kind, str] | None:
-    if isinstance(address, str | bytes):  # a Unix socket
-        # A datagram to a program on this machine is a log or a metric, as of syslog and statsd.
-        is_log = getattr(connection, "type", None) == socket.SOCK_DGRAM
-        return None if is_log else ("network", os.fsdecode(address))
+def _network(_: object, address: Any) -> tuple[Kind, str] | None:
     if not (isinstance(address, tuple) and len(address) >= 2 and isinstance(address[0], str)):
         return None
     host, port = address[:2]

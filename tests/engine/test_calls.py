@@ -23,6 +23,7 @@ from idempotency_django.errors import (
     FingerprintMismatch,
     OperationHeld,
     OperationInProgress,
+    ResponseNotStored,
 )
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import Policy
@@ -207,3 +208,12 @@ def test_store_that_does_not_roll_back(settings: Any) -> None:
     with transaction.atomic(), pytest.raises(ImproperlyConfigured, match="move it inside"):
         idempotent_call(lambda _: calls.append(1), key="order-1", scope="s")
     assert calls == []
+
+
+def test_large_result() -> None:
+    """A result that is too large to keep is returned once; then the caller is told so."""
+    policy = Policy(max_response_bytes=10)
+    assert call(policy)["paid"]
+    with pytest.raises(ResponseNotStored):
+        call(policy)
+    assert effects() == 1

@@ -569,6 +569,27 @@ class TestTransaction:
         assert (effects("before"), effects()) == (1, 0)
         assert IdempotencyKey.objects.get().status == Status.FAILED
 
+    def test_busy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A busy store is in progress, within the caller's transaction too."""
+        store = DatabaseStore("default")
+
+        def busy(operation: Operation) -> Claim:
+            raise OperationInProgress
+
+        monkeypatch.setattr(store, "acquire", busy)
+        for within in (False, True):
+            assert isinstance(once(within, store, an_operation()), InProgress)
+
+    def test_request_whose_end_is_unknown(self, sent: list[str]) -> None:
+        """Where nobody can say whether it was committed, nothing is said of the operation."""
+        store, operation = DatabaseStore("default"), an_operation()
+        with pytest.raises(OperationalError), transaction.atomic():
+            run(store, operation)
+            raise OperationalError
+        assert sent == ["claimed"]
+        assert isinstance(run(store, operation), Executed)
+        assert effects() == 1
+
 
 class TestAudit:
     """How a failed attempt is written down."""

@@ -801,6 +801,18 @@ class TestUnreachableStore:
         assert isinstance(attempt(store, leased()), InProgress)
         assert effects() == 0
 
+    def test_whether_a_claim_is_lost_cannot_be_asked(self, store: Watched) -> None:
+        """Who is told of a lost claim, and cannot ask whose, fails as ever and frees the key."""
+        operation = leased()
+        store.faults["extend"] = ["before"]
+
+        def handler(execution: ExecutionContext) -> None:
+            raise ClaimLost
+
+        with pytest.raises(ClaimLost):
+            attempt(store, operation, handler)
+        assert found(store, operation).status is Status.FAILED
+
 
 def lose_commit(*, done: bool, using: str = "default") -> None:
     """Let the next COMMIT be done, or not, and nobody be told which."""
@@ -864,6 +876,23 @@ class TestUnconfirmedCommit:
         assert isinstance(attempt(store, operation), Executed)
         assert effects() == 1 + done
         assert sent == ["claimed", "failed", "claimed", "completed"]
+
+    def test_store_cannot_tell(self, done: bool, sent: list[str]) -> None:
+        """Nor is it taken for failed where the store cannot be asked what became of it."""
+        store, operation = one_by_one(), leased(hold=True)
+        store.faults["get"] = ["before"]
+
+        def handler(execution: ExecutionContext | None) -> None:
+            effect(None)
+            lose_commit(done=done)
+
+        with pytest.raises(StoreUnavailable):
+            attempt(store, operation, handler, together=True)
+        assert sent == ["claimed"]
+        if not done:
+            interrupt(store, operation)
+        assert isinstance(attempt(store, operation), Replayed if done else Held)
+        assert effects() == done
 
 
 class TestKnownEnd:
@@ -1147,6 +1176,20 @@ class TestOneTransaction:
         assert isinstance(attempt(store, operation, together=True), Executed)
         assert effects() == 1
 
+    def test_hook_fails(self, sent: list[str]) -> None:
+        """A hook that fails behind the commit leaves it completed: a signal says so, once."""
+        operation = leased()
+
+        def handler(execution: ExecutionContext | None) -> None:
+            effect(execution)
+            transaction.on_commit(_raise)
+
+        with pytest.raises(LookupError):
+            attempt(self.store, operation, handler, together=True)
+        assert sent == ["claimed", "completed"]
+        assert isinstance(attempt(self.store, operation), Replayed)
+        assert effects() == 1
+
 
 def test_async_and_sync_share_a_heartbeat(store: Watched) -> None:
     """An async handler's lease is renewed by the same thread, which its loop does not wait for."""
@@ -1168,3 +1211,7 @@ def test_async_and_sync_share_a_heartbeat(store: Watched) -> None:
     assert asyncio.run(run()) == Executed("done")
     attempt(store, leased())
     assert [t.name for t in threading.enumerate()].count(_thread_name(store)) == 1
+
+
+def _raise() -> None:
+    raise LookupError("boom")

@@ -25,7 +25,10 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = "idempotency_django"
 MESSAGING = "tests/contrib/messaging"
 TESTS = {
-    "engine": ("postgres", ["tests/engine", "tests/contract/test_stores.py"]),
+    "engine": (
+        "postgres",
+        ["tests/engine", "tests/contract/test_stores.py", f"{MESSAGING}/test_consumers.py"],
+    ),
     "stores": ("postgres", ["tests/stores", "tests/contract"]),
     "http": ("sqlite", ["tests/http", "tests/test_decorators.py", "tests/test_middleware.py"]),
     "contrib/messaging": ("sqlite", [MESSAGING, f"--ignore={MESSAGING}/transports"]),

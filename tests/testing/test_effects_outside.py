@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -103,20 +102,6 @@ class TestNetwork:
         text = str(effect)
         assert f"POST /charges/ talked to localhost:{server} within its transaction" in text
         assert "after_commit()" in text
-
-    def test_unix_socket(self, tmp_path: Path) -> None:
-        """A Unix socket is a peer, by its path."""
-        path = os.path.relpath(tmp_path / "s")  # an absolute one may be too long
-
-        def connect() -> None:
-            with socket.socket(socket.AF_UNIX) as client:
-                client.connect(path.encode())
-
-        with socket.socket(socket.AF_UNIX) as listening:
-            listening.bind(path)
-            listening.listen()
-            [effect] = noticed(connect)
-        assert effect.peer == path
 
     def test_async_view(self, server: int) -> None:
         """An async view is leased: outside of a step, a call is noticed, without its host name."""
