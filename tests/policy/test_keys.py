@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import string
 import uuid
@@ -263,3 +264,35 @@ def test_no_identifier() -> None:
     """An identifier that is empty, or missing, names nothing."""
     with pytest.raises(KeyMalformed, match="empty"):
         keys.fit("")
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("items.0.id", "A-1"),
+        ("items.1.id", "7"),
+        ("items.2.id", None),
+        ("items.-1.id", None),
+        ("items.id", None),
+        ("items.0", None),
+        ("0.items", None),
+        ("named.0", "by name"),
+    ],
+)
+def test_natural_key_in_a_list(path: str, expected: str | None) -> None:
+    """A number in the path is a position in a list, or a member with that name."""
+    body = {"items": [{"id": "A-1"}, {"id": 7}], "named": {"0": "by name"}}
+    assert keys.natural(path)(a_call(Parsed(body))) == expected
+    assert keys.natural(path)(a_call(json.dumps(body).encode())) == expected
+
+
+def test_generated_key_without_the_header() -> None:
+    """A new key for each request, which the client cannot send again, would protect nothing."""
+    with pytest.raises(ValueError, match=r"Pass keys\.generated alone, or derive the key"):
+        keys.instead_of_header(keys.generated)
+
+
+def test_deterministic_key_needs_fields() -> None:
+    """A hash of nothing would make all requests one operation."""
+    with pytest.raises(ValueError, match="names of the fields"):
+        keys.deterministic()
