@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from .outbox import Message, after_commit, apublish, publish, publish_many
     from .outbox.relay import Relay, run_relay
     from .outbox.topics import topic
-    from .running import run_messaging
     from .seen import SeenFilter
     from .seen.redis import RedisBloom, RedisSet
     from .streams import Accepted, Fenced, OutOfOrder, accept, claim_stream
@@ -67,7 +66,6 @@ __all__ = [
     "publish",
     "publish_many",
     "run_inbox",
-    "run_messaging",
     "run_relay",
     "topic",
 ]
@@ -115,7 +113,6 @@ __getattr__ = lazily(
         "publish": "outbox",
         "publish_many": "outbox",
         "run_inbox": "inbox.processing",
-        "run_messaging": "running",
         "run_relay": "outbox.relay",
         "topic": "outbox.topics",
     },

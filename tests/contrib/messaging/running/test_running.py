@@ -13,13 +13,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.db import transaction
 
-from idempotency_django.contrib.messaging import (
-    Event,
-    dead_letters,
-    publish,
-    run_messaging,
-    running,
-)
+from idempotency_django.contrib.messaging import Event, dead_letters, publish
+from idempotency_django.contrib.messaging.management.commands import run_messaging
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.models import DatabaseNow
 from idempotency_django.testing import eventually
@@ -107,23 +102,22 @@ def test_each_part(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError(name)
 
     for part in ("relay", "inbox", "purge"):
-        monkeypatch.setattr(running, f"run_{part}", dies if part == name else works)
+        monkeypatch.setattr(run_messaging, f"run_{part}", dies if part == name else works)
     with pytest.raises(RuntimeError, match=name):
-        run_messaging(threading.Event())
+        run_messaging.run(threading.Event())
     assert len(stopped) == 2
 
 
 @pytest.mark.django_db(transaction=True)
 def test_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command passes the option on, and ends with the text of what is misconfigured."""
-    given = {}
+    given = []
 
-    def run(stop: threading.Event, **options: Any) -> None:
-        given.update(options)
+    def run(stop: threading.Event, health: str) -> None:
+        given.append(health)
         raise ImproperlyConfigured("There is no topic.")
 
-    command = "idempotency_django.contrib.messaging.management.commands.run_messaging"
-    monkeypatch.setattr(f"{command}.run_messaging", run)
+    monkeypatch.setattr(run_messaging, "run", run)
     with pytest.raises(CommandError, match="There is no topic"):
         call_command("run_messaging", "--health", "/run/health")
-    assert given == {"health": "/run/health"}
+    assert given == ["/run/health"]
