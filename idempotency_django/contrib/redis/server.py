@@ -11,7 +11,7 @@ from hashlib import sha1
 from importlib import resources
 from typing import Any, Final
 
-from django.core.cache import InvalidCacheBackendError, caches
+from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 from django_redis import get_redis_connection  # type: ignore[import-untyped]
@@ -66,20 +66,17 @@ class RedisServer:
         Raises:
             ImproperlyConfigured: there can be none.
         """
-        if self._factory is not None:
-            with self._lock:
-                return self._made
         try:
-            with self._configured():
-                client: Redis = get_redis_connection(self._cache, write=True)
-        except NotImplementedError as error:
+            if self._factory is not None:
+                with self._lock:
+                    return self._made
+            client: Redis = get_redis_connection(self._cache, write=True)
+        except (ImportError, NotImplementedError, TypeError, ValueError) as error:
             raise ImproperlyConfigured(
-                f"The cache {self._cache!r} is not a django-redis cache with one primary. Its "
-                "BACKEND must be django_redis.cache.RedisCache, without ShardClient."
-            ) from error
-        except ValueError as error:
-            raise ImproperlyConfigured(
-                f"The cache {self._cache!r} has no usable LOCATION: {error}"
+                f"The connection factory {self._factory!r} cannot be used: {error}."
+                if self._factory
+                else f"The cache {self._cache!r} cannot be used: {error}. It must be a cache of "
+                "django-redis with one primary, without ShardClient."
             ) from error
         return client
 
@@ -92,34 +89,15 @@ class RedisServer:
         Raises:
             ImproperlyConfigured: there is no such cache.
         """
-        if self._factory is not None:
-            return key
-        with self._configured():
-            return str(caches[self._cache].make_key(key))
-
-    @contextmanager
-    def _configured(self) -> Iterator[None]:
-        try:
-            yield
-        except InvalidCacheBackendError as error:
-            raise ImproperlyConfigured(
-                f"The cache {self._cache!r} in CACHES cannot be used: {error}."
-            ) from error
+        return key if self._factory is not None else str(caches[self._cache].make_key(key))
 
     @cached_property
     def _made(self) -> Redis:
-        factory = self._factory
-        if isinstance(factory, str):
-            try:
-                factory = import_string(factory)
-            except ImportError as error:
-                raise ImproperlyConfigured(
-                    f"The connection factory {factory!r} cannot be imported: {error}."
-                ) from error
-        client = factory() if callable(factory) else factory
+        factory: Any = self._factory
+        client = (import_string(factory) if isinstance(factory, str) else factory)()
         if not isinstance(client, Redis):
             raise ImproperlyConfigured(
-                f"The connection factory {self._factory!r} must be a function that returns a "
+                f"The connection factory {factory!r} must be a function that returns a "
                 f"redis.Redis; it returned {client!r}."
             )
         return client

@@ -539,10 +539,10 @@ class TestChecks:
     @pytest.mark.parametrize(
         ("cache", "said"),
         [
-            ("nowhere", "The cache 'nowhere' in CACHES cannot be used"),
-            ("memory", "not a django-redis cache"),
+            ("nowhere", "The connection 'nowhere' doesn't exist"),
+            ("memory", "The cache 'memory' cannot be used"),
             ("sharded", "ShardClient"),
-            ("scheme", "no usable LOCATION"),
+            ("scheme", "Redis URL must specify one of the following schemes"),
             ("empty", "Missing connections string"),
         ],
     )

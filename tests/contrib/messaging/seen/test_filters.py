@@ -139,7 +139,7 @@ class TestFaults:
 
     def test_no_cache(self) -> None:
         """A cache that does not exist is a mistake, and says so."""
-        with pytest.raises(ImproperlyConfigured, match="cache 'nowhere'"):
+        with pytest.raises(ImproperlyConfigured, match="'nowhere' doesn't exist"):
             RedisSet(DAY, cache="nowhere").may_contain(ids(1))
 
 
