@@ -9,8 +9,8 @@ from typing import Any, Final, TypeVar, Unpack, overload
 from django.core.exceptions import ImproperlyConfigured
 
 from .http.declared import EXEMPT, POLICY, PROTECTED, name_of
-from .http.rule import problem_of
-from .http.wrapping import once
+from .http.rule import objection_to
+from .http.wrapping import protect
 from .policy import Policy, PolicyFields
 
 ViewT = TypeVar("ViewT", bound=Callable[..., Any])
@@ -88,9 +88,9 @@ def _protected(view: Any, policy: Policy) -> Any:
             "django-ninja, which would call the unprotected function. Put @idempotent directly on "
             "the function, below @api.post(…)."
         )
-    if problem := problem_of(view):
+    if problem := objection_to(view):
         raise ImproperlyConfigured(problem)
-    protected = once(view, policy)
+    protected = protect(view, policy)
     for prepare in on_protected:
         prepare(protected, policy)
     return protected

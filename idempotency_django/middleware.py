@@ -30,9 +30,9 @@ from .http.declared import (
     vars_of,
     view_class_of,
 )
-from .http.rule import problem_of_view, protected_part
+from .http.rule import objection_to_view, protected_part
 from .http.serving import log_unread_field
-from .http.wrapping import has_key, log_unclaimed, once, refuse_key, replace_handler
+from .http.wrapping import has_key, log_unclaimed, protect, refuse_key, replace_handler
 from .policy import INHERITED, UNSAFE_METHODS, UNSET, Policy
 
 logger = logging.getLogger("idempotency_django")
@@ -157,13 +157,13 @@ def _to_run(request: HttpRequest, view: ViewFunction) -> ViewFunction | None:
         setattr(request, _VIEW, view)
     if policy is None:
         return None
-    view_class, problem = view_class_of(view), problem_of_view(view, method)
+    view_class, problem = view_class_of(view), objection_to_view(view, method)
     if view_class is not None and not problem:
         setattr(request, _MARK, _Mark(view_class, policy))
         _look_for_marks(view_class)
         return None
     if has_key(request, policy):
-        return partial(refuse_key, view, problem) if problem else once(view, policy)
+        return partial(refuse_key, view, problem) if problem else protect(view, policy)
     request.idempotency = getattr(request, "idempotency", None)  # type: ignore[attr-defined]
     log_unread_field(request)
     return None

@@ -41,7 +41,7 @@ from ..http.declared import (
     variables_of,
     view_class_of,
 )
-from ..http.rule import problem_of_view, protected_part
+from ..http.rule import objection_to_view, protected_part
 from ..policy import INHERITED, UNSAFE_METHODS, UNSET, Policy
 from .routes import literal_of, readable_route
 
@@ -235,7 +235,7 @@ def _endpoint(route: Route, method: str, name: str) -> Endpoint:
         policy, how = _policy_and_how(view, method, name, part, route)
     except ImproperlyConfigured as error:  # its declaration is not a policy
         return Endpoint(route.readable, method, view, None, "middleware", str(error))
-    problem = problem_of_view(route.view, method) if how == "middleware" else ""
+    problem = objection_to_view(route.view, method) if how == "middleware" else ""
     return Endpoint(route.readable, method, view, policy, how, problem, _varies(view, how))
 
 

@@ -22,7 +22,7 @@ from ..engine import reraise
 from ..errors import IdempotencyError
 from ..http.bodies import body_of, form_of, is_too_large, raw_body_of, was_read
 from ..http.invocations import invocation_of
-from ..http.problems import error_body, mark_refusal, media_type, status_of
+from ..http.problems import error_body, media_type, status_of
 from ..http.replays import check_object, defining_module, has_object
 from ..http.responses import render
 from ..http.serving import Adapter, refuse_result
@@ -55,7 +55,6 @@ def problem(view: Any, error: IdempotencyError) -> HttpResponseBase:
         response.accepted_media_type = renderer.media_type
         response.renderer_context = view.get_renderer_context()
         response.render()
-    mark_refusal(response, error)
     return response  # type: ignore[no-any-return]
 
 
@@ -184,11 +183,11 @@ class DRFAdapter(Adapter):
         """Finalise now, and prevent DRF from finalising the same response again."""
         finalize = self.view.finalize_response
 
-        def once(request: Request, given: HttpResponseBase, *args: Any, **kwargs: Any) -> Any:
+        def skip(request: Request, given: HttpResponseBase, *args: Any, **kwargs: Any) -> Any:
             return given if given is finished else finalize(request, given, *args, **kwargs)
 
         finished = finalize(self.request, response, *self.view.args, **self.view.kwargs)
-        self.view.finalize_response = once
+        self.view.finalize_response = skip
         return finished  # type: ignore[no-any-return]
 
     def problem(self, error: IdempotencyError) -> HttpResponseBase:

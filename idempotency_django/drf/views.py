@@ -13,7 +13,7 @@ from rest_framework.views import APIView
 
 from ..http.declared import checked, dotted_name, handlers_of, policy_of
 from ..http.replays import check_object
-from ..http.rule import problem_of_handler
+from ..http.rule import objection_to_handler
 from ..http.wrapping import adapters, log_unclaimed, replace_handler
 from ..policy import UNSAFE_METHODS, Policy
 from ..stores.records import Record
@@ -51,7 +51,7 @@ class IdempotentViewMixin:  # see below
             )
         view = super().as_view(*args, **initkwargs)  # type: ignore[misc]
         for method, name in handlers_of(view).items():
-            problem = problem_of_handler(cls, name)
+            problem = objection_to_handler(cls, name)
             if problem and policy_of(view, method):
                 raise ImproperlyConfigured(problem)
         return view

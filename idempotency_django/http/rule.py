@@ -100,14 +100,14 @@ def _is_tracer(wrapper: Any) -> bool:
     return type(wrapper) is FunctionType and module_of(wrapper).startswith(_TRACERS)
 
 
-def problem_of(function: Any, *, from_outside: bool = False) -> str:
+def objection_to(function: Any, *, from_outside: bool = False) -> str:
     """Why a function cannot run once per operation, and what to do; empty: it can.
 
     Args:
         function: what is decorated; a handler, or a plain view that the middleware protects.
         from_outside: its author has not decorated it.
     """
-    if problem := _problem_of_framework(function):
+    if problem := _objection_to_framework(function):
         return problem
     view_class = function if isinstance(function, type) else view_class_of(function)
     if view_class is not None:
@@ -137,11 +137,11 @@ def problem_of(function: Any, *, from_outside: bool = False) -> str:
             "Write @idempotent directly above the method, without method_decorator(), and below "
             "all other decorators."
         )
-    return _problem_of_code(inner, name, from_outside=from_outside)
+    return _objection_to_code(inner, name, from_outside=from_outside)
 
 
-def _problem_of_code(function: FunctionType, name: str, *, from_outside: bool) -> str:
-    """:func:`problem_of` for a function without decorators: its place, and what it holds."""
+def _objection_to_code(function: FunctionType, name: str, *, from_outside: bool) -> str:
+    """:func:`objection_to` for a function without decorators: its place, and what it holds."""
     owner, _, own_name = function.__code__.co_qualname.rpartition(".")
     if own_name in _BEFORE_THE_WORK and owner and not owner.endswith(">"):
         return (
@@ -175,7 +175,7 @@ def _problem_of_code(function: FunctionType, name: str, *, from_outside: bool) -
     return ""
 
 
-def problem_of_view(view: Any, method: str) -> str:
+def objection_to_view(view: Any, method: str) -> str:
     """Why the middleware cannot protect a method of what a URL leads to.
 
     Empty: it can, or the view does not have the method.
@@ -183,20 +183,20 @@ def problem_of_view(view: Any, method: str) -> str:
     view_class: Any = view_class_of(view)
     if view_class is None:
         has_method = not operations_of(view) or part_for(view, method) is not view
-        return problem_of(view, from_outside=True) if has_method else ""
+        return objection_to(view, from_outside=True) if has_method else ""
     name = handlers_of(view).get(method)
     if name is not None:
-        return problem_of_handler(view_class, name)
+        return objection_to_handler(view_class, name)
     if not has_own_dispatch(view_class):
         return ""
-    return _problem_of_framework(view) or (
+    return _objection_to_framework(view) or (
         f"{name_of(view)} overrides dispatch() and has no post(), put(), patch() or delete() for "
         f"{method} requests. Let such a method do the work. Or protect the work itself with "
         "idempotent_call(), and leave the class unprotected with @idempotency_exempt."
     )
 
 
-def problem_of_handler(view_class: Any, name: str) -> str:
+def objection_to_handler(view_class: Any, name: str) -> str:
     """Why a handler of a class-based view cannot run once per operation; empty: it can."""
     handler = inspect.getattr_static(view_class, name)
     if protected_function(handler) is not None:
@@ -214,12 +214,12 @@ def problem_of_handler(view_class: Any, name: str) -> str:
             "idempotency_django has no adapter. Make its handlers sync, or protect the work in "
             "them with aidempotent_call()."
         )
-    problem = _problem_of_framework(view_class) or problem_of(handler, from_outside=True)
-    return problem or _problem_below(view_class, name, opened(handler))
+    problem = _objection_to_framework(view_class) or objection_to(handler, from_outside=True)
+    return problem or _objection_below(view_class, name, opened(handler))
 
 
 @lru_cache(maxsize=1024)  # the middleware asks at every request
-def _problem_below(view_class: Any, name: str, handler: FunctionType) -> str:
+def _objection_below(view_class: Any, name: str, handler: FunctionType) -> str:
     """Why the methods that a handler passes its work to cannot run once; empty: they can.
 
     Those are the same method of a base, by ``super()``, and what a framework's handler calls, such
@@ -232,7 +232,7 @@ def _problem_below(view_class: Any, name: str, handler: FunctionType) -> str:
             method = vars(base).get(each)
             if not callable(method) or isinstance(method, type) or method is handler:
                 continue
-            if problem := problem_of(method):
+            if problem := objection_to(method):
                 return problem
             below += [other for other in _called_by_framework(method) if other not in below]
     return ""
@@ -258,8 +258,8 @@ remembered_protection = lru_cache(maxsize=1024)(protected_function)  # for every
 
 
 @lru_cache(maxsize=1024)  # likewise
-def problem_of_method(view_class: Any, name: str, function: Any) -> str:
-    """:func:`problem_of_handler` for the handler of an instance.
+def objection_to_method(view_class: Any, name: str, function: Any) -> str:
+    """:func:`objection_to_handler` for the handler of an instance.
 
     Args:
         view_class: the class of the instance.
@@ -272,7 +272,7 @@ def problem_of_method(view_class: Any, name: str, function: Any) -> str:
             "for those of some callers. Let the handler decide, or put @idempotent on each "
             "function that does the work."
         )
-    return problem_of_handler(view_class, name)
+    return objection_to_handler(view_class, name)
 
 
 def _view_below(function: FunctionType) -> str:
@@ -302,7 +302,7 @@ _FRAMEWORKS: Final = frozenset(
 """The packages of frameworks that authenticate their callers in the view itself."""
 
 
-def _problem_of_framework(view: Any) -> str:
+def _objection_to_framework(view: Any) -> str:
     """The way out for a view of a framework without an adapter; empty: it is another view."""
     packages = (module.partition(".")[0] for module in modules_of(view))
     framework = next((package for package in packages if package in _FRAMEWORKS), None)

@@ -219,7 +219,8 @@ async def _run_once(
     async def execute(execution: ExecutionContext) -> Result:
         request.idempotency = execution
         try:
-            return await driver.result(adapter)
+            response = await adapter.arespond() if driver.asynchronous else adapter.respond()
+            return await driver.call(result_of, adapter.http_request, adapter.policy, response)
         finally:
             request.idempotency = None  # a second run needs a claim
 
@@ -253,9 +254,6 @@ class _Blocking(Blocking):
 
     asynchronous = False
 
-    async def result(self, adapter: Adapter) -> Result:
-        return result_of(adapter.http_request, adapter.policy, adapter.respond())
-
     async def run(self, plan: Plan, execute: Execute, recover: Recover, admit: Admit) -> Outcome:
         def finished(execution: ExecutionContext) -> Result:
             return finish(execute(execution))
@@ -267,10 +265,6 @@ class _Awaiting(Awaiting):
     """Drives the flow of an async view. What may ask the database is called in a thread."""
 
     asynchronous = True
-
-    async def result(self, adapter: Adapter) -> Result:
-        response = await adapter.arespond()
-        return await self.call(result_of, adapter.http_request, adapter.policy, response)
 
     async def run(self, plan: Plan, execute: Execute, recover: Recover, admit: Admit) -> Outcome:
         return await arun(plan.store, plan.operation, execute, recover, admit=admit)

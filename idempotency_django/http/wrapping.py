@@ -31,7 +31,7 @@ from .invocations import key_header
 from .problems import mark_refusal, problem_response
 from .replays import check_object
 from .responses import render
-from .rule import own_function, problem_of_method, protected_function, remembered_protection
+from .rule import objection_to_method, own_function, protected_function, remembered_protection
 from .serving import Adapter, aserve, serve
 
 _HTTP_ERRORS: Final = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
@@ -85,16 +85,16 @@ adapter of one, with the arguments of :class:`ViewAdapter`.
 """
 
 
-def once(view: ViewFunction, policy: Policy) -> ViewFunction:
+def protect(view: ViewFunction, policy: Policy) -> ViewFunction:
     """The function that runs a view, a method or a handler once per operation."""
-    served = _running_once(view, policy, is_async=iscoroutinefunction(view))
+    served = _stand_in(view, policy, is_async=iscoroutinefunction(view))
     made: Any = functools.update_wrapper(served, view)
     setattr(made, PROTECTED, BY_DECORATOR)
     setattr(made, POLICY, policy)
     return made  # type: ignore[no-any-return]
 
 
-def _running_once(
+def _stand_in(
     view: ViewFunction, policy: Policy, *, is_async: bool, instance: View | None = None
 ) -> ViewFunction:
     """What serves the requests to a view.
@@ -161,10 +161,10 @@ def replace_handler(view: Any, request: Any, policy: Policy) -> None:
     if remembered_protection(function) if function else protected_function(handler):
         return
     view_class: Any = type(view)
-    problem = problem_of_method(view_class, action, function)
+    problem = objection_to_method(view_class, action, function)
     is_async = _is_coroutine_function(function) if function else iscoroutinefunction(handler)
     if not problem:
-        stand_in = _running_once(handler, policy, is_async=is_async, instance=view)
+        stand_in = _stand_in(handler, policy, is_async=is_async, instance=view)
         setattr(stand_in, PROTECTED, BY_DECORATOR)
         setattr(view, name, stand_in)
     elif has_key(request, policy):

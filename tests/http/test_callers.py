@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 
 import pytest
 from django.conf import settings as django_settings
-from django.contrib.auth.models import User
+from django.contrib.auth.models import AnonymousUser, User
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.urls import path
@@ -257,3 +259,73 @@ urlpatterns.append(path("unknown/", idempotent(principal=lambda call: "")(with_t
 
 leased = idempotent(mode="leased", principal=known)(with_token)
 urlpatterns.append(path("leased/", leased))
+
+
+class Key:
+    """What identifies a caller who is no user: a saved row, for one."""
+
+    def __init__(self, pk: Any) -> None:
+        self.pk = pk
+
+
+class Nameless(Key):
+    is_authenticated = True
+
+
+def caller_of(kind: str, name: str) -> tuple[Any, Any]:
+    """What an authentication returns that has read the name in a header of its own."""
+    return {
+        "user": (User(pk=len(name), username=name), None),
+        "user and key": (User(pk=len(name), username=name), Key(1)),
+        "row": (AnonymousUser(), Key(name)),
+        "text": (AnonymousUser(), f"secret of {name}"),
+        "claims": (AnonymousUser(), {"sub": name}),
+        "nameless user": (Nameless(None), None),
+        "nameless user and key": (Nameless(None), Key(name)),
+    }[kind]
+
+
+class OfAnyKind(BaseAuthentication):
+    def authenticate(self, request: Any) -> Any:
+        return caller_of(request.headers["X-Kind"], request.headers["X-Caller"])
+
+
+class KnownSomehow(IdempotentViewMixin, APIView):
+    authentication_classes = [OfAnyKind]
+
+    def post(self, request: Request) -> Response:
+        Effect.objects.create(reference=request.data["reference"])
+        return Response({"secret of": request.headers["X-Caller"]}, status=201)
+
+
+urlpatterns.append(path("any-kind/", KnownSomehow.as_view()))
+
+
+PROXY = "Basic of-the-proxy"
+NAMED = ["user", "user and key", "row", "text"]
+NAMELESS = ["claims", "nameless user", "nameless user and key"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "proxy"),
+    # Claims belong to the Authorization header, where there is one.
+    [pair for pair in product([*NAMED, *NAMELESS], ["", PROXY]) if pair != ("claims", PROXY)],
+)
+def test_two_callers_with_one_key(kind: str, proxy: str) -> None:
+    """Each has a response of their own, whatever knows them; whom nothing names is refused."""
+    key = new_key()
+
+    def sent_by(name: str) -> HttpResponse:
+        headers = {"X-Kind": kind, "X-Caller": name}
+        headers |= {"Authorization": proxy} if proxy else {}
+        return post(Client(), "/any-kind/", key, headers=headers)
+
+    if kind in NAMELESS:
+        with pytest.raises(ImproperlyConfigured, match="principal="):
+            sent_by("alice")
+        assert effects() == 0
+        return
+    assert sent_by("alice").json() == {"secret of": "alice"}
+    assert is_replay(sent_by("alice"))
+    assert sent_by("bob").json() == {"secret of": "bob"}
+    assert effects() == 2

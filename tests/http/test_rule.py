@@ -48,7 +48,7 @@ from rest_framework.views import APIView
 from idempotency_django.checks.inventory import endpoints
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.http.rule import problem_of, problem_of_handler
+from idempotency_django.http.rule import objection_to, objection_to_handler
 from idempotency_django.middleware import IdempotencyMiddleware
 from tests.models import Effect
 from tests.support import ways
@@ -558,14 +558,14 @@ def test_foreign_decorators_are_refused_below(name: str) -> None:
     decorated = FOREIGN[name](copied(function))
     with pytest.raises(ImproperlyConfigured, match=f"directly above the function {__name__}.func"):
         idempotent(decorated)
-    assert "Put @idempotent below it" in problem_of(decorated, from_outside=True)
+    assert "Put @idempotent below it" in objection_to(decorated, from_outside=True)
 
 
 def test_csp() -> None:
     """django-csp's decorators leave attributes on a response that a replay would lose."""
     from csp.decorators import csp_exempt
 
-    assert "Put @idempotent below it" in problem_of(csp_exempt()(copied(function)))
+    assert "Put @idempotent below it" in objection_to(csp_exempt()(copied(function)))
 
 
 PASSING: dict[str, Decorator] = {
@@ -902,7 +902,7 @@ def test_what_a_handler_passes_its_work_to(view_class: Any, name: str) -> None:
     """A framework's handler calls methods of the view, and ``super()`` one of a base: their
     decorators would not run before a replay, either.
     """
-    assert "Put @idempotent below it" in problem_of_handler(view_class, name)
+    assert "Put @idempotent below it" in objection_to_handler(view_class, name)
 
 
 class Plain(viewsets.ModelViewSet):
@@ -924,4 +924,4 @@ class Plain(viewsets.ModelViewSet):
 @pytest.mark.parametrize("name", ["create", "update", "partial_update", "destroy"])
 def test_harmless_methods_below_a_handler(name: str) -> None:
     """They are protected."""
-    assert problem_of_handler(Plain, name) == ""
+    assert objection_to_handler(Plain, name) == ""
