@@ -82,12 +82,17 @@ class Event:
         Raises:
             ValueError: it is no such event; the text says why.
         """
-        members = _loaded(text)
+        try:
+            decoded = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+            members = _loads(decoded)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"The event is not JSON in UTF-8: {error}.") from None
         if not isinstance(members, dict):
             raise ValueError(  # noqa: TRY004  # of a message, not of an argument
                 f"The event is a {type(members).__name__} in JSON, not an object with the "
                 "attributes of a CloudEvent. If it is a batch, read its events one by one."
             )
+        validate_nesting("The event's data", decoded, members.get("data"))
         members = {name: value for name, value in members.items() if value is not None}
         version = members.pop("specversion", None)
         if version != VERSION:
@@ -141,35 +146,25 @@ def write_time(time: datetime) -> str:
     return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
-def _loaded(text: str | bytes) -> Any:
-    try:
-        decoded = text.decode("utf-8-sig") if isinstance(text, bytes) else text
-        loaded = _loads(decoded)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"The event is not JSON in UTF-8: {error}.") from None
-    validate_nesting("The event", decoded, loaded, MAX_NESTING + 1)  # the envelope is one of them
-    return loaded
-
-
-def validate_nesting(what: str, text: str, value: Any, at_most: int = MAX_NESTING) -> None:
+def validate_nesting(what: str, text: str, value: Any) -> None:
     """Raise ``ValueError`` if there are too many lists and objects within one another.
 
     Args:
         what: what it is, for the error.
-        text: the value as JSON.
+        text: JSON with the value in it.
         value: the value.
-        at_most: how many there may be.
     """
-    if text.count("[") + text.count("{") <= at_most:
+    if text.count("[") + text.count("{") <= MAX_NESTING:
         return
     within = [value]
-    for _ in range(at_most):
+    for _ in range(MAX_NESTING):
         parts = (each.values() if isinstance(each, dict) else each for each in within)
         within = [each for part in parts for each in part if isinstance(each, dict | list | tuple)]
         if not within:
             return
     raise ValueError(
-        f"{what} has more than {at_most} nested lists and objects, which is the limit of a message."
+        f"{what} has more than {MAX_NESTING} nested lists and objects, which is the limit of a "
+        "message."
     )
 
 

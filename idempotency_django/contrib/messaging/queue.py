@@ -114,7 +114,13 @@ class Queue:
 
     # What processes do.
 
-    def claim(self, wanted: QuerySet[Any], size: int, changes: Mapping[str, Any]) -> list[Due]:
+    def claim(
+        self,
+        wanted: QuerySet[Any],
+        size: int,
+        changes: Mapping[str, Any],
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> list[Due]:
         """Claim messages that are due, of each group the first only; the longest due come first.
 
         None is returned only if none is due. An idle caller only reads: on SQLite, a transaction
@@ -124,6 +130,7 @@ class Queue:
             wanted: which messages, due or not.
             size: how many at most.
             changes: what a claim writes, ``process_after`` among it.
+            is_stopped: whether to look no further, though there may be more.
         """
         due = wanted.filter(process_after__lte=DatabaseNow())
         if not due.order_by("process_after").values("pk")[:1]:  # by the index
@@ -139,7 +146,8 @@ class Queue:
                     self._rows(wanted.db, new).update(**changes)
                 left = self._set_aside(wanted.db, found)
             heads += new
-            if len(heads) >= size or len(found) < most or (heads and looks >= LOOKS):
+            is_over = len(heads) >= size or len(found) < most or (heads and looks >= LOOKS)
+            if is_over or is_stopped():
                 return heads
             looks, most = looks + 1, LOOK + left  # it finds those again
 

@@ -190,10 +190,9 @@ class Fenced:
     epoch: int
 
 
-Acceptance = Accepted | Duplicate | OutOfOrder | Fenced
-
-
-def accept(peer: str, *, epoch: int, sequence: int, using: str | None = None) -> Acceptance:
+def accept(
+    peer: str, *, epoch: int, sequence: int, using: str | None = None
+) -> Accepted | Duplicate | OutOfOrder | Fenced:
     """Take the next message of a peer, in the transaction that is open.
 
     It is one UPDATE, which locks the peer's row until the transaction ends: simultaneous messages

@@ -259,6 +259,18 @@ def test_behind_a_dead_letter(using: str, kind: str, monkeypatch: pytest.MonkeyP
         assert len(got("late")) == 1
 
 
+def test_stopped_behind_a_dead_letter(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is told to end does not look on for a message that is the first one."""
+    monkeypatch.setattr(queue, "LOOK", 5)
+    receive(using, 100, "g")
+    rows = InboxMessage.objects.using(using)
+    rows.filter(message_id="g0").update(state="dead", process_after=None)
+    receive(using, 1, "late")
+    assert claim(2, lambda: True) == []
+    assert rows.filter(state="pending", process_after=None).count() == 2
+    assert [each.message_id for each in claim(2)] == ["late0"]
+
+
 @pytest.mark.parametrize("kind", ["inbox", "outbox"])
 def test_storm(using: str, kind: str) -> None:
     """Writers and several processes at once: each message once, in order, and none is left."""

@@ -11,7 +11,7 @@ import json
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -151,7 +151,7 @@ IN_PROGRESS: Final = (
 )
 
 
-def claim(at_most: int) -> list[InboxMessage]:
+def claim(at_most: int, is_stopped: Callable[[], bool] = lambda: False) -> list[InboxMessage]:
     """Claim messages that are due, the longest due ones first, without waiting for locks.
 
     Of a group, it is the earliest one that is not done. A claim lasts as long as the lease of the
@@ -163,7 +163,7 @@ def claim(at_most: int) -> list[InboxMessage]:
     wanted = wanted.exclude(of__in=hanging(INBOX.name))
     lease = INHERITED.resolved().lease
     changes = {"process_after": DatabaseNow() + lease, "attempts": F("attempts") + 1}
-    heads = INBOX.claim(wanted, at_most, changes)
+    heads = INBOX.claim(wanted, at_most, changes, is_stopped)
     return INBOX.rows(using, heads, changes)
 
 
@@ -207,7 +207,7 @@ def process_due(*, batch: int = BATCH, stop: threading.Event | None = None) -> C
 
 def process_batch(batch: int, stop: threading.Event, tally: Counter[str]) -> bool:
     """Claim what is due once, and handle it; whether there may be more."""
-    claimed = claim(batch)
+    claimed = claim(batch, stop.is_set)
     left = deque(claimed)
     try:
         while left and not stop.is_set():
