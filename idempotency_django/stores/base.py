@@ -128,7 +128,8 @@ class Store(ABC):
     def extend(self, claim: Claim, seconds: float) -> bool:
         """Let the lease end that many seconds from now. ``False``: as for :meth:`complete`.
 
-        A late owner may still renew its lease if it has no successor yet.
+        A late owner may still renew its lease if it has no successor yet. One thread renews all
+        leases of a process, one after the other, so this waits for nobody.
 
         Raises:
             OperationInProgress: the record is locked now; the lease has not changed.

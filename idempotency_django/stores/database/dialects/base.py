@@ -149,7 +149,7 @@ class Dialect(ABC):
         return bool(self.execute(sql, *given))
 
     def rows(self, statement: str, *given: Any) -> list[tuple[Any, ...]]:
-        """The rows that a statement selects, or deletes."""
+        """The rows that a statement selects."""
         with connections[self.using].cursor() as cursor:
             cursor.execute(self.sql[statement], given)
             return list(cursor.fetchall())
