@@ -8,6 +8,7 @@ of an unknown length is left to the view alone.
 from __future__ import annotations
 
 import hashlib
+import os
 from io import BytesIO
 from typing import Any, Final
 
@@ -58,7 +59,12 @@ def is_too_large(request: Any) -> bool:
     if hasattr(request, "_body"):
         return False
     meta, limit = request.META, settings.DATA_UPLOAD_MAX_MEMORY_SIZE
-    length = meta.get("CONTENT_LENGTH") or ("" if "HTTP_TRANSFER_ENCODING" in meta else "0")
+    length = meta.get("CONTENT_LENGTH")
+    if not length and "wsgi.input" not in meta:  # ASGI, where all of the body has come already
+        length = str(request._stream.seek(0, os.SEEK_END))
+        request._stream.seek(0)
+    elif not length:
+        length = "unknown" if "HTTP_TRANSFER_ENCODING" in meta else "0"
     return not length.isdecimal() or (limit is not None and int(length) > limit)
 
 

@@ -68,7 +68,7 @@ def has_object(view: Any) -> bool:
         return bool(detail)
     if _has_own_lookup(view):
         return True
-    return bool(_lookup(view)) and _model(view) is not None and not _creates(view)
+    return bool(_lookup(view)) and _has_rows(view) and not _creates(view)
 
 
 def lookup_of(view: Any) -> Callable[[], Any] | None:
@@ -105,6 +105,13 @@ def defining_module(view_class: type, name: str) -> str:
 
 def _has_own_lookup(view: Any) -> bool:
     return not defining_module(view.__class__, "get_object").startswith(_FRAMEWORKS)
+
+
+def _has_rows(view: Any) -> bool:
+    """Whether the view declares where its objects are; it may refuse the caller there."""
+    if any(getattr(view, name, None) is not None for name in ("queryset", "model")):
+        return True
+    return not defining_module(view.__class__, "get_queryset").startswith(_FRAMEWORKS)
 
 
 def _creates(view: Any) -> bool:

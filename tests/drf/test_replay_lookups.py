@@ -166,6 +166,43 @@ def test_lookup_without_permissions(thing: Effect) -> None:
     assert_replays(first, send("put", f"/open-opaque/{thing.pk}/", key))
 
 
+class Team(generics.UpdateAPIView[Effect]):
+    """Whose queryset is for members only."""
+
+    authentication_classes: ClassVar[list[Any]] = []
+    permission_classes: ClassVar[list[Any]] = []
+    serializer_class = EffectSerializer
+    members: ClassVar[Any] = None
+
+    def get_queryset(self) -> Any:
+        if self.members is not None:
+            raise self.members
+        return Effect.objects.all()
+
+
+urlpatterns += [path("team/<int:pk>/", with_mixin(Team))]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(Http404(), 404), (AttributeError("team"), None), (AssertionError(), None)],
+)
+def test_queryset_that_refuses(
+    thing: Effect, monkeypatch: Any, error: Exception, status: int | None
+) -> None:
+    """A queryset that refuses the caller refuses a replay, whatever it raises."""
+    key, url = new_key(), f"/team/{thing.pk}/"
+    first = send("put", url, key)
+    assert_replays(first, send("put", url, key))
+    monkeypatch.setattr(Team, "members", error)
+    if status is None:
+        with pytest.raises(type(error)):
+            send("put", url, key)
+    else:
+        refused = send("put", url, key)
+        assert (refused.status_code, is_replay(refused)) == (status, False)
+
+
 class Payments(generics.CreateAPIView[Effect]):
     """Makes something below the object that its URL names, in a handler of its own."""
 

@@ -97,7 +97,7 @@ class Counted:
 
 
 @pytest.mark.parametrize(
-    ("kind", "more", "own", "replay"), [("view", 300, 103, 438), ("drf", 318, 110, 625)]
+    ("kind", "more", "own", "replay"), [("view", 296, 101, 436), ("drf", 316, 109, 622)]
 )
 def test_calls(settings: Any, kind: str, more: int, own: int, replay: int) -> None:
     """A first request makes so many calls more than the same view in a transaction, and a replay so
