@@ -316,6 +316,21 @@ class TestPlainWay:
         monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
         self.assert_one_by_one(client, first=7, replay=6)
 
+    def test_wrapped_cursors(self, client: Client) -> None:
+        """Who wraps Django's cursors may send, or add to ours, what is not ours to commit."""
+        with connection.execute_wrapper(lambda execute, *arguments: execute(*arguments)):
+            self.assert_one_by_one(client)
+
+    def test_wrapped_by_the_handler(self, client: Client) -> None:
+        """A wrapper that is there since the claim gets the response alone, without COMMIT."""
+        wrapped.clear()
+        try:
+            assert post(client, "/acts/", new_key(), reference="wrap").status_code == 201
+        finally:
+            connection.execute_wrappers.clear()
+        [inserted] = [sql for sql in wrapped if "response_status" in sql]
+        assert "COMMIT" not in inserted
+
 
 @pytest.fixture(params=[True, False], ids=["combined", "one by one"])
 def either_way(request: pytest.FixtureRequest) -> Iterator[None]:
