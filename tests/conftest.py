@@ -23,6 +23,7 @@ from django.test import Client, TransactionTestCase
 from redis import Redis
 
 from idempotency_django import signals
+from idempotency_django.contrib.messaging.inbox import receivers
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
@@ -279,6 +280,12 @@ def atomic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
 def always_atomic(monkeypatch: pytest.MonkeyPatch) -> None:
     """With ``ATOMIC_REQUESTS``."""
     monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+
+
+@pytest.fixture
+def no_receivers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A project that knows nothing of the receivers of other tests: checks look at each."""
+    monkeypatch.setattr(receivers, "_RECEIVERS", {})
 
 
 @pytest.fixture

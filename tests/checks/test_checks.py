@@ -28,6 +28,8 @@ from idempotency_django.stores import Store, stores
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 
+pytestmark = pytest.mark.usefixtures("no_receivers")
+
 OURS = "idempotency_django.middleware.IdempotencyMiddleware"
 MEMORY = "idempotency_django.stores.memory.MemoryStore"
 DATABASE = "idempotency_django.stores.database.DatabaseStore"

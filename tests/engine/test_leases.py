@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -51,6 +52,7 @@ from idempotency_django.engine import (
     leases,
 )
 from idempotency_django.engine.context import ExecutionContext
+from idempotency_django.engine.leases import Lease
 from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
@@ -418,6 +420,22 @@ class TestHeartbeat:
 
         assert attempt(store, operation, handler) == Executed(1)
         assert found(store, operation).payload == STORED
+
+    def test_failing_renewal_shortens_nothing(self, store: Watched) -> None:
+        """A lease that could not be renewed is as long as it was."""
+        claim = store.acquire(leased())
+        assert isinstance(claim, Claim)
+        lease = Lease(store, claim, 30, time.monotonic())
+        before = lease._valid_until
+        store.faults["extend"] = ["before", "after"]
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable):
+                lease.renew()
+        assert lease._valid_until == before
+        lease.ensure()
+        assert store.times("extend", claim.operation) == 2  # it knows without asking
+        lease.renew()
+        assert lease._valid_until > before
 
 
 def _thread_name(store: Store) -> str:

@@ -25,10 +25,12 @@ from rest_framework.views import APIView
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.errors import StoreUnavailable
+from idempotency_django.http.responses import executed, replayed
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import Policy, keys, store_errors
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.records import Record, Status
+from idempotency_django.testing import an_operation
 from tests.models import Effect
 from tests.support.shared import effects, new_key, post
 from tests.support.ways import MIDDLEWARE
@@ -350,3 +352,14 @@ def test_key_of_a_browser_with_a_caller(admin_client: Client) -> None:
     assert post(admin_client, "/decorator/", FIREFOX)["Idempotency-Status"].startswith("executed")
     assert status_of(post(admin_client, "/decorator/", FIREFOX))[0] == "replayed"
     assert effects() == 1
+
+
+@pytest.mark.parametrize("elapsed", [0.001, 0.5, 0.999, 1.0, 90.2])
+def test_rounded_down(elapsed: float) -> None:
+    """The first response promises no more seconds than a replay at the same moment would."""
+    operation = an_operation(ttl=DAY)
+    left = DAY.total_seconds() - elapsed
+    record = Record(key="", scope="", status=Status.COMPLETED, ttl_left=left)
+    promised = executed(operation, elapsed).removeprefix("executed; ttl=")
+    assert replayed(record) == f"replayed; ttl={promised}; attempt=1"
+    assert left - 1 < int(promised) <= left

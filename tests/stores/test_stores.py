@@ -150,6 +150,7 @@ class TestValidate:
     """A store refuses what it cannot do."""
 
     @pytest.mark.django_db
+    @pytest.mark.usefixtures("no_receivers")
     def test_refused(self, client: Client) -> None:
         """A policy that its store refuses fails the system checks and each request."""
         with configured({"ttl": None}, default=f"{__name__}.Forgetful"):
