@@ -104,10 +104,6 @@ class OutboxStream(models.Model):
     # Writers raise it, and hold the row until they commit: they commit in the order of the numbers.
     last_sequence = models.BigIntegerField(_("last sequence"), default=0)
 
-    class Meta:
-        verbose_name = _("outbox stream")
-        verbose_name_plural = _("outbox streams")
-
     def __str__(self) -> str:
         return str(self.stream)
 

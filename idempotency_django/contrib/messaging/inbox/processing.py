@@ -63,7 +63,12 @@ def handled_by(message: InboxMessage) -> tuple[Consumer, Event, str, str]:
     headers, body = json.loads(message.headers), bytes(message.body)
     if message.source.startswith(CONSUMER):
         event = Event.from_json(body)
-        return _consumer(message.source), event, sender_of(headers), keys.fit(event.id)
+        name, listed = message.source.removeprefix(CONSUMER), consumers()
+        if name not in listed:
+            raise NoReceiver(
+                f"No consumer is called {name!r}. List its path in IDEMPOTENCY['CONSUMERS']."
+            )
+        return listed[name], event, sender_of(headers), keys.fit(event.id)
     receiver = receiver_of(message.source)
     if receiver is None:
         raise NoReceiver(
@@ -74,16 +79,6 @@ def handled_by(message: InboxMessage) -> tuple[Consumer, Event, str, str]:
     event = event_of(message.source, receiver.verifier.read(named, body))
     cause = reference(message.message_id, f"inbox:{message.source}")
     return receiver.consumer, replace(event, extensions={CAUSED_BY: cause}), "", message.message_id
-
-
-def _consumer(source: str) -> Consumer:
-    name = source.removeprefix(CONSUMER)
-    try:
-        return consumers()[name]
-    except KeyError:
-        raise NoReceiver(
-            f"No consumer is called {name!r}. List its path in IDEMPOTENCY['CONSUMERS']."
-        ) from None
 
 
 def record_of(message: InboxMessage) -> RecordOf:

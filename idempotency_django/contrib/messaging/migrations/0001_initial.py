@@ -60,10 +60,6 @@ class Migration(migrations.Migration):
                 ('stream', idempotency_django.models.ExactCharField(max_length=255, primary_key=True, serialize=False, verbose_name='stream')),
                 ('last_sequence', models.BigIntegerField(default=0, verbose_name='last sequence')),
             ],
-            options={
-                'verbose_name': 'outbox stream',
-                'verbose_name_plural': 'outbox streams',
-            },
         ),
         migrations.CreateModel(
             name='StreamPosition',
