@@ -170,15 +170,6 @@ class Settings:
     header = setting("HEADER", "Idempotency-Key", "the name of an HTTP header", _is_header)
     """The request header that carries the key."""
 
-    status_header: cached_property[str | None] = setting(
-        "STATUS_HEADER",
-        "Idempotency-Status",
-        "the name of an HTTP header, or None",
-        lambda value: value is None or _is_header(value),
-    )
-    """The response header that says what became of a request with a key. ``None`` leaves it
-    out."""
-
     record_replays = setting(
         "RECORD_REPLAYS", True, "True or False", lambda value: isinstance(value, bool)
     )

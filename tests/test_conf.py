@@ -27,7 +27,6 @@ DEFAULTS = {
     "RECORD_REPLAYS": True,
     "RETRY_AFTER": timedelta(seconds=1),
     "STATUS_CODES": {},
-    "STATUS_HEADER": "Idempotency-Status",
     "STORES": DEFAULT_STORES,
 }
 OTHERS = {
@@ -43,7 +42,6 @@ OTHERS = {
     "RECORD_REPLAYS": False,
     "RETRY_AFTER": timedelta(seconds=4),
     "STATUS_CODES": {"mismatch": 409},
-    "STATUS_HEADER": None,
     "STORES": {},
 }
 

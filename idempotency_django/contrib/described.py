@@ -19,7 +19,7 @@ from ..errors import (
     State,
     StoreUnavailable,
 )
-from ..http import REPLAYED_HEADER, media_type, status_of
+from ..http import REPLAYED_HEADER, STATUS_HEADER, media_type, status_of
 from ..policy import Policy, keys
 
 PROBLEM_SCHEMA: Final[dict[str, Any]] = {
@@ -174,21 +174,19 @@ def _add_responses(
 
 def _headers() -> dict[str, Any]:
     """The headers of a response that is not refused."""
-    shown: dict[str, Any] = {
+    return {
         REPLAYED_HEADER: {
             "schema": {"type": "string", "enum": ["true"]},
             "description": "The response is that of an earlier request with the same key.",
-        }
-    }
-    if conf.status_header:
-        shown[conf.status_header] = {
+        },
+        STATUS_HEADER: {
             "schema": {"type": "string"},
             "description": (
                 "An item of RFC 9651: executed or replayed; ttl: for how many more seconds a retry "
                 "is replayed."
             ),
-        }
-    return shown
+        },
+    }
 
 
 def problems_of(policy: Policy, method: str) -> Iterator[type[IdempotencyError]]:

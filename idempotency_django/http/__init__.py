@@ -7,7 +7,7 @@ from .declared import EXEMPT, INBOX, PROTECTED, is_marked, name_of
 from .invocations import invocation_of, meta_name, principal_of
 from .problems import media_type, problem_response, status_of
 from .replays import has_object, is_named_by_key, lookup_of
-from .responses import REPLAYED_HEADER
+from .responses import REPLAYED_HEADER, STATUS_HEADER
 from .serving import Adapter, IdempotentRequest, aserve, serve
 from .status import IdempotencyStatusView
 from .wrapping import ADAPTER, ViewAdapter
@@ -18,6 +18,7 @@ __all__ = [
     "INBOX",
     "PROTECTED",
     "REPLAYED_HEADER",
+    "STATUS_HEADER",
     "Adapter",
     "IdempotencyStatusView",
     "IdempotentRequest",

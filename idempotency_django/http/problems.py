@@ -21,7 +21,7 @@ from ..errors import (
     KeyRefused,
     OperationInProgress,
 )
-from .responses import mark
+from .responses import STATUS_HEADER
 
 
 def _problem(error: IdempotencyError, status: int) -> dict[str, Any]:
@@ -91,6 +91,6 @@ def problem_response(error: IdempotencyError) -> HttpResponse:
 def mark_refusal(response: HttpResponseBase, error: IdempotencyError) -> None:
     """Say in the headers of a refusal what became of the request, if it had a key."""
     if not isinstance(error, KeyMissing):
-        mark(response, error.token)
+        response[STATUS_HEADER] = error.token
     if conf.dialect == "stripe":
         response["Stripe-Should-Retry"] = "true" if error.retryable else "false"

@@ -28,7 +28,6 @@ from django.forms import BaseForm, BaseFormSet
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
-from ..conf import conf
 from ..engine import Result
 from ..engine.outcomes import describe_error
 from ..errors import OperationInProgress
@@ -38,15 +37,11 @@ from ..stores.records import Operation, Payload, Record
 REPLAYED_HEADER: Final = "Idempotent-Replayed"
 """The response header that is ``true`` on a replay."""
 
+STATUS_HEADER: Final = "Idempotency-Status"
+"""The response header that says what became of a request with a key."""
+
 IN_PROGRESS: Final = OperationInProgress.token
 NOT_STORED: Final = "executed; stored=?0"
-
-
-def mark(response: HttpResponseBase, status: str) -> None:
-    """Tell the client what became of its request, unless the project has switched that off."""
-    name = conf.status_header
-    if name is not None:
-        response[name] = status
 
 
 def executed(operation: Operation, elapsed: float) -> str:

@@ -50,8 +50,8 @@ from .responses import (
     IN_PROGRESS,
     NOT_STORED,
     REPLAYED_HEADER,
+    STATUS_HEADER,
     executed,
-    mark,
     replayed,
     response_of,
     result_of,
@@ -225,7 +225,7 @@ async def _run_once(
             request.idempotency = None  # a second run needs a claim
 
     # A wrong setting of what a response is made with is refused before the view runs.
-    conf.status_header, conf.status_codes, conf.retry_after  # noqa: B018
+    conf.status_codes, conf.retry_after  # noqa: B018
     asked_at = time.monotonic()
     outcome = await driver.run(plan, execute, partial(_recover, adapter), adapter.authorize)
     if isinstance(outcome, Executed):
@@ -293,17 +293,18 @@ def _response(adapter: Adapter, plan: Plan, outcome: Outcome, asked_at: float) -
         case Executed(response, payload):
             can_replay = payload is not None and (payload.body is not None or policy.rebuild)
             elapsed = time.monotonic() - asked_at
-            mark(response, executed(plan.operation, elapsed) if can_replay else NOT_STORED)
+            status = executed(plan.operation, elapsed) if can_replay else NOT_STORED
         case Replayed(record):
             response = _replay(adapter, record)
-            mark(response, replayed(record))
+            status = replayed(record)
         case InProgress(busy=False) if policy.on_conflict == "accepted":
             response = response_of(accepted_payload(plan), adapter.response_class)
-            mark(response, IN_PROGRESS)
+            status = IN_PROGRESS
         case InProgress() | Held() | Mismatched() | Expired():
             raise refusal(outcome)
         case _:
             assert_never(outcome)
+    response[STATUS_HEADER] = status
     if plan.names_key:
         response[conf.header] = keys.quoted(plan.operation.key)
     return response

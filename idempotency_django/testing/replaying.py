@@ -25,7 +25,7 @@ from django.urls import Resolver404, resolve
 from .. import signals
 from ..checks import Endpoint, endpoint_of, readable_route
 from ..conf import conf
-from ..http import REPLAYED_HEADER, meta_name
+from ..http import REPLAYED_HEADER, STATUS_HEADER, meta_name
 from ..policy import NEVER_STORED, UNSAFE_METHODS, Policy
 from ..stores import Operation
 from .clients import BODY, copied_body
@@ -241,7 +241,7 @@ def _is_worth_a_retry(first: Any, *, is_protected: bool) -> bool:
     status = first.status_code
     if status >= 500 or status in NEVER_STORED or (status >= 400 and not is_protected):
         return False
-    if "stored=?0" in first.get(conf.status_header or "", "") and status >= 400:
+    if "stored=?0" in first.get(STATUS_HEADER, "") and status >= 400:
         return False  # the handler has raised it, so a retry is executed
     return not any(each.in_atomic_block and each.needs_rollback for each in connections.all())
 

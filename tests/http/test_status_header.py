@@ -258,17 +258,6 @@ def test_accepted(client: Client) -> None:
     assert (response.status_code, response["Idempotency-Status"]) == (202, "in-progress")
 
 
-def test_other_name() -> None:
-    """The project names the header, or switches it off."""
-    client = Client()
-    with override_settings(IDEMPOTENCY={"STATUS_HEADER": "X-Outcome"}, MIDDLEWARE=MIDDLEWARE):
-        assert is_promised(post(client, "/decorator/", new_key()), "X-Outcome")
-    with override_settings(IDEMPOTENCY={"STATUS_HEADER": None}, MIDDLEWARE=MIDDLEWARE):
-        for where in ("decorator", "exempt"):
-            assert not post(client, f"/{where}/", new_key()).has_header("Idempotency-Status")
-        assert not post(client, "/decorator/", "17").has_header("Idempotency-Status")
-
-
 WITH_POLICY = {"MIDDLEWARE_PROTECTS": "with-policy"}
 
 
