@@ -8,14 +8,13 @@ from typing import Any, ClassVar
 import pytest
 from django.conf import settings as django_settings
 from django.db import IntegrityError, connection, transaction
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
 from django.utils.decorators import method_decorator
 from rest_framework.decorators import api_view
 from rest_framework.exceptions import ValidationError
-from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView, exception_handler
@@ -23,7 +22,7 @@ from rest_framework.views import APIView, exception_handler
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy, store_errors
+from idempotency_django.policy import Policy
 from tests.models import Effect
 from tests.support.shared import assert_replays, effects, new_key, post, record
 
@@ -58,10 +57,6 @@ class DRF(IdempotentViewMixin, APIView):
         return Response({"reference": reference}, status=503 if reference == "503" else 201)
 
 
-class KeepsErrors(DRF):
-    idempotency_policy = Policy(should_store=store_errors)
-
-
 class Leased(DRF):
     idempotency_policy = Policy(mode="leased")
 
@@ -83,22 +78,6 @@ class FailsBehind(IdempotentViewMixin, _FailsBehind, APIView):
     def post(self, request: Request) -> Response:
         Effect.objects.create(reference=request.data["reference"])
         return Response({}, status=201)
-
-
-class AsksTheDatabase(JSONRenderer):
-    """A renderer that needs the database, as the browsable API's forms do."""
-
-    def render(self, data: Any, *args: Any, **kwargs: Any) -> bytes:
-        Effect.objects.count()
-        return super().render(data, *args, **kwargs)
-
-
-class Rendered(DRF):
-    renderer_classes = [AsksTheDatabase]
-
-
-class RenderedAndKept(KeepsErrors):
-    renderer_classes = [AsksTheDatabase]
 
 
 @method_decorator(transaction.non_atomic_requests, name="dispatch")
@@ -135,18 +114,6 @@ def swallows(request: HttpRequest) -> HttpResponse:
     except IntegrityError:
         return JsonResponse({}, status=400)
     raise AssertionError
-
-
-def missing(request: HttpRequest) -> HttpResponse:
-    Effect.objects.create(reference="a")
-    raise Http404
-
-
-def handler404(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """A page for what is missing, with something from the database on it."""
-    return HttpResponse(
-        f"{Effect.objects.filter(reference='before').count()}", "text/plain", status=404
-    )
 
 
 def asks_the_database(error: Exception, context: Any) -> Response | None:
@@ -196,9 +163,6 @@ urlpatterns = [
     path("fails-behind/", FailsBehind.as_view()),
     path("marks/", idempotent(marks)),
     path("swallows/", idempotent(swallows)),
-    path("missing/", idempotent(should_store=store_errors)(missing)),
-    path("rendered/", Rendered.as_view()),
-    path("rendered-and-kept/", RenderedAndKept.as_view()),
     path("non-atomic/", NonAtomic.as_view()),
     path("non-atomic-outside/", transaction.non_atomic_requests(DRF.as_view())),
     path("decorated/", decorated),
@@ -244,14 +208,6 @@ class TestBothWays:
         assert_replays(first, post(client, url, key))
         assert effects() == 1
 
-    @pytest.mark.parametrize("url", ["/rendered/", "/rendered-and-kept/"])
-    def test_renderer_asks_the_database(self, client: Client, url: str, atomic: bool) -> None:
-        """The response to an error is rendered where the database can be asked again."""
-        key = new_key()
-        assert post(client, url, key, "invalid").status_code == 400
-        assert post(client, url, key, "invalid").status_code == 400
-        assert effects("invalid") == 0
-
     def test_marked_for_rollback(self, client: Client, atomic: bool, sent: list[str]) -> None:
         """A view that refuses and has its transaction rolled back has its response given."""
         key = new_key()
@@ -287,15 +243,6 @@ class TestBothWays:
             response = post(client, "/drf/", key, "invalid")
             assert (response.status_code, response["X-Seen"]) == (400, "1")
         assert effects("invalid") == done
-
-    def test_page_for_errors_asks_the_database(self, client: Client, atomic: bool) -> None:
-        """So may Django's ``handler404``, where what it returns is stored."""
-        Effect.objects.create(reference="before")
-        key = new_key()
-        first = post(client, "/missing/", key)
-        assert (first.status_code, first.content) == (404, b"1")
-        assert_replays(first, post(client, "/missing/", key))
-        assert effects() == 0
 
 
 class TestAtomicRequests:

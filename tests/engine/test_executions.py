@@ -34,7 +34,7 @@ from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.engine.leases import Lease
 from idempotency_django.engine.steps import LONGEST_NAME
 from idempotency_django.errors import ClaimLost, StepsChanged
-from idempotency_django.models import IdempotencyKey, IdempotencyStep
+from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
@@ -338,34 +338,6 @@ class TestSteps:
         assert (effects(using, "good"), effects(using, "bad")) == (1, 0)
         assert [step.name for step in stored(database, operation)] == ["good"]
 
-    def test_on_commit_hooks(self, database: DatabaseStore) -> None:
-        """A hook of a step's transaction runs when the step is stored, once."""
-        operation, calls = leased(), []
-
-        def work() -> None:
-            transaction.on_commit(lambda: calls.append("committed"), using=database.using)
-            assert calls == []
-
-        failed_after(database, operation, lambda e: e.step("a", work))
-        attempt(database, operation, lambda e: e.step("a", work))
-        assert calls == ["committed"]
-
-    def test_in_the_tables(self, database: DatabaseStore) -> None:
-        """What an auditor sees: name, attempt and result of each step, in their order."""
-        operation = leased()
-        failed_after(database, operation, lambda e: e.step("debit", lambda: {"n": 1}))
-
-        def both(execution: ExecutionContext) -> None:
-            execution.step("debit", lambda: None)
-            execution.step("credit", lambda: (2,))
-
-        attempt(database, operation, both)
-        rows = IdempotencyStep.objects.using(database.using).filter(record__key=operation.key)
-        assert list(rows.values_list("name", "attempt", "result")) == [
-            ("debit", 1, '{"n": 1}'),
-            ("credit", 2, "[2]"),
-        ]
-
     def test_retried_within_one_attempt(self, store: Store) -> None:
         """A step whose error the handler dealt with can be called again."""
         operation, calls = leased(), []
@@ -473,30 +445,6 @@ class TestChangedSteps:
         calls.clear()
         assert isinstance(attempt(store, operation, self.steps(after, calls)), Executed)
         assert calls == [name for name in after.split() if name not in "ab"]
-
-    def test_other_branch(self, store: Store) -> None:
-        """A step that failed, and works now, has another one beside it: both effects are told."""
-        operation, charged = leased(), []
-
-        def card(attempt: int) -> None:
-            if attempt == 1:
-                raise ConnectionError
-            charged.append("card")
-
-        def handler(execution: ExecutionContext) -> None:
-            try:
-                execution.step("card", card, execution.attempt)
-            except ConnectionError:
-                execution.step("account", charged.append, "account")
-                raise InterruptedError from None
-
-        with pytest.raises(InterruptedError):
-            attempt(store, operation, handler)
-        for _ in range(2):
-            with pytest.raises(StepsChanged, match="ended without the step 'account'"):
-                attempt(store, operation, handler)
-            assert status(store, operation) is Status.FAILED
-        assert charged == ["account", "card"]
 
     def test_two_steps_of_one_name(self, store: Store) -> None:
         """Two steps of one name cannot be told apart: the second is refused before it runs."""
@@ -783,54 +731,6 @@ class TestAsync:
         assert run_in_loop(work) == Executed(["a", "b", "c"])
         assert sorted(calls) == ["a", "b", "b", "c"]
         assert calls[-1] == "b"
-
-    def test_gathered_with_one_name(self, store: Store) -> None:
-        """Of two steps of one name that are gathered the second is refused before it runs."""
-        calls: list[str] = []
-
-        async def remote() -> None:
-            calls.append("remote")
-            await asyncio.sleep(0)
-
-        async def handler(execution: ExecutionContext) -> None:
-            steps = [execution.astep("a", remote) for _ in range(2)]
-            results = await asyncio.gather(*steps, return_exceptions=True)
-            assert results[0] is None
-            raise results[1]  # type: ignore[misc]
-
-        with pytest.raises(ValueError, match="two steps with the name 'a'"):
-            run_in_loop(lambda: aattempt(store, leased(), handler))
-        assert calls == ["remote"]
-
-    def test_nested(self, store: Store) -> None:
-        """A step within an async step is refused likewise."""
-
-        async def handler(execution: ExecutionContext) -> None:
-            async def outer() -> None:
-                await execution.astep("inner", lambda: pytest.fail("it ran"))
-
-            await execution.astep("outer", outer)
-
-        with pytest.raises(
-            ImproperlyConfigured, match="'inner' was started within the step 'outer'"
-        ):
-            run_in_loop(lambda: aattempt(store, leased(), handler))
-
-    def test_forgotten_await(self, store: Store) -> None:
-        """A plain function that returns a coroutine is told that this is no result."""
-
-        async def remote() -> None:
-            """Never awaited."""
-
-        made: list[Any] = []
-
-        def forgets() -> Any:
-            made.append(remote())
-            return made[-1]
-
-        with pytest.raises(TypeError, match="coroutine"):
-            run_in_loop(lambda: aattempt(store, leased(), lambda e: e.astep("a", forgets)))
-        made[0].close()
 
     def test_late_owner(self, store: Store) -> None:
         """A late owner stores no step; one that knows it is late does not begin it."""

@@ -1,4 +1,4 @@
-"""The error of another operation, nested or in a hook, is not the request's own."""
+"""The error of another, nested operation is not the request's own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from typing import Any, ClassVar
 
 import pytest
-from django.db import transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.urls import path
@@ -16,7 +15,7 @@ from rest_framework.views import APIView
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.engine.functions import aidempotent_call, idempotent_call
+from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.errors import (
     FingerprintMismatch,
     IdempotencyError,
@@ -35,11 +34,6 @@ pytestmark = [
 ]
 
 
-def unavailable() -> Any:
-    """An operation of another store, which cannot be reached."""
-    raise StoreUnavailable
-
-
 def nested(error: str) -> Any:
     """Another operation that ends in an error of ours."""
 
@@ -54,24 +48,12 @@ def nested(error: str) -> Any:
 
 def handle(reference: str) -> None:
     Effect.objects.create(reference=reference)
-    where, _, error = reference.partition("-")
-    if where == "nested":
-        nested(error)
-    if where == "hook":
-        transaction.on_commit(unavailable if error == "raised" else lambda: nested(error))
+    nested(reference.removeprefix("nested-"))
 
 
 def create(request: HttpRequest) -> HttpResponse:
     handle(json.loads(request.body)["reference"])
     return JsonResponse({}, status=201)
-
-
-async def create_async(request: HttpRequest) -> HttpResponse:
-    async def fn(_: Any) -> Any:
-        raise StoreUnavailable
-
-    await aidempotent_call(fn, key="nested", scope="nested")
-    raise AssertionError
 
 
 class DRF(IdempotentViewMixin, APIView):
@@ -92,7 +74,6 @@ urlpatterns = [
     path("held/", idempotent(mode="leased", on_interrupted="hold")(create)),
     path("drf/", DRF.as_view()),
     path("leased-drf/", LeasedDRF.as_view()),
-    path("async/", idempotent(create_async)),
 ]
 
 VIEWS = ["/view/", "/leased/", "/held/", "/drf/", "/leased-drf/"]

@@ -350,27 +350,6 @@ class TestHeartbeat:
         [thread] = [t for t in threading.enumerate() if t.name == _thread_name(store)]
         assert thread.daemon
 
-    def test_thread_that_cannot_be_started(
-        self, store: Watched, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Where no thread can be had the attempt fails; the next tries to start it again."""
-        start, refused = threading.Thread.start, []
-
-        def refuse(thread: threading.Thread) -> None:
-            if thread.name == _thread_name(store) and not refused:
-                refused.append(thread)
-                raise RuntimeError("can't start new thread")
-            start(thread)
-
-        monkeypatch.setattr(threading.Thread, "start", refuse)
-        operation = leased(lease=SHORT)
-        with pytest.raises(RuntimeError, match="can't start"):
-            attempt(store, operation)
-        assert (effects(), found(store, operation).status) == (0, Status.FAILED)
-        attempt(
-            store, operation, lambda e: eventually(lambda: store.times("extend", operation) >= 2)
-        )
-
     def test_fork(self) -> None:
         """A forked process has a heartbeat of its own."""
         store, before = WatchedMemory(str(uuid4())), leased(lease=SHORT)
@@ -985,14 +964,6 @@ class TestBrokenConnection:
             attempt(store, operation, handler)
         assert found(store, operation).status is Status.FAILED
         assert isinstance(attempt(store, operation), Executed)
-
-    def test_in_a_step(self) -> None:
-        """So does a step that could not be stored."""
-        store, operation = DatabaseStore("default"), leased()
-        with pytest.raises((DatabaseError, InterfaceError, StoreUnavailable)):
-            attempt(store, operation, lambda e: e.step("a", cut_connection))
-        assert found(store, operation).status is Status.FAILED
-        assert attempt(store, operation, lambda e: e.step("a", lambda: 1)) == Executed(1)
 
 
 class TestInterrupted:

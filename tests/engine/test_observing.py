@@ -158,15 +158,6 @@ class TestRequests:
         assert operations[0].path == url
         assert operations[0].name == f"POST {url}"
 
-    @pytest.mark.parametrize("url", ["/view/", "/leased/", "/middleware/"])
-    @pytest.mark.usefixtures("atomic")
-    def test_responses_that_are_not_kept(self, client: Client, url: str) -> None:
-        """A response of 503 is a failure without an error; one that is not kept frees the key."""
-        skip_what_is_refused(url)
-        for reference in ("503", "409"):
-            post(client, url, new_key(), reference)
-        assert seen == [("failed", None), ("released", None)]
-
     @pytest.mark.parametrize("url", ["/view/", "/leased/", "/drf/", "/middleware/"])
     def test_left_after_the_commit(self, client: Client, url: str) -> None:
         """When a hook is left, no transaction is open, and what the outcome says is committed."""
@@ -190,6 +181,15 @@ class TestRequests:
         assert post(client, "/view/").status_code == 201
         client.get("/view/")
         assert seen == []
+
+    @pytest.mark.parametrize("url", ["/view/", "/leased/", "/middleware/"])
+    @pytest.mark.usefixtures("atomic")
+    def test_responses_that_are_not_kept(self, client: Client, url: str) -> None:
+        """A response of 503 is a failure without an error; one that is not kept frees the key."""
+        skip_what_is_refused(url)
+        for reference in ("503", "409"):
+            post(client, url, new_key(), reference)
+        assert seen == [("failed", None), ("released", None)]
 
 
 MODES = [Policy(), Policy(mode="leased")]

@@ -95,22 +95,6 @@ class Nested(DRF):
         return Response(work(request._request), status=201)
 
 
-async def _awork(request: HttpRequest) -> HttpResponse:
-    attempts.append(request.idempotency)  # type: ignore[attr-defined]
-    if len(attempts) == 1:
-        raise OperationalError("deadlock detected")
-    await Effect.objects.acreate(reference="a")
-    return HttpResponse(status=201)
-
-
-async def aretried(request: HttpRequest) -> HttpResponse:
-    """The loop around an async view."""
-    try:
-        return await idempotent(_awork)(request)
-    except OperationalError:
-        return await idempotent(_awork)(request)
-
-
 @idempotent
 def outer(request: HttpRequest) -> HttpResponse:
     return function(request)
@@ -124,7 +108,6 @@ urlpatterns = [
     path("nested/", retried(Nested.as_view())),
     path("around-both/", retried(outer)),
     path("twice/", twice(function)),
-    path("async/", aretried),
 ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from typing import Any
@@ -22,7 +21,7 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.generic import View
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.exceptions import AuthenticationFailed
-from rest_framework.parsers import BaseParser, FileUploadParser, JSONParser, MultiPartParser
+from rest_framework.parsers import FileUploadParser, JSONParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -165,13 +164,6 @@ class NoParser(IdempotentViewMixin, APIView):
         return Response(store(request.read()), status=201)
 
 
-class Upper(BaseParser):
-    media_type = "text/x-upper"
-
-    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
-        return {"text": stream.read().decode().upper()}
-
-
 class ByToken(BaseAuthentication):
     """Knows its caller by a token in the data."""
 
@@ -187,17 +179,6 @@ class Authenticated(IdempotentViewMixin, APIView):
 
     def post(self, request: Request) -> Response:
         return Response(store(request.data["token"].encode()), status=201)
-
-
-class Signed(IdempotentViewMixin, APIView):
-    """Verifies a signature of the raw body, as for webhooks, and then reads the data."""
-
-    parser_classes = [JSONParser, MultiPartParser, Upper]
-
-    def post(self, request: Request) -> Response:
-        seen = request.body
-        assert request.data
-        return Response(store(seen), status=201)
 
 
 def consumed(view: Any) -> Any:
@@ -234,7 +215,6 @@ urlpatterns = [
     path("streamed/", Streamed.as_view()),
     path("file/", OneFile.as_view()),
     path("no-parser/", NoParser.as_view()),
-    path("signed/", Signed.as_view()),
     path("authenticated/", Authenticated.as_view()),
     path("consumed/", consumed(of_the_first_bytes)),
     path("without-body/", consumed(without_body)),
@@ -405,18 +385,6 @@ class TestPlainViews:
         assert_problem(responses[2], 422, "mismatch")
         assert effects() == 1
 
-    def test_too_many_fields(self, client: Client, settings: Any) -> None:
-        """What Django refuses to parse is refused where the view parses it, and not before."""
-        settings.DATA_UPLOAD_MAX_NUMBER_FIELDS = 1
-        settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10_000
-        body = encode_multipart("b", {"a": "1", "b": "2"})
-        for kind, sent in ((FORM, body), ("application/x-www-form-urlencoded", b"a=1&b=2")):
-            assert send(client, "/decorated/by_files/", sent, kind, new_key()).status_code == 400
-            key = new_key()
-            first = send(client, "/decorated/by_body/", sent, kind, key)
-            assert first.json()["size"] == len(sent)
-            assert_replays(first, send(client, "/decorated/by_body/", sent, kind, key))
-
     @pytest.mark.parametrize("way", ["by_files", "by_nothing"])
     @pytest.mark.parametrize(
         "refused",
@@ -481,17 +449,6 @@ class TestRestFramework:
         assert_replays(first, send(client, url, b'{"amount": 1, "token": "t"}', kind, key))
         other = send(client, url, b'{"token": "t", "amount": 2}', kind, key)
         assert_problem(other, 422, "mismatch")
-
-    @pytest.mark.parametrize("kind", ["application/json", "text/x-upper", FORM])
-    def test_signature_of_the_body(self, client: Client, kind: str, settings: Any) -> None:
-        """A view may verify the raw body's signature before it takes the data."""
-        settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10_000
-        body = form() if kind is FORM else json.dumps({"a": 1}).encode()
-        key = new_key()
-        first = send(client, "/signed/", body, kind, key)
-        assert first.json() == {"size": len(body), "sha256": sha256(body)}
-        assert_replays(first, send(client, "/signed/", body, kind, key))
-        assert effects() == 1
 
 
 def by_chunks(request: Any) -> bytes:

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import dj_database_url
 import pytest
 from django.conf import settings
 
 from idempotency_django.contrib.messaging import Event
-from tests.faults.faulty_servers import restartable_postgres
 from tests.support.machine import patience
 from tests.support.nightly import few
-from tests.support.outside import ROOT, environment, running
-from tests.support.servers import Server
+from tests.support.outside import environment, running
 from tests.support.shared import effect_counts
 
-from .brokers import PATIENCE, SQS, Broker, RabbitMQ, Redis, await_that
+from .brokers import PATIENCE, SQS, Broker, Redis, await_that
 from .conftest import SERVERS
 from .consumers import AFTER, WITHIN, started
 
@@ -132,72 +126,3 @@ def test_paused_through_a_rebalance(place: Any, start: Start, tmp_path: Path) ->
     assert set(effect_counts(name).values()) == {1}
     assert max(Counter(started(tmp_path)).values()) == 2
     assert broker.left() == 0
-
-
-@pytest.mark.nightly
-def test_rebalanced_while_a_handler_runs(place: Any, start: Start, tmp_path: Path) -> None:
-    """A second process of a Kafka group waits for the handler of the first, and then gets its
-    share: one effect each.
-    """
-    broker = place("kafka", partitions=3)
-    sent = ["a", "b"]
-    broker.publish(paid(tmp_path, "a", until="go"), paid(tmp_path, "b"))
-    first = start(broker)
-    await_that(lambda: bool(started(tmp_path)))
-    second = start(broker)
-    (tmp_path / "go").touch()
-
-    def are_shared() -> bool:
-        if len(effect_counts()) == len(sent):
-            sent.append(str(len(sent)))
-            broker.publish(paid(tmp_path, sent[-1]))
-        return len({line.split()[1] for line in lines(tmp_path)}) == 2
-
-    await_that(are_shared)
-    await_that(lambda: len(effect_counts()) == len(sent))
-    for process in (first, second):
-        process.send_signal(signal.SIGTERM)
-        assert ends(process) == 0
-    assert set(effect_counts().values()) == {1}
-    assert broker.left() == 0
-
-
-def lines(folder: Path) -> list[str]:
-    """Which event was handled by which process."""
-    return (folder / "starts").read_text().splitlines()
-
-
-@pytest.mark.nightly
-def test_the_database_restarts(rabbit: Server, start: Start, tmp_path: Path) -> None:
-    """PostgreSQL crashes while messages are handled: one effect each, and none is given up."""
-    if alias("postgres") and os.environ.get("TEST_PSYCOPG") == "2":
-        pytest.skip("the faults are provoked on psycopg 3")
-    numbers = [str(number) for number in range(60)]
-    with restartable_postgres() as server:
-        database = dj_database_url.parse(server.url)
-        here = {"TEST_DATABASE": json.dumps(database), "TEST_POSTGRES_URL": server.url}
-        subprocess.run(
-            [sys.executable, "-m", "django", "migrate", "--run-syncdb", "-v0"],
-            check=True,
-            cwd=ROOT,
-            env={**environment(), **here},
-        )
-        broker = RabbitMQ(rabbit)
-        broker.publish(*(paid(tmp_path, number) for number in numbers))
-        process = start(broker, environment={**environment(), **here})
-        for done in (10, 30):
-            await_that(lambda done=done: len(set(started(tmp_path))) >= done)
-            server.crash_and_restart()
-        await_that(lambda: len(set(started(tmp_path))) == len(numbers))
-        process.send_signal(signal.SIGTERM)
-        assert ends(process) == 0
-        import psycopg  # there is none when the tests run on psycopg2
-
-        with psycopg.connect(server.url) as connection:
-            rows = connection.execute("SELECT reference FROM tests_effect").fetchall()
-            [(dead,)] = connection.execute(
-                "SELECT count(*) FROM idempotency_messaging_inboxmessage"
-            ).fetchall()
-    assert Counter(reference for (reference,) in rows) == dict.fromkeys(numbers, 1)
-    assert (dead, broker.left()) == (0, 0)
-    broker.close()

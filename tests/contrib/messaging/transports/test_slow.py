@@ -6,23 +6,18 @@ import logging
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
 from idempotency_django.contrib.messaging import Consumer, Event
-from idempotency_django.contrib.messaging.brokers import kombu as by_kombu
 from tests.models import Effect
-from tests.support.kafka import kafka as kafka_server
-from tests.support.kafka import make_topic
 from tests.support.nightly import nightly
-from tests.support.servers import Server, free_port
-from tests.support.sqs import make_queue
-from tests.support.sqs import sqs as sqs_server
+from tests.support.servers import Server
 
-from .brokers import SQS, Kafka, RabbitMQ, await_that
+from .brokers import Kafka, RabbitMQ, await_that
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -50,25 +45,6 @@ def booking(calls: list[str], hold: threading.Event | None = None, longest: floa
         Effect.objects.create(reference=event.id)
 
     return consumer
-
-
-@pytest.mark.nightly
-def test_slow_handler(
-    place: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """RabbitMQ hears of a process whose handler takes longer than it waits, and gives its message
-    to nobody else.
-    """
-    monkeypatch.setattr(by_kombu, "_HEARTBEAT", 3)
-    broker, calls = place("rabbitmq"), list[str]()
-    consumer = booking(calls, threading.Event(), 12.0)
-    broker.publish(paid("a"))
-    with broker.running(consumer) as first, broker.running(consumer) as second:
-        await_that(lambda: bool(Effect.objects.exists()))
-    assert (first.error, second.error) == (None, None)
-    assert calls == ["a"]
-    assert broker.left() == 0
-    assert caplog.records == []
 
 
 @pytest.mark.parametrize(
@@ -171,30 +147,3 @@ def test_the_connection_breaks(rabbit: Server, caplog: pytest.LogCaptureFixture)
     assert "cannot reach its broker" in caplog.text
     assert broker.left() == 0
     broker.close()
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["kafka", "sqs"])
-def test_the_broker_restarts(name: str) -> None:
-    """The servers of Kafka and SQS go, and others come in their place: the loop goes on.
-
-    They keep everything in memory, so nothing that was there before can be told of after.
-    """
-    port, consumer = free_port(), booking([])
-    serve = {"kafka": kafka_server, "sqs": sqs_server}[name]
-    with ExitStack() as stack:
-        first = stack.enter_context(ExitStack())
-        server = first.enter_context(serve(port))
-        broker = Kafka(server) if name == "kafka" else SQS(server)
-        broker.publish(paid("a"))
-        stack.enter_context(broker.running(consumer))
-        await_that(lambda: Effect.objects.count() == 1)
-        first.close()
-        server = stack.enter_context(serve(port))
-        if isinstance(broker, Kafka):
-            make_topic(server, broker.place)
-        else:
-            make_queue(server, broker.place)
-        broker.publish(paid("b"))
-        await_that(lambda: Effect.objects.count() == 2)
-        broker.close()
