@@ -102,15 +102,3 @@ def test_duplicates_have_one_effect(
     assert all(site.lags(key) for key in keys)
     with capsys.disabled():
         print(f"\n{path}: {rounds} keys, twice each at once: {said.count(409)} told to wait")
-
-
-def test_running_operation_is_seen(site: Site) -> None:
-    """A duplicate of what is running is told so, and gets its response when it has ended."""
-    key, [one, other] = new_key(), site.workers
-    one.begin("post", "/leased/atomic/", key, "wait:handler")
-    one.tells("reached")
-    assert other.do("post", "/leased/atomic/", key)["status"] == 409
-    one.go_on()
-    assert one.tells("response")["status"] == 201
-    assert other.do("post", "/leased/atomic/", key)["replayed"]
-    assert site.effects(key) == 1

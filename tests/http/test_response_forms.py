@@ -40,8 +40,6 @@ from tests.support.shared import (
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 
-BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
-
 
 @idempotent
 def page(request: HttpRequest) -> HttpResponse:
@@ -179,16 +177,6 @@ def test_page(url: str, client: Client) -> None:
     assert (stored.response_status, stored.response_body) == (200, None)
 
 
-@pytest.mark.parametrize("url", ["/login/", "/login-redirect/"])
-def test_login(url: str, client: Client) -> None:
-    """JSON and a redirect are stored, whatever the view did to the session."""
-    key = new_key()
-    first, again = post(client, url, key), post(Client(), url, key)
-    assert first.status_code in (201, 302)
-    assert_replays(first, again)
-    assert User.objects.count() == 1
-
-
 @pytest.mark.parametrize("url", ["/redirect/", "/redirect-drf/"])
 def test_redirect(url: str, client: Client) -> None:
     """A replayed redirect can be followed, and asserted, by Django's test client."""
@@ -200,27 +188,6 @@ def test_redirect(url: str, client: Client) -> None:
     followed = client.post(url, {}, headers=headers, follow=True)
     assert followed.redirect_chain == [("/home/", 302)]
     assert effects() == 1
-
-
-@pytest.fixture
-def alice(client: Client) -> Client:
-    client.force_login(User.objects.create_user("alice"))
-    return client
-
-
-def test_browsable_api(alice: Client) -> None:
-    """A page of the browsable API is not stored. What was stored as JSON is replayed as JSON."""
-    key, browser = new_key(), {"Accept": BROWSER}
-    assert b"csrfToken" in post(alice, "/browsable/", key, headers=browser).content
-    for headers in (browser, {"Accept": "application/json"}):
-        again = post(alice, "/browsable/", key, headers=headers)
-        assert (again.status_code, again.json()["code"]) == (409, "response-not-stored")
-    assert record(key).response_body is None
-    assert effects() == 1
-    key = new_key()
-    first = post(alice, "/browsable/", key, headers={"Accept": "application/json"})
-    assert first["Content-Type"] == "application/json"
-    assert_replays(first, post(alice, "/browsable/", key, headers=browser))
 
 
 @pytest.mark.parametrize(

@@ -106,23 +106,3 @@ def test_new_key(client: Client, url: str) -> None:
     first = post(client, url, key)
     assert first.status_code == 201
     assert_replays(first, post(client, url, key))
-
-
-def test_new_key_under_atomic_requests(
-    client: Client, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-) -> None:
-    """So it is told where the request's transaction has begun and meets the lock at the claim."""
-    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
-    options["transaction_mode"] = None
-    with locked():
-        assert_busy(post(client, "/view/", new_key()))
-    assert effects() == 0
-
-
-@pytest.mark.parametrize("url", ["/view/", "/drf/"])
-def test_duplicate(client: Client, url: str) -> None:
-    """So it is told while a first request holds the lock, a duplicate of that, too."""
-    key = new_key()
-    for _ in "ab":
-        assert post(client, url, key, headers={"X-Again": "1"}).status_code == 201
-    assert effects() == 1

@@ -11,7 +11,7 @@ import pytest
 from django.conf import settings
 from django.db import OperationalError, connections, transaction
 
-from idempotency_django.errors import OperationInProgress, StoreUnavailable
+from idempotency_django.errors import OperationInProgress
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
@@ -142,37 +142,6 @@ class TestMariaDB:
             store.transaction(),
         ):
             store.acquire(operation)
-
-    def test_other_fault(self) -> None:
-        """Any other fault of the server is no contention."""
-        store = store_on("mariadb")
-
-        def fail(execute: Any, sql: str, *rest: Any) -> Any:
-            if "INSERT" in sql:
-                raise OperationalError from Exception(1041)  # out of memory
-            return execute(sql, *rest)
-
-        with (
-            connections[store.using].execute_wrapper(fail),
-            pytest.raises(StoreUnavailable),
-            store.transaction(),
-        ):
-            store.acquire(an_operation())
-
-    def test_lost_connection(self) -> None:
-        """A session that is gone holds nothing."""
-        store, operation = store_on("mariadb"), an_operation()
-
-        def kill(session: int) -> None:
-            with connections[store.using].cursor() as cursor:
-                cursor.execute(f"KILL {session}")
-
-        with pytest.raises(StoreUnavailable), store.transaction():
-            store.acquire(operation)
-            session = connections[store.using].connection.thread_id()
-            in_threads([lambda: kill(session)])
-        connections[store.using].close()
-        assert acquired(store, operation) is None
 
 
 def test_sqlite_is_busy() -> None:

@@ -18,7 +18,7 @@ from django.core import mail
 from django.core.cache import cache
 from django.db import connection, models, transaction
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
-from django.test import Client, TestCase
+from django.test import Client
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework.authentication import TokenAuthentication
@@ -331,31 +331,6 @@ def test_threads(driver: Driver) -> None:
     thread.join()
     assert sent == [404]
     assert driver.test.counts["sent"] == 0
-
-
-def test_counted_queries(driver: Driver, client: Client, django_assert_num_queries: Any) -> None:
-    """Where queries are counted, no key is added, and the second request is not counted."""
-    with django_assert_num_queries(1):
-        client.put("/protected/odd/?what=unchanged")
-    with django_assert_num_queries(1):
-        client.post("/unprotected/")
-    assert driver.test.counts["sent"] == 1
-
-
-@pytest.mark.parametrize("execute", [False, True])
-def test_captured_hooks(driver: Driver, client: Client, execute: bool) -> None:
-    """Where ``on_commit`` hooks are captured, no key is added: it would add hooks. Those of the
-    second request are not captured.
-    """
-    with TestCase.captureOnCommitCallbacks(execute=execute) as callbacks:
-        client.post("/protected/odd/?what=hook")
-    assert callbacks == [odd_hook]
-    with TestCase.captureOnCommitCallbacks(execute=execute) as callbacks:
-        client.post("/odd/?what=hook")
-    assert callbacks == [odd_hook]
-    assert "on_commit hook" in driver.findings
-    client.post("/protected/odd/?what=hook")
-    assert driver.test.counts["sent"] == 2
 
 
 @pytest.mark.parametrize("what", ["raise", "fail"])

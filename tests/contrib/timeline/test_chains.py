@@ -25,7 +25,6 @@ from idempotency_django.contrib.messaging.dead_letters import keep
 from idempotency_django.contrib.messaging.errors import DeadLettered
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.contrib.timeline import (
-    MOST,
     Entry,
     Member,
     Source,
@@ -44,7 +43,7 @@ from idempotency_django.policy import Policy
 from idempotency_django.stores.records import reference
 from tests.contrib.timeline.messages import named, published, received
 from tests.models import Effect
-from tests.support.factories import ago, copies, record, step
+from tests.support.factories import record
 from tests.support.plans import rows_read
 from tests.support.shared import new_key, post
 
@@ -98,10 +97,6 @@ def traced(name: str, scope: str | None = None) -> Timeline:
 
 def titles(timeline: Timeline) -> list[tuple[int, str]]:
     return [(depth, member.title) for depth, member in timeline.members]
-
-
-def keys(timeline: Timeline) -> set[str]:
-    return {member.key for _, member in timeline.members}
 
 
 @override_settings(IDEMPOTENCY={"OUTBOX": OUTBOX})
@@ -217,63 +212,6 @@ def test_gaps() -> None:
         ]
         assert timeline.members[0][1].reference == gone
         assert {entry.member.kind for entry in timeline.entries} == {"record", "outbox message"}
-
-
-def test_bounded() -> None:
-    """A chain with many members shows some, says so, and always shows the way to who asked."""
-    parent = record(key="parent")
-    copies(1_000, record(caused_by=named(parent)))
-    last = record(key="last", caused_by=named(parent))
-    record(key="grandchild", caused_by=named(last))
-    for asked in ("parent", "last", "grandchild"):
-        with CaptureQueriesContext(connection) as queries:
-            timeline = traced(asked)
-        assert len(queries) <= 20
-        assert len(timeline.members) == MOST
-        assert timeline.more
-        if asked != "parent":
-            assert {"parent", "last", "grandchild"} <= keys(timeline)
-
-
-def test_queries() -> None:
-    """What a timeline costs depends on the depth of the chain, not on the number of its members."""
-    counts = []
-    for members in (1, 20):
-        root = record(key=f"root-{members}")
-        for _ in range(members):
-            message = published(caused_by=named(root))
-            step(record(key=message.message_id, caused_by=named(message)))
-        list(find(f"root-{members}"))
-        with CaptureQueriesContext(connection) as queries:
-            assert len(traced(f"root-{members}").members) == 1 + 2 * members
-        counts.append(len(queries))
-    assert counts[0] == counts[1]
-    assert counts[0] <= 14 + 4 * (len(django_settings.ALIASES) - 1)
-
-
-def test_at_one_moment() -> None:
-    """What a clock cannot tell apart is in the order in which it must have happened."""
-    at = ago(minutes=5)
-    message = published(created_at=at, sent_at=at)
-    handled = record(
-        key="handled",
-        created_at=at,
-        completed_at=at,
-        last_replayed_at=at,
-        replay_count=1,
-        caused_by=named(message),
-    )
-    step(handled, 0, name="charge", completed_at=at)
-    step(handled, 1, name="mail", completed_at=at)
-    assert [entry.what for entry in traced("handled").entries if not entry.ahead] == [
-        "published to the outbox",
-        "sent",
-        "created",
-        "step charge, by attempt 1",
-        "step mail, by attempt 1",
-        "completed",
-        "replayed",
-    ]
 
 
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="the plan is PostgreSQL's")
