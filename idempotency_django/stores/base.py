@@ -129,7 +129,7 @@ class Store(ABC):
         """Let the lease end that many seconds from now. ``False``: as for :meth:`complete`.
 
         A late owner may still renew its lease if it has no successor yet. One thread renews all
-        leases of a process, one after the other, so this waits for nobody.
+        leases of a process, one after the other, so this never waits.
 
         Raises:
             OperationInProgress: the record is locked now; the lease has not changed.
