@@ -9,7 +9,6 @@ import pytest
 from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured
 from django.http import Http404
-from django.shortcuts import get_object_or_404
 from django.test import Client
 from django.urls import path
 from rest_framework import generics, mixins, permissions
@@ -269,75 +268,3 @@ def test_own_lookup_of_what_makes_something(thing: Effect) -> None:
     give_away(thing)
     assert send("post", url, key).status_code == 403
     assert effects("changed") == 1
-
-
-class Named(generics.RetrieveUpdateDestroyAPIView[Effect]):
-    """Looks its object up by another argument than its ``lookup_field``."""
-
-    authentication_classes: ClassVar[list[Any]] = []
-    permission_classes: ClassVar[list[Any]] = []
-    queryset = Effect.objects.all()
-    serializer_class = EffectSerializer
-
-    def get_object(self) -> Effect:
-        return get_object_or_404(Effect, reference=self.kwargs["name"])
-
-
-class Marking(Named):
-    """Marks what is deleted, and keeps it."""
-
-    def get_object(self) -> Effect:
-        if Closed.now:
-            raise Http404
-        return get_object_or_404(Effect, reference=self.kwargs["reference"])
-
-    def perform_destroy(self, instance: Effect) -> None:
-        Closed.now = True
-
-
-class Refusing(Marking):
-    """Refuses to delete, and stores that."""
-
-    def destroy(self, request: Request, *args: Any, **kwargs: Any) -> Response:
-        self.get_object()
-        return Response(status=410)
-
-
-class Closed:
-    now = False
-
-
-@pytest.fixture(autouse=True)
-def _open(monkeypatch: Any) -> None:
-    monkeypatch.setattr(Closed, "now", False)
-
-
-urlpatterns += [
-    path("named/<str:name>/", with_mixin(Named)),
-    path("refusing/<str:name>/<str:reference>/", with_mixin(Refusing)),
-]
-
-
-def test_delete_of_what_was_looked_up_otherwise(thing: Effect) -> None:
-    """A DELETE that was a success is replayed, however its view had found the object."""
-    key, url = new_key(), "/named/mine/"
-    first = send("delete", url, key)
-    assert first.status_code == 204
-    assert not Effect.objects.exists()
-    assert_replays(first, send("delete", url, key))
-
-
-def test_change_of_what_is_gone(thing: Effect) -> None:
-    """After another change nobody can tell that what is not found is gone: it is refused."""
-    key = new_key()
-    assert send("put", "/named/mine/", key).status_code == 200
-    assert send("put", "/named/mine/", key).status_code == 404
-
-
-def test_delete_that_was_refused(thing: Effect) -> None:
-    """A DELETE that deleted nothing is no reason to take an object for gone."""
-    key = new_key()
-    assert send("delete", "/refusing/x/mine/", key).status_code == 410
-    assert is_replay(send("delete", "/refusing/x/mine/", key))
-    Closed.now = True
-    assert send("delete", "/refusing/x/mine/", key).status_code == 404

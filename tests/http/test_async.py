@@ -326,58 +326,6 @@ class TestAtomicRequests:
         assert effects() == 1
 
 
-class TestSignals:
-    """Receivers of an async view's signals are called like those of a sync one."""
-
-    NAMES = "claimed completed replayed conflicted mismatched failed released".split()
-
-    def received(
-        self, receiver_of: Callable[[str, list[str]], Any], client: Any, *, outcomes: bool
-    ) -> list[str]:
-        seen: list[str] = []
-        receivers = {name: receiver_of(name, seen) for name in self.NAMES}
-        for name, receiver in receivers.items():
-            getattr(signals, name).connect(receiver)
-        try:
-            key = new_key()
-            assert post(client, "/function/", key).status_code == 201
-            for _ in range(2 if outcomes else 0):
-                assert is_replay(post(client, "/function/", key))
-                assert post(client, "/function/", key, "b").status_code == 422
-            assert post(client, "/function/", new_key(), "503").status_code == 503
-            assert post(client, "/function/", new_key(), "409").status_code == 409
-        finally:
-            for name, receiver in receivers.items():
-                getattr(signals, name).disconnect(receiver)
-        return seen
-
-    ATTEMPTS = "claimed completed claimed failed claimed released".split()
-    ALL = "claimed completed replayed mismatched replayed mismatched".split() + ATTEMPTS[2:]
-
-    @staticmethod
-    def plain_receiver(name: str, seen: list[str]) -> Callable[..., Any]:
-        def receive(**_: Any) -> None:
-            Effect.objects.create(reference="signal")
-            seen.append(name)
-
-        return receive
-
-    @staticmethod
-    def async_receiver(name: str, seen: list[str]) -> Callable[..., Any]:
-        async def receive(**_: Any) -> None:
-            await Effect.objects.acreate(reference="signal")
-            seen.append(name)
-
-        return receive
-
-    @pytest.mark.parametrize("kind", ["plain_receiver", "async_receiver"])
-    def test_of_attempts(self, either: Any, kind: str) -> None:
-        """Plain and async receivers are told of attempts, and may ask the database."""
-        seen = self.received(getattr(self, kind), either, outcomes=False)
-        assert seen == self.ATTEMPTS
-        assert effects("signal") == len(seen)
-
-
 class SyncOnly:
     """A middleware from before async: Django runs what is behind it from a thread."""
 

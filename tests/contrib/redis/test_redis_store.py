@@ -258,20 +258,6 @@ class TestLifetimes:
         assert left is not None
         assert left > HOUR
 
-    def test_in_progress_outlives_a_short_lease(self, store: RedisStore, redis: Redis) -> None:
-        """A late owner of the shortest lease still finds its record."""
-        late = interrupted(store, leased(ttl=MOMENT, lease=MOMENT))
-        assert store.extend(late, 0.001)
-        assert store.complete(late, RESPONSE)
-
-    def test_failed_outlives_its_lease(self, store: RedisStore, redis: Redis) -> None:
-        """The attempt is remembered at least as long as its lease, and not for ever."""
-        for changes in ({}, {"hold": True}):
-            operation = leased(ttl=MOMENT, lease=MINUTE, **changes)
-            store.fail(claim(store, operation), "no")
-            assert lives(store, redis, operation) is not None
-            assert claim(store, operation).attempt == 2
-
     def test_replay_extends(self, store: RedisStore, redis: Redis) -> None:
         """With ``extend_on_replay`` each replay starts the time to live anew, as it then is."""
         operation = leased(ttl=MINUTE)
@@ -664,13 +650,3 @@ class TestFactory:
         with pytest.raises(StoreUnavailable):
             store.acquire(leased())
         claim(store, leased())
-
-    def test_by_its_path(self, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It may be named by its dotted path."""
-        monkeypatch.setattr(f"{__name__}.made_here", lambda: client(port))
-        claim(RedisStore("redis", connection_factory=f"{__name__}.made_here"), leased())
-
-
-def made_here() -> Redis:
-    """A factory that tests replace."""
-    raise NotImplementedError

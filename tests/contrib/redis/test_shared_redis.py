@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 from django_redis import get_redis_connection
@@ -16,7 +15,6 @@ from idempotency_django.contrib.redis import RedisStore
 from idempotency_django.stores.base import Store
 from idempotency_django.stores.records import Claim, Operation, Payload, Record
 from idempotency_django.testing import RESPONSE, an_operation
-from tests.support.redis_servers import client
 from tests.support.servers import Server
 
 OTHERS_RESPONSE = Payload(201, (), b"the other shop's")
@@ -90,15 +88,6 @@ def test_settings_count_at_run_time(shop: Any, options: dict[str, Any]) -> None:
     assert found.payload == OTHERS_RESPONSE
 
 
-def test_version_of_the_cache_object(shop: Any) -> None:
-    """So does a version that a project raises on the cache itself."""
-    store, operation = RedisStore("default"), an_operation()
-    assert complete(store, operation, OTHERS_RESPONSE)
-    caches["default"].version = 7
-    assert complete(store, operation, RESPONSE)
-    assert ":7:" in store.redis_key(operation.key, operation.scope)
-
-
 @APART
 def test_recalls_nothing_of_the_other_shop(
     shop: Any, options: dict[str, Any], transactional_db: None
@@ -120,20 +109,6 @@ def test_what_the_key_looks_like(shop: Any) -> None:
         assert name.startswith("shop:3:idempotency:")
         redis = get_redis_connection("default")
         assert [found.decode() for found in redis.scan_iter("shop:3:idempotency:*")] == [name]
-
-
-def test_a_factory_has_no_cache(redis_server: Server) -> None:
-    """With a connection factory there is the prefix alone, and it keeps two projects apart."""
-    port = int(redis_server.url.rpartition(":")[2].partition("/")[0])
-    with client(port) as redis:
-        mine, other = (
-            RedisStore("default", connection_factory=lambda: redis, prefix=prefix)
-            for prefix in ("shop-a", "shop-b")
-        )
-        operation = an_operation()
-        assert complete(other, operation, OTHERS_RESPONSE)
-        assert complete(mine, operation, RESPONSE)
-        assert mine.redis_key("k", "s").startswith("shop-a:")
 
 
 def test_no_such_cache() -> None:

@@ -174,20 +174,3 @@ def test_resumed_in_each_store(leased: str) -> None:
     eventually(lambda: call(handler, leased, **short) or len(ids) == 4)
     assert ids[3] != ids[0]
     assert OutboxMessage.objects.using(leased).count() == 2
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_no_oracle(database: str, mode: str) -> None:
-    """The ids of messages hold nothing of the request or of the key: the ids of equal operations
-    differ, so that there is nothing to compare a guess with.
-    """
-    ids: list[str] = []
-
-    def handler(execution: Any) -> None:
-        with execution.atomic():
-            ids.append(publish("orders", 1, type="order.paid"))
-
-    for _ in range(2):
-        call(handler, database, mode)
-        forget(database, messages=True)
-    assert len({*ids}) == 2
