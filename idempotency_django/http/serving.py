@@ -1,6 +1,7 @@
 """One HTTP request, through policy and engine and back: what all HTTP adapters have in common.
 
-An adapter adds an :class:`Adapter`: how its framework runs a view, and what it makes of an error.
+An :class:`Adapter` says how its framework runs a view, and what it makes of an error; :func:`serve`
+does the rest.
 """
 
 from __future__ import annotations
