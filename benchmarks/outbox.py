@@ -20,7 +20,7 @@ from django_outbox_pattern.models import Published
 from benchmarks.models import Order
 from benchmarks.report import Section, Table, Target
 from benchmarks.timing import Block, Sample, interleave
-from idempotency_django.contrib.messaging import Publisher, Relay, publish
+from idempotency_django.contrib.messaging import Batch, Publisher, Relay, publish
 from idempotency_django.contrib.messaging.models import OutboxMessage
 
 GROUPS: Final = 40
@@ -49,8 +49,9 @@ _numbers = count()
 class Nowhere(Publisher):
     """A broker that confirms at once."""
 
-    def publish(self, messages: Any) -> list[Exception | None]:
-        return [None] * len(messages)
+    def publish(self, batch: Batch) -> None:
+        for place in range(len(batch.messages)):
+            batch.note(batch.group_of(place), None)
 
 
 @domain_event

@@ -48,7 +48,7 @@ IDEMPOTENCY = {
         "redis": {"BACKEND": "idempotency_django.contrib.redis.RedisStore"},
         "cached": {"BACKEND": "idempotency_django.contrib.cached.CachedStore"},
     },
-    "OUTBOX": {"benchmark": "benchmarks.outbox.Nowhere"},
+    "OUTBOX": {"benchmark": {"BACKEND": "benchmarks.outbox.Nowhere"}},
 }
 STRIPE_TEST_SECRET_KEY = f"sk_test_{'benchmarks' * 3}"
 DJSTRIPE_FOREIGN_KEY_TO_FIELD = "id"

@@ -37,7 +37,7 @@ OTHERS = {
     "HEADER": "X-Request-Key",
     "MESSAGING_DATABASE": "other",
     "MIDDLEWARE_PROTECTS": ["/api/", "shop:v1"],
-    "OUTBOX": {"orders": "shop.publishers.Orders"},
+    "OUTBOX": {"orders": {"BACKEND": "shop.publishers.Orders"}},
     "POLICY": {"required": True},
     "RECORD_REPLAYS": False,
     "RETRY_AFTER": timedelta(seconds=4),

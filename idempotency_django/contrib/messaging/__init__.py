@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...lazy import lazily
 
 if TYPE_CHECKING:
-    from .brokers.base import BrokerUnavailable, Deferred, Outgoing, Publisher, Refused
+    from .brokers.base import Batch, BrokerUnavailable, Deferred, Outgoing, Publisher, Refused
     from .brokers.celery import CeleryPublisher
     from .brokers.http import Endpoint, HttpPublisher
     from .brokers.kafka import KafkaPublisher
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .events import Event
     from .inbox.processing import process_due, run_inbox
     from .inbox.receivers import WebhookReceiver
-    from .outbox import Message, after_commit, apublish, publish, publish_many
+    from .outbox import Message, after_commit, publish, publish_many
     from .outbox.relay import Relay, run_relay
     from .outbox.topics import topic
     from .seen import SeenFilter
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Accepted",
+    "Batch",
     "BrokerUnavailable",
     "CeleryPublisher",
     "Consumer",
@@ -60,7 +61,6 @@ __all__ = [
     "WebhookReceiver",
     "accept",
     "after_commit",
-    "apublish",
     "claim_stream",
     "process_due",
     "publish",
@@ -75,6 +75,7 @@ __getattr__ = lazily(
     globals(),
     {
         "Accepted": "streams",
+        "Batch": "brokers.base",
         "BrokerUnavailable": "brokers.base",
         "CeleryPublisher": "brokers.celery",
         "Consumer": "consumers",
@@ -107,7 +108,6 @@ __getattr__ = lazily(
         "WebhookReceiver": "inbox.receivers",
         "accept": "streams",
         "after_commit": "outbox",
-        "apublish": "outbox",
         "claim_stream": "streams",
         "process_due": "inbox.processing",
         "publish": "outbox",

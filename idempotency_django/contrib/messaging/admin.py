@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ...admin import Action, ListAdmin, cut, preformatted, two_lines
-from ..timeline import Moment
+from ...admin import Action, ListAdmin, preformatted
 from . import settling
 from .databases import database
-from .inbox.processing import CONSUMER, known_sources
-from .models import (
-    Heartbeat,
-    InboxMessage,
-    MessageState,
-    OutboxMessage,
-    StreamPosition,
-)
+from .inbox.processing import known_sources
+from .models import Heartbeat, InboxMessage, MessageState, OutboxMessage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,21 +25,19 @@ class MessageAction(Action):
     """One way to settle messages.
 
     Attributes:
-        fits: whether a message is in a state that it can be done in.
-        settle: does it to a message, ``by`` an operator; raises ``NotSettled``.
+        does: what it does to each, for :func:`~.settling.settle`.
     """
 
+    does: str
     name: str
     title: Any
     button: Any
-    fits: Callable[[Any], bool]
     effects: Sequence[Any]
     log: Any
     done: Any
-    settle: Callable[..., None]
 
     def refusal(self, row: Any, given: Mapping[str, Any]) -> str:
-        if self.fits(row):
+        if settling.fits(row, self.does):
             return ""
         text = _("Its state is “%(state)s”, so this action does not apply.")
         return text % {"state": row.get_state_display()}
@@ -57,7 +46,7 @@ class MessageAction(Action):
         refusals = {}
         for row in rows:
             try:
-                self.settle(row, by=by)
+                settling.settle(row, self.does, by=by)
             except settling.NotSettled as error:
                 refusals[row.pk] = str(error)
         return refusals
@@ -69,32 +58,26 @@ class AlikeAction(MessageAction):
 
     for_many = False
 
+    def offers(self, row: Any) -> bool:
+        return row.state == MessageState.DEAD and super().offers(row)
+
     def consequences(self, rows: Sequence[Any]) -> Sequence[str]:
         [row] = rows
-        dead = type(row)._base_manager.using(row._state.db).filter(state=MessageState.DEAD)
         text = _("This is done to all dead letters with this error and topic or source: %(count)d.")
-        count = dead.filter(**settling.alike(row)).count()
+        count = settling.alike(row).count()
         return [text % {"count": count}, *map(str, self.effects)]
 
     def apply(self, rows: Sequence[Any], given: Mapping[str, Any], by: str) -> Mapping[Any, str]:
         [row] = rows
-        alike = settling.alike(row)
-        settled, refusals = settling.settle_all(type(row), self.settle, by, **alike)
+        settled, refusals = settling.settle_all(settling.alike(row), self.does, by=by)
         return {} if settled else {row.pk: " ".join(refusals)}
 
 
 def _alike(action: MessageAction, button: Any) -> AlikeAction:
     """The action, on all dead letters that are like the letter that the page is of."""
-    return AlikeAction(
-        **{
-            **vars(action),
-            "name": f"{action.name}_alike",
-            "title": button,
-            "button": button,
-            "fits": settling.can_discard,
-            "log": gettext_lazy("Settled, with all others that have the same error."),
-        }
-    )
+    log = gettext_lazy("Settled, with all others that have the same error.")
+    names = {"name": f"{action.name}_alike", "title": button, "button": button, "log": log}
+    return AlikeAction(**{**vars(action), **names})
 
 
 RETRY_ALIKE: Final = gettext_lazy("Retry all with this error")
@@ -105,7 +88,6 @@ INBOX: Final = (
         name="retry",
         title=gettext_lazy("Retry messages"),
         button=gettext_lazy("Retry"),
-        fits=settling.can_retry,
         effects=(
             gettext_lazy("A process of the inbox handles the message again soon."),
             gettext_lazy(
@@ -116,26 +98,24 @@ INBOX: Final = (
         ),
         log=gettext_lazy("Retried."),
         done=gettext_lazy("handled again soon"),
-        settle=settling.retry,
+        does="retry",
     ),
     MessageAction(
         name="discard",
         title=gettext_lazy("Discard dead letters"),
         button=gettext_lazy("Discard"),
-        fits=settling.can_discard,
         effects=(
             gettext_lazy("The message is not handled, and its group continues without it."),
             gettext_lazy("You can reprocess it until it is purged."),
         ),
         log=gettext_lazy("Discarded; its group continues without it."),
         done=gettext_lazy("discarded"),
-        settle=settling.discard,
+        does="discard",
     ),
     MessageAction(
         name="reprocess",
         title=gettext_lazy("Reprocess messages"),
         button=gettext_lazy("Reprocess"),
-        fits=settling.can_repeat,
         effects=(
             gettext_lazy(
                 "The handler runs again from the beginning, although it has succeeded before."
@@ -147,13 +127,12 @@ INBOX: Final = (
         ),
         log=gettext_lazy("Reprocessed."),
         done=gettext_lazy("handled again soon"),
-        settle=settling.repeat,
+        does="repeat",
     ),
     MessageAction(
         name="accept",
         title=gettext_lazy("Accept messages"),
         button=gettext_lazy("Accept"),
-        fits=settling.can_accept,
         effects=(
             gettext_lazy(
                 "An earlier message had the same id with another body, or the same body with "
@@ -164,7 +143,7 @@ INBOX: Final = (
         ),
         log=gettext_lazy("Accepted."),
         done=gettext_lazy("handled again soon"),
-        settle=settling.accept,
+        does="accept",
     ),
 )
 
@@ -173,7 +152,6 @@ OUTBOX: Final = (
         name="retry",
         title=gettext_lazy("Retry dead letters"),
         button=gettext_lazy("Retry"),
-        fits=settling.can_retry,
         effects=(
             gettext_lazy("The message is sent with the same id. Its earlier attempts still count."),
             gettext_lazy(
@@ -183,13 +161,12 @@ OUTBOX: Final = (
         ),
         log=gettext_lazy("Retried; it is sent with the same id."),
         done=gettext_lazy("sent soon"),
-        settle=settling.retry,
+        does="retry",
     ),
     MessageAction(
         name="discard",
         title=gettext_lazy("Discard dead letters"),
         button=gettext_lazy("Discard"),
-        fits=settling.can_discard,
         effects=(
             gettext_lazy("The message is never sent, and its group continues without it."),
             gettext_lazy(
@@ -198,20 +175,19 @@ OUTBOX: Final = (
         ),
         log=gettext_lazy("Discarded; its group continues without it."),
         done=gettext_lazy("discarded"),
-        settle=settling.discard,
+        does="discard",
     ),
     MessageAction(
         name="resend",
         title=gettext_lazy("Send again with new ids"),
         button=gettext_lazy("Send again"),
-        fits=settling.can_repeat,
         effects=(
             gettext_lazy("A copy is sent with a new id, so consumers handle it again."),
             gettext_lazy("In its group, the copy comes after messages that were published since."),
         ),
         log=gettext_lazy("Sent again with a new id."),
         done=gettext_lazy("sent again soon"),
-        settle=settling.repeat,
+        does="repeat",
     ),
 )
 
@@ -232,64 +208,31 @@ class MessageAdmin(MessagingAdmin):
         since: the column that says when it came.
         identity: what its page shows of what it is.
         content: the column with its content.
+        secret_fields: further columns that only those may see who may see the content.
     """
 
     place: ClassVar[str]
     since: ClassVar[str]
     identity: ClassVar[Sequence[str]]
     content: ClassVar[str]
-    list_display = ("short_id", "state_shown", "type_and_place", "attempts_shown", "received")
+    secret_fields: ClassVar[Sequence[str]] = ("error",)
 
     def stored(self) -> QuerySet[Any]:
         # PostgreSQL's index of what waits has no others.
         rows: QuerySet[Any] = super().stored().filter(**{f"{self.place}__gt": ""})
         return rows
 
+    def get_list_display(self, request: HttpRequest) -> Sequence[str]:
+        return ("message_id", "state", "type", self.place, "group", "attempts", self.since)
+
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         sections: list[Any] = [
             (None, {"fields": self.identity}),
-            (_("State"), {"fields": ["state_shown", "attempts_shown"]}),
+            (_("State"), {"fields": ["state", "attempts"]}),
         ]
         if self.has_secret_permission(request):
-            shown = ["error_shown", "headers_shown", "content_shown"]
-            sections.append((_("Content"), {"fields": shown}))
+            sections.append((_("Content"), {"fields": [*self.secret_fields, "content_shown"]}))
         return sections
-
-    @admin.display(description=gettext_lazy("message id"))
-    def short_id(self, message: Any) -> SafeString:
-        return cut(message.message_id, 40)
-
-    @admin.display(description=gettext_lazy("state"))
-    def state_shown(self, message: Any) -> SafeString:
-        css = "idempotency-held" if message.state == MessageState.DEAD else ""
-        return format_html('<span class="{}">{}</span>', css, message.get_state_display())
-
-    @admin.display(description=gettext_lazy("type, and source or topic"))
-    def type_and_place(self, message: Any) -> SafeString:
-        place = getattr(message, self.place)
-        return two_lines(message.type, f"{place}, {message.group}" if message.group else place)
-
-    @admin.display(description=gettext_lazy("attempts"))
-    def attempts_shown(self, message: Any) -> str:
-        """The attempts in the table; the attempts before a consumer dead-lettered it are in its
-        record.
-        """
-        of_consumer = getattr(message, self.place).startswith(CONSUMER)
-        return "–" if of_consumer and not message.attempts else str(message.attempts)
-
-    @admin.display(description=gettext_lazy("received"))
-    def received(self, message: Any) -> SafeString:
-        return Moment(getattr(message, self.since), message.now).html
-
-    @admin.display(description=gettext_lazy("error"))
-    def error_shown(self, message: Any) -> SafeString:
-        return preformatted(message.error)
-
-    @admin.display(description=gettext_lazy("headers"))
-    def headers_shown(self, message: Any) -> SafeString:
-        headers = json.loads(message.headers)
-        pairs = headers.items() if isinstance(headers, dict) else headers
-        return preformatted("\n".join(f"{name}: {value}" for name, value in pairs))
 
     @admin.display(description=gettext_lazy("content"))
     def content_shown(self, message: Any) -> SafeString:
@@ -319,12 +262,13 @@ class InboxMessageAdmin(MessageAdmin):
     operations = (*INBOX, _alike(INBOX[0], RETRY_ALIKE), _alike(INBOX[1], DISCARD_ALIKE))
     settle_permission = "idempotency_messaging.settle_message"
     secret = ("headers", "body", "error")
-    hidden = ("digest", "unique_digest")
+    hidden = ("digest", "unique_digest", "caused_by")
     view_permission = "idempotency_messaging.view_body"
     place = "source"
     since = "received_at"
     identity = ("message_id", "source", "type", "group")
     content = "body"
+    secret_fields = ("error", "headers")
     list_filter = ("state", SourceFilter)
     search_fields = ("message_id",)
     search_help_text = gettext_lazy("Finds messages whose id begins with this text.")
@@ -346,7 +290,7 @@ class OutboxMessageAdmin(MessageAdmin):
 
     operations = (*OUTBOX, _alike(OUTBOX[0], RETRY_ALIKE), _alike(OUTBOX[1], DISCARD_ALIKE))
     settle_permission = "idempotency_messaging.settle_outbox"
-    secret = ("payload", "headers", "error")
+    secret = ("payload", "error")
     # What caused it is in the timeline, for those who may see that.
     hidden = ("token", "dedup", "caused_by")
     view_permission = "idempotency_messaging.view_outbox_payload"
@@ -363,24 +307,9 @@ class OutboxMessageAdmin(MessageAdmin):
 class HeartbeatAdmin(MessagingAdmin):
     """Lists the processes that run, or were killed. One that is not needed any more is deleted."""
 
-    list_display = ("name", "process", "started_at", "beat_at")
+    list_display = ("name", "process", "started_at", "beat_at", "hanging")
     fields = readonly_fields = list_display
     ordering = ("name", "beat_at")
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return admin.ModelAdmin.has_delete_permission(self, request, obj)
-
-
-@admin.register(StreamPosition)
-class StreamPositionAdmin(MessagingAdmin):
-    """Lists and shows the streams and peers."""
-
-    list_display = ("stream", "epoch", "position", "updated")
-    fields = readonly_fields = list_display
-    search_fields = ("stream__startswith",)
-    search_help_text = gettext_lazy("Finds streams whose names begin with this text.")
-    ordering = ("stream",)
-
-    @admin.display(description=gettext_lazy("updated"))
-    def updated(self, row: Any) -> SafeString:
-        return Moment(row.updated_at, row.now).html

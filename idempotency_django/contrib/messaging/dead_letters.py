@@ -1,7 +1,6 @@
 """Dead letters: what cannot be handled is kept in a table, so that its broker may forget it.
 
-An operator finds it in the admin, and says when to handle it again. The table comes with the app
-``idempotency_django.contrib.messaging``.
+An operator finds it in the admin, and says when to handle it again.
 """
 
 from __future__ import annotations
@@ -12,25 +11,21 @@ from hashlib import sha256
 from typing import Any, Final
 from urllib.parse import quote
 
-from django.apps import apps
-
 from ...errors import FingerprintMismatch
 from ...models import NO_OWNER, DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet
 from ...policy import keys
-from ...stores import Status, plain
+from ...stores import Status, plain, reference
 from .consumers import Consumer, RecordOf
 from .databases import database, reason
-from .errors import DeadLettered
+from .errors import DeadLettered, UnknownEventType
 from .events import Event
+from .models import InboxMessage, MessageState
 
 SENDER: Final = "idempotency-sender"
 """The header with the sender of a message to a federated consumer."""
 
-_APP: Final = "idempotency_messaging"
-_DEAD: Final = "dead"  # of MessageState, which can be imported only where the app is installed
-_OVER: Final = (_DEAD, "done", "discarded")
+_OVER: Final = (MessageState.DEAD, MessageState.DONE, MessageState.DISCARDED)
 _TYPE_LENGTH: Final = 255
-_CAUSES: Final = 5
 
 
 def keep(consumer: Consumer, event: Event, error: Exception, *, sender: str = "") -> None:
@@ -48,26 +43,22 @@ def keep(consumer: Consumer, event: Event, error: Exception, *, sender: str = ""
         ValueError: the event's data is neither bytes nor what JSON can say.
     """
     body = event.to_json().encode()
-    message_id = _named(event.source, event.id)
+    # The fragment's sign keeps "a b" and "c" apart from "a" and "b c"; a source has none in it.
+    message_id = f"{quote(event.source, safe='/:?=&@+,;')}#{event.id}"
     if isinstance(error, FingerprintMismatch):  # another event has that id
         message_id = f"{message_id}#{_digest(body)}"
+    if isinstance(error, UnknownEventType):  # there was no attempt, so there is no record
+        caused_by = "" if consumer.federated else event.caused_by  # a stranger may name any cause
+    else:
+        record = consumer.record_of(event, sender=sender)
+        caused_by = reference(record.key, record.scope)
     headers = [(SENDER, sender)] if sender else []
-    _keep(consumer, message_id, event.type, body, error, headers)
-
-
-def message_id_of(source: str, event_id: str) -> str:
-    """The id that an event has in the table, unless it was kept as a different one."""
-    return keys.fit(_named(source, event_id))
+    _keep(consumer, message_id, event.type, body, error, headers, caused_by)
 
 
 def sender_of(headers: Iterable[tuple[str, str]]) -> str:
     """The sender of an event, from its stored headers; empty: its consumer is not federated."""
     return dict(headers).get(SENDER, "")
-
-
-def _named(source: str, event_id: str) -> str:
-    # The fragment's sign keeps "a b" and "c" apart from "a" and "b c"; a source has none in it.
-    return f"{quote(source, safe='/:?=&@+,;')}#{event_id}"
 
 
 def keep_raw(
@@ -86,8 +77,7 @@ def keep_raw(
         error: why it is not an event.
         headers: the message's headers.
     """
-    message_id = f"{place}#{_digest(body)}"
-    _keep(consumer, message_id, "", body, error, headers)
+    _keep(consumer, f"{place}#{_digest(body)}", "", body, error, headers)
 
 
 def _keep(
@@ -97,14 +87,17 @@ def _keep(
     body: bytes,
     error: Exception,
     headers: Iterable[tuple[str, str]],
+    caused_by: str = "",
 ) -> None:
-    rows = apps.get_model(_APP, "InboxMessage")._default_manager.using(database())
+    rows = InboxMessage.objects.using(database())
     named: dict[str, Any] = {
         "source": f"consumer:{consumer.name}",
         "message_id": keys.fit(message_id),
     }
-    found: dict[str, Any] = {"state": _DEAD, "error": _text_of(error), "process_after": None}
-    row = rows.model(
+    texts = [reason(each) for each in (error, error.__cause__) if each]
+    dead: dict[str, Any] = {"state": MessageState.DEAD, "process_after": None}
+    found: dict[str, Any] = {**dead, "error": "\n".join(texts), "caused_by": caused_by}
+    row = InboxMessage(
         **named,
         **found,
         type=plain(kind, _TYPE_LENGTH),
@@ -118,19 +111,9 @@ def _keep(
     over = rows.filter(**named, state__in=_OVER)
     if isinstance(error, DeadLettered) and error.__cause__ is None:
         # It is delivered again, and nothing was tried: the row knows better why it is dead.
-        over.exclude(error="").update(state=_DEAD, process_after=None, purge_at=None)
+        over.exclude(error="").update(**dead, purge_at=None)
         over = over.filter(error="")
     over.update(**found, purge_at=None)
-
-
-def _text_of(error: Exception) -> str:
-    """The error and what caused it, one in each line."""
-    lines: list[str] = []
-    cause: BaseException | None = error
-    while cause is not None and len(lines) < _CAUSES:
-        lines.append(reason(cause))
-        cause = cause.__cause__
-    return "\n".join(lines)
 
 
 def _digest(body: bytes) -> str:

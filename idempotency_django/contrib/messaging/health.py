@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from datetime import timedelta
 from typing import Any, Final
-from urllib.parse import unquote
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -13,15 +12,13 @@ from django.db.models import Count, Max, Min, Q, QuerySet
 
 from ...management import Finding, Limits, Names, overdue, register_health
 from ...models import DatabaseNow
-from .consumers import consumers
+from ...stores import reference
 from .databases import database
-from .dead_letters import message_id_of
 from .heartbeats import SILENCE
 from .inbox.processing import CONSUMER, INBOX, known_sources
-from .inbox.receivers import receiver_of
 from .models import Heartbeat, InboxMessage, MessageState, OutboxMessage
 from .outbox.relay import OUTBOX
-from .outbox.topics import OWN, has_topic, topic, topics
+from .outbox.topics import OWN, topics
 from .queue import Queue
 
 
@@ -34,93 +31,85 @@ def register_sources() -> None:
 
 def outbox(limits: Limits) -> Iterator[Finding]:
     """The messages of each topic that no relay sends, and the dead letters."""
-    idle = f"Run relay_outbox, for this topic too. {_LOGGED}"
     names = {*topics()} - {*OWN}
-    yield from _waiting(OUTBOX, names, limits, _no_relay, idle)
-    dead = OUTBOX.all(database()).filter(state=MessageState.DEAD)
-    yield from _dead("outbox messages dead", OUTBOX, dead, names, f"Their groups wait. {_MEND}")
+    yield from _waiting(OUTBOX, names, limits, _RELAY)
+    yield from _dead("outbox messages dead", OUTBOX, Q(), names, f"Their groups wait. {_MEND}")
     yield _stopped(OUTBOX, "relay_outbox")
     yield overdue("outbox messages to purge", database(), OUTBOX.over(limits.purge_age))
 
 
 def inbox(limits: Limits) -> Iterator[Finding]:
     """The messages of each source without a process, and the messages that need an operator."""
-    idle = f"Run process_inbox, for this source too. {_LOGGED}"
     names = {*_sources()}
-    yield from _waiting(INBOX, names, limits, _no_receiver, idle)
-    dead = INBOX.all(database()).filter(state=MessageState.DEAD)
-    for what, rows, problem in (
-        ("inbox messages dead", dead.filter(is_suspect=False), _MEND),
-        ("inbox messages to accept", dead.filter(is_suspect=True), _ACCEPT),
-    ):
-        yield from _dead(what, INBOX, rows, names, problem)
+    yield from _waiting(INBOX, names, limits, _PROCESS)
+    yield from _dead("inbox messages dead", INBOX, Q(is_suspect=False), names, _MEND)
+    yield from _dead("inbox messages to accept", INBOX, Q(is_suspect=True), names, _ACCEPT)
     yield _stopped(INBOX, "process_inbox")
     yield overdue("inbox messages to purge", database(), INBOX.over(limits.purge_age))
 
 
 def processes(_: Limits) -> Iterator[Finding]:
-    """The processes of each kind that have given no sign of life, though none ended them."""
+    """The processes of each kind that hang, or have died."""
     beats = Heartbeat.objects.using(database()).order_by("beat_at")
-    columns = ("name", "process", "beat_at", DatabaseNow())
-    silent: dict[str, list[tuple[str, timedelta]]] = {}
-    for name, process, beat_at, now in beats.values_list(*columns):
-        known = silent.setdefault(name, [])
-        if now - beat_at > SILENCE:
-            known.append((process, now - beat_at))
-    for name, found in sorted(silent.items()):
-        problem = f"{'; '.join(process for process, _ in found[:NAMED])}: {_SILENT}"
+    found: dict[str, list[tuple[str, timedelta]]] = {}
+    for row in beats.annotate(now=DatabaseNow()):
+        troubles, silence = found.setdefault(row.name, []), row.now - row.beat_at
+        if silence > SILENCE:
+            troubles.append((f"{row.process}: {_SILENT}", silence))
+        elif row.hanging:
+            troubles.append((f"{row.process} has handled {row.hanging} {_HANGS}", silence))
+    for name, troubles in sorted(found.items()):
         yield Finding(
             what="processes silent",
             where=name,
-            count=len(found),
-            oldest=found[0][1] if found else None,
-            problem=problem if found else "",
+            count=len(troubles),
+            oldest=troubles[0][1] if troubles else None,
+            problem=" ".join(text for text, _ in troubles[:NAMED]),
         )
 
 
 def _of_outbox(held: Names) -> Names:
     """The records by which the consumers of a local topic have made its messages dead letters."""
-    of_consumers = [(key, scope) for key, scope in held if scope.startswith(CONSUMER)]
-    rows = _settled(OutboxMessage, [key for key, _ in of_consumers])
-    dead = {key for key, name in rows.values_list("message_id", "topic") if _is_local(name)}
-    return [(key, scope) for key, scope in of_consumers if key in dead]
+    of_consumers = [name for name in held if name[1].startswith(CONSUMER)]
+    rows = _settled(OutboxMessage).filter(message_id__in=[key for key, _ in of_consumers])
+    dead = {*rows.values_list("message_id", flat=True)}
+    return [name for name in of_consumers if name[0] in dead]
 
 
 def _of_inbox(held: Names) -> Names:
     """The records of webhooks, and those of the events that consumers have kept as dead letters."""
-    by_message = {}
-    for key, scope in held:
-        kind, _, source = scope.partition(":")
-        if kind == "webhook":
-            by_message[source, key] = (key, scope)
-        elif scope.startswith(CONSUMER):
-            consumer, _, origin = source.partition(":")
-            message_id = message_id_of(unquote(origin.partition("|")[0]), key)
-            by_message[f"{CONSUMER}{consumer}", message_id] = (key, scope)
-    rows = _settled(InboxMessage, [message_id for _, message_id in by_message])
-    of_sources = rows.filter(source__in={source for source, _ in by_message})  # for the index
-    settled = of_sources.values_list("source", "message_id")
-    return [by_message[each] for each in settled if each in by_message]
+    caused = {reference(*name): name for name in held if name[1].startswith(CONSUMER)}
+    letters = _settled(InboxMessage).filter(~Q(caused_by=""), caused_by__in=[*caused])
+    of_webhooks = {
+        (scope.partition(":")[2], key): (key, scope)
+        for key, scope in held
+        if scope.startswith("webhook:")
+    }
+    webhooks = _settled(InboxMessage).filter(
+        source__in={source for source, _ in of_webhooks},  # for the index
+        message_id__in=[message_id for _, message_id in of_webhooks],
+    )
+    names = [of_webhooks.get(each) for each in webhooks.values_list("source", "message_id")]
+    names += [caused[each] for each in letters.values_list("caused_by", flat=True)]
+    return [name for name in names if name]
 
 
-def _settled(model: type[Any], ids: list[str]) -> QuerySet[Any]:
-    """Which of the messages wait for an operator, or are discarded."""
+def _settled(model: type[Any]) -> QuerySet[Any]:
+    """The messages that wait for an operator, or are discarded."""
     rows: QuerySet[Any] = model._default_manager.using(database())
-    return rows.filter(message_id__in=ids, state__in=[MessageState.DEAD, MessageState.DISCARDED])
+    return rows.filter(state__in=[MessageState.DEAD, MessageState.DISCARDED])
 
 
-def _is_local(name: str) -> bool:
-    try:
-        return topic(name).is_local
-    except ImproperlyConfigured:  # its line says so
-        return False
-
-
+_RELAY: Final = "relay_outbox, and keep the topic in IDEMPOTENCY['OUTBOX']"
+_PROCESS: Final = "process_inbox, and keep the receiver or the consumer with this source"
 _SILENT: Final = (
-    "it was killed, or a handler hangs in it, or it cannot reach the database. Start it again. If "
-    "it is no longer needed, delete its row in the admin."
+    "it was killed, or it cannot reach the database. Start it again. If it is no longer needed, "
+    "delete its row in the admin."
 )
-_LOGGED: Final = "If it is running, see its log for the reason."
+_HANGS: Final = (
+    "for too long. Its stderr has the stacks of its threads. Restart it, and give the handler a "
+    "timeout."
+)
 _MEND: Final = (
     "They are not retried automatically. Fix the cause of their errors, then retry or discard "
     "them in the admin, or many of them with settle_messages."
@@ -129,27 +118,27 @@ _ACCEPT: Final = (
     "Check with the sender whether they are genuine. Accept genuine messages, and discard the "
     "others."
 )
+_NONE: Final[tuple[int, timedelta | None]] = (0, None)
 
 
 def _waiting(
-    queue: Queue,
-    names: Collection[str],
-    limits: Limits,
-    unknown: Callable[[str], str],
-    idle: str,
+    queue: Queue, names: Collection[str], limits: Limits, command: str
 ) -> Iterator[Finding]:
     """The pending messages of each topic or source: all of them, those set aside as well."""
-    pending = queue.all(database()).filter(state=MessageState.PENDING)
     late = DatabaseNow() - limits.max_age
-    due = pending.filter(process_after__lte=late)
-    failing = pending.filter(~Q(error=""), process_after__gt=late, **{f"{queue.since}__lte": late})
-    waiting, late_ones, failed = (_counted(queue, each) for each in (pending, due, failing))
+    old = Q(**{f"{queue.since}__lte": late})
+    waiting = _counted(queue, Q(state=MessageState.PENDING))
+    due = _counted(queue, Q(state=MessageState.PENDING, process_after__lte=late))
+    failing = Q(state=MessageState.PENDING, process_after__gt=late) & old & ~Q(error="")
+    failed = _counted(queue, failing)
     for name in sorted({*names, *waiting}):
-        count, oldest = waiting.get(name, NONE)
-        problems = [unknown(name)] if count and unknown(name) else []
-        if name in late_ones and not problems:
-            problems.append(f"Overdue: {late_ones[name][0]:,}. {idle}")
-        is_idle = bool(problems)
+        count, oldest = waiting.get(name, _NONE)
+        problems = []
+        if name in due:
+            problems.append(
+                f"Overdue: {due[name][0]:,}. Run {command}. If it is running, see its log for the "
+                "reason."
+            )
         if name in failed:
             problems.append(
                 f"Failed, to be retried: {failed[name][0]:,}, of {count:,} that wait. See their "
@@ -161,30 +150,33 @@ def _waiting(
             count=count,
             oldest=oldest,
             problem=" ".join(problems),
-            idle=is_idle,
+            idle=name in due,
         )
 
 
-NONE: Final[tuple[int, timedelta | None]] = (0, None)
-
-
-def _counted(queue: Queue, rows: QuerySet[Any]) -> dict[str, tuple[int, timedelta | None]]:
+def _counted(queue: Queue, condition: Q) -> dict[str, tuple[int, timedelta | None]]:
     """The number of the rows and the age of the oldest, by topic or source."""
-    named = rows.filter(**{f"{queue.place}__gt": ""})  # for PostgreSQL's index, which has no others
-    grouped = named.order_by().values_list(queue.place)
+    # PostgreSQL's index has no others.
+    rows = queue.all(database()).filter(condition, **{f"{queue.place}__gt": ""})
+    grouped = rows.order_by().values_list(queue.place)
     counts = grouped.annotate(count=Count("*"), oldest=Min(queue.since), now=Max(DatabaseNow()))
     return {name: (count, now - oldest) for name, count, oldest, now in counts}
 
 
 def _dead(
-    what: str, queue: Queue, rows: QuerySet[Any], names: Collection[str], problem: str
+    what: str, queue: Queue, condition: Q, names: Collection[str], problem: str
 ) -> Iterator[Finding]:
-    found = _counted(queue, rows)
+    found = _counted(queue, Q(state=MessageState.DEAD) & condition)
     for name in sorted({*names, *found}):
-        count, oldest = found.get(name, NONE)
+        count, oldest = found.get(name, _NONE)
         yield Finding(
             what=what, where=name, count=count, oldest=oldest, problem=problem if count else ""
         )
+
+
+SEARCH: Final = 1.0
+"""Seconds for which groups are looked for whose first message was deleted."""
+NAMED: Final = 5
 
 
 def _stopped(queue: Queue, command: str) -> Finding:
@@ -200,39 +192,8 @@ def _stopped(queue: Queue, command: str) -> Finding:
     )
 
 
-SEARCH: Final = 1.0
-"""Seconds for which such groups are looked for."""
-NAMED: Final = 5
-
-
 def _sources() -> list[str]:
     try:
         return known_sources() if getattr(settings, "ROOT_URLCONF", None) else []
-    except ImproperlyConfigured:  # the line of its messages says so
+    except ImproperlyConfigured:  # a check says so
         return []
-
-
-def _no_relay(name: str) -> str:
-    """The reason why no relay sends the topic; empty: one does, if it runs."""
-    if has_topic(name):
-        return ""
-    return (
-        "The topic is not in IDEMPOTENCY['OUTBOX'], so no relay sends them. If it was renamed, "
-        "restore the old name until they are sent."
-    )
-
-
-def _no_receiver(source: str) -> str:
-    """The reason why no process handles the source; empty: one does, if it runs."""
-    if source.startswith(CONSUMER):
-        try:
-            known = source.removeprefix(CONSUMER) in consumers()
-        except ImproperlyConfigured as error:
-            return str(error)
-        return "" if known else "No consumer in IDEMPOTENCY['CONSUMERS'] has this name. Restore it."
-    if getattr(settings, "ROOT_URLCONF", None) and receiver_of(source):
-        return ""
-    return (
-        "No WebhookReceiver in the URLconf has this source. If it was renamed, restore the old "
-        "source."
-    )

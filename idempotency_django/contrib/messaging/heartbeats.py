@@ -18,7 +18,7 @@ from .databases import close_lost_connections, database
 INTERVAL: Final = 10.0
 """Seconds between two beats of a process."""
 SILENCE: Final = timedelta(minutes=1)
-"""A process whose last beat is older than that has died, or hangs."""
+"""A process whose last beat is older than that has died, or cannot reach the database."""
 
 _APP: Final = "idempotency_messaging"
 
@@ -39,15 +39,19 @@ class Beat:
         self._since: datetime | None = None
         self._due = 0.0  # by time.monotonic()
 
-    def beat(self) -> None:
-        """Say that the process is alive, unless it said so a moment ago."""
+    def beat(self, hanging: str = "") -> None:
+        """Say that the process is alive, unless it said so a moment ago.
+
+        Args:
+            hanging: what it has handled for too long; empty: nothing.
+        """
         is_installed = apps.is_installed("idempotency_django.contrib.messaging")
         if not is_installed or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + INTERVAL
         with suppress(DatabaseFault):  # the next one may succeed
             close_lost_connections()
-            self._write()
+            self._write(hanging)
 
     def end(self) -> None:
         """Say that the process has ended in good order."""
@@ -57,11 +61,12 @@ class Beat:
                 self._rows().filter(pk=self._pk).delete()
                 return
 
-    def _write(self) -> None:
+    def _write(self, hanging: str) -> None:
         rows, now = self._rows(), DatabaseNow()
-        if self._pk is None or not rows.filter(pk=self._pk).update(beat_at=now):
+        signs = {"beat_at": now, "hanging": hanging}
+        if self._pk is None or not rows.filter(pk=self._pk).update(**signs):
             process = f"{socket.gethostname()[:200]}, process {os.getpid()}"
-            row = rows.create(name=self._name, process=process, started_at=now, beat_at=now)
+            row = rows.create(name=self._name, process=process, started_at=now, **signs)
             since = rows.values_list("started_at", flat=True).get(pk=row.pk)
             self._pk, self._since = row.pk, since  # together: the connection may be lost in between
         replaced = rows.filter(name=self._name, beat_at__lt=self._since)

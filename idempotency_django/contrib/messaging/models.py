@@ -65,6 +65,9 @@ class InboxMessage(models.Model):
     # then leads to due messages.
     process_after = models.DateTimeField(_("process after"), null=True, blank=True)
     error = StoredTextField(_("error"), default="", blank=True)
+    # Of a consumer's dead letter: the reference of the record of the attempts at it, or of what its
+    # event names as its cause if no handler was called; see records.reference().
+    caused_by = ExactCharField(_("caused by"), max_length=511, default="", blank=True)
     # Whether it is a dead letter because its id or its body came before, with another body or id:
     # an operator must accept it. Until then it has no stream, so that it holds up no other message.
     is_suspect = models.BooleanField(_("must be accepted"), default=False, db_default=False)
@@ -123,7 +126,6 @@ class OutboxMessage(models.Model):
     payload = StoredTextField(_("payload"))
     # Whether the payload is bytes, in Base64; else it is JSON.
     is_base64 = models.BooleanField(_("payload is Base64"), default=False, db_default=False)
-    headers = StoredTextField(_("headers"), default="{}", blank=True)
     state = models.CharField(
         _("state"), max_length=16, choices=MessageState, default=MessageState.PENDING
     )
@@ -165,6 +167,8 @@ class Heartbeat(models.Model):
     process = models.CharField(_("process"), max_length=255)
     started_at = models.DateTimeField(_("started"))
     beat_at = models.DateTimeField(_("last sign of life"))
+    # What it has handled for too long, such as "messages of the topic 'orders'"; empty: nothing.
+    hanging = StoredTextField(_("hangs in"), default="", blank=True)
 
     class Meta:
         verbose_name = _("running process")

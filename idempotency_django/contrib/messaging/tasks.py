@@ -24,7 +24,7 @@ from contextlib import closing
 from celery import shared_task
 
 from .inbox.processing import BATCH, process_due
-from .outbox.relay import BATCH_SIZE, Relay
+from .outbox.relay import Relay
 
 
 @shared_task(name="idempotency_django.contrib.messaging.tasks.process_inbox", ignore_result=True)
@@ -40,7 +40,7 @@ def process_inbox(batch: int = BATCH) -> dict[str, int]:
 
 
 @shared_task(name="idempotency_django.contrib.messaging.tasks.relay_outbox", ignore_result=True)
-def relay_outbox(topics: Sequence[str] = (), batch: int = BATCH_SIZE) -> int:
+def relay_outbox(topics: Sequence[str] = ()) -> int:
     """Send the messages of the outbox that are due, and return how many were tried.
 
     Several may run at the same time, and one that was killed may run again. ``manage.py
@@ -48,7 +48,6 @@ def relay_outbox(topics: Sequence[str] = (), batch: int = BATCH_SIZE) -> int:
 
     Args:
         topics: send these topics only; empty: all.
-        batch: the most messages to claim at once.
     """
-    with closing(Relay(topics, batch_size=batch)) as relay:
+    with closing(Relay(topics)) as relay:
         return relay.drain()

@@ -27,7 +27,7 @@ from idempotency_django.contrib.messaging.inbox.processing import (
     mark,
 )
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
-from idempotency_django.contrib.messaging.settling import discard, retry
+from idempotency_django.contrib.messaging.settling import settle
 from idempotency_django.models import DatabaseNow
 from idempotency_django.testing import in_threads
 from tests.contrib.messaging.outbox.conftest import Broker
@@ -142,7 +142,7 @@ def handle() -> int:
 @pytest.mark.parametrize("kind", ["inbox", "outbox"])
 def test_backlog(using: str, kind: str) -> None:
     """With 5,000 waiting messages of a group, the next ones cost what they cost with 100."""
-    relay = Relay(using=using, batch_size=10)
+    relay = Relay(batch_size=10)
     store, step = (receive, handle) if kind == "inbox" else (write, relay.send_batch)
     costs = []
     for count, group in ((FEW, "few"), (MANY, "many")):
@@ -165,7 +165,7 @@ def test_idle(using: str) -> None:
     """An idle relay or processor reads, and takes no lock: one statement, in no transaction."""
     write(using, 2, "g")
     OutboxMessage.objects.using(using).update(process_after=DatabaseNow() + timedelta(hours=1))
-    relay = Relay(using=using)
+    relay = Relay()
     for idle in (relay.send_batch, lambda: len(claim(10))):
         with CaptureQueriesContext(connections[using]) as queries:
             assert idle() == 0
@@ -205,15 +205,15 @@ def test_finished_meanwhile(using: str) -> None:
     assert [each.message_id for each in claim(10)] == ["next"]
 
 
-@pytest.mark.parametrize("settle", [retry, discard, None])
-def test_settled(using: str, settle: Any) -> None:
+@pytest.mark.parametrize("action", ["retry", "discard", None])
+def test_settled(using: str, action: str | None) -> None:
     """A group whose first message was dead-lettered goes on when that is settled, or is deleted."""
     write(using, 3, "g")
     Broker.refuse = staticmethod(
         lambda message: Refused("no", final=True) if message.data == 0 and not retried else None
     )
     retried: list[int] = []
-    relay, rows = Relay(using=using), OutboxMessage.objects.using(using)
+    relay, rows = Relay(), OutboxMessage.objects.using(using)
     relay.drain()
     assert relay.drain() == 0
     assert (
@@ -221,12 +221,12 @@ def test_settled(using: str, settle: Any) -> None:
         == [("pending", None)] * 2
     )
     retried.append(1)
-    if settle:
-        settle(rows.get(state="dead"), by="ann")
+    if action:
+        settle(rows.get(state="dead"), action, by="ann")
     else:
         rows.filter(state="dead").delete()
     relay.drain()
-    assert [each.data for each in Broker.got] == ([0, 1, 2] if settle == retry else [1, 2])
+    assert [each.data for each in Broker.got] == ([0, 1, 2] if action == "retry" else [1, 2])
 
 
 def test_first_of_inbox_deleted(using: str) -> None:
@@ -255,7 +255,7 @@ def test_behind_a_dead_letter(using: str, kind: str, monkeypatch: pytest.MonkeyP
     if kind == "inbox":
         assert [each.message_id for each in claim(2)] == ["late0"]
     else:
-        assert Relay(using=using, batch_size=2).drain() == 1
+        assert Relay(batch_size=2).drain() == 1
         assert len(got("late")) == 1
 
 
@@ -282,7 +282,7 @@ def test_storm(using: str, kind: str) -> None:
         for at in range(count):
             if kind == "outbox":
                 with transaction.atomic(using=using):
-                    publish("orders", at, type="n", group=name, using=using)
+                    publish("orders", at, type="n", group=name)
             else:
                 InboxMessage.objects.using(using).create(
                     source="shop",
@@ -296,7 +296,7 @@ def test_storm(using: str, kind: str) -> None:
         written.release()
 
     def work() -> None:
-        relay, ends = Relay(using=using, batch_size=7), 0
+        relay, ends = Relay(batch_size=7), 0
         while ends < 2:  # once more after the writers' end
             ends += all_written.is_set()
             if kind == "outbox":
@@ -316,7 +316,7 @@ def test_storm(using: str, kind: str) -> None:
 
     in_threads([*(partial(writer, name) for name in groups), watch, work, work, work])
     if kind == "outbox":
-        Relay(using=using).drain()
+        Relay().drain()
         done = [(each.group, each.data) for each in Broker.got]
     else:
         work()

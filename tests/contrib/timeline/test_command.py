@@ -62,7 +62,7 @@ def test_text() -> None:
         ("1", "created"),
         ("1", "completed"),
         ("2", "published to the outbox"),
-        ("2", "sent"),
+        ("2", "done"),
         ("3", "created"),
         ("3", "step charge, by attempt 1"),
         ("3", "completed"),

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from ....errors import OperationInProgress, StoreUnavailable
 from ....stores import reference
-from ..consumers import ending
 from ..databases import reason
 from ..events import Event
 
@@ -28,7 +26,6 @@ class Outgoing:
         sequence: its number within the group, from 1 and without gaps; 0 if there is no group.
         type: what happened, such as ``"order.paid"``.
         data: what JSON can say, or bytes.
-        headers: texts for the broker, beside the data.
         created_at: when it was written.
         caused_by: the reference of the record whose handler wrote it; empty: there is none.
     """
@@ -39,7 +36,6 @@ class Outgoing:
     sequence: int = 0
     type: str
     data: Any
-    headers: Mapping[str, str] = field(default_factory=dict)
     created_at: datetime
     caused_by: str = ""
 
@@ -48,18 +44,14 @@ class Outgoing:
         """The reference to the message in the ``caused_by`` of its consumers' records."""
         return reference(self.message_id, f"outbox:{self.topic}")
 
-    def event(self, source: str) -> Event:
-        """The message in the envelope of CloudEvents.
-
-        Args:
-            source: the event's source; see :attr:`Publisher.source`.
-        """
+    def event(self) -> Event:
+        """The message in the envelope of CloudEvents; its source is a slash and the topic."""
         extensions: dict[str, str | int | bool] = {"causedby": self.reference}
         if self.group:
             extensions["sequence"] = self.sequence
         return Event(
             id=self.message_id,
-            source=source,
+            source=f"/{self.topic}",
             type=self.type,
             data=self.data,
             subject=self.group or None,
@@ -105,11 +97,80 @@ class Deferred(Exception):
         self.delay = delay
 
 
-class DeadlineReached(Deferred):
-    """The result for a message that was not begun in time: the next relay may have it at once."""
+class Batch:
+    """The messages that a publisher is to send, and what has become of each.
 
-    def __init__(self) -> None:
-        super().__init__("The batch ran out of time")
+    Only the first unconfirmed message of a group may be under way. A message without a group is
+    one of its own.
+
+    Args:
+        messages: what to send.
+        deadline: by ``time.monotonic()``, when to begin no further message: a relay can note what
+            was sent only before the end of its lease.
+
+    Attributes:
+        results: by its place, what is wrong with a message that was tried; ``None``: nothing.
+        outage: the place of a message that could not be sent, and why: it ends the batch.
+    """
+
+    def __init__(self, messages: Sequence[Outgoing], deadline: float) -> None:
+        self.messages = messages
+        self.results: dict[int, Exception | None] = {}
+        self.outage: tuple[int, BrokerUnavailable] | None = None
+        self._deadline = deadline
+        self._is_over = False
+        self._waiting: dict[str | int, deque[int]] = {}
+        for place in range(len(messages)):
+            self._waiting.setdefault(self.group_of(place), deque()).append(place)
+
+    @property
+    def groups(self) -> list[str | int]:
+        """The groups, in the order of their first messages."""
+        return list(self._waiting)
+
+    def group_of(self, place: int) -> str | int:
+        """The group of the message at the place."""
+        return self.messages[place].group or place
+
+    def next(self, group: str | int) -> int | None:
+        """The place of the group's next message; ``None``: none may be begun now."""
+        self._is_over = self._is_over or time.monotonic() >= self._deadline
+        waiting = self._waiting[group]
+        return waiting[0] if waiting and not self._is_over else None
+
+    def note(self, group: str | int, error: Exception | None) -> None:
+        """Note what has become of the group's next message.
+
+        Args:
+            group: the group.
+            error: ``None`` if the broker has confirmed it. Else its group waits:
+                :exc:`Refused` (or any other exception but these) if it is refused,
+                :exc:`Deferred` if it has to wait, and :exc:`BrokerUnavailable` during an outage of
+                the broker.
+        """
+        waiting = self._waiting[group]
+        place = waiting.popleft()
+        if error is not None:
+            waiting.clear()
+        if isinstance(error, BrokerUnavailable):
+            self._is_over, self.outage = True, (place, error)
+        else:
+            self.results[place] = error
+
+    def end(self, outage: BrokerUnavailable) -> None:
+        """End the batch: nothing more can be sent."""
+        place = min((waiting[0] for waiting in self._waiting.values() if waiting), default=None)
+        if place is not None and self.outage is None:
+            self._is_over, self.outage = True, (place, outage)
+
+    def refuse_unnoted(self, why: str) -> None:
+        """Refuse the messages of which nothing was noted, though there was time for them.
+
+        Another attempt would send them again, and end the same way.
+        """
+        for group, waiting in self._waiting.items():
+            if waiting and not self._is_over:
+                self.note(group, Refused(why, final=True))
 
 
 class Publisher:
@@ -118,57 +179,38 @@ class Publisher:
     A subclass has either :meth:`send`, or a :meth:`publish` that sends several at a time.
 
     Args:
-        topic: the topic, which the entry ``"*"`` of ``IDEMPOTENCY["OUTBOX"]`` does not name.
+        topic: the topic.
         options: the ``OPTIONS`` of the topic's entry.
-    """
-
-    source: str
-    """The source of the topic's events, ``SOURCE`` or a slash and the topic. The relay sets it."""
-
-    deadline: float = math.inf
-    """The deadline (``time.monotonic()``) for starting another message. The relay sets it, as it
-    can record sent messages only before the end of its lease.
     """
 
     def __init__(self, topic: str, **options: Any) -> None:
         self.topic = topic
-        self.source = f"/{topic}"
 
-    def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
-        """Send the messages, and wait until the broker has confirmed them.
+    def publish(self, batch: Batch) -> None:
+        """Send the messages of a batch, and :meth:`~Batch.note` what has become of each.
 
-        Messages of one group come in their order, and must reach the broker in it. After the first
-        one of a group that fails, no later one of the group is sent; :class:`Batch` keeps account
-        of that. By default, :meth:`send` gets one message after the other.
-
-        Returns:
-            For each message, in their order, ``None`` if the broker has confirmed it,
-            :exc:`Refused` (or any other exception but these) if it is refused, :exc:`Deferred` if
-            it has to wait, and :exc:`BrokerUnavailable` during an outage of the broker.
+        Messages of one group must reach the broker in their order: :meth:`Batch.next` says which
+        one may be sent. By default, :meth:`send` gets one message after the other.
 
         Raises:
-            Exception: any error counts as :exc:`BrokerUnavailable` for all messages: only what is
-                returned for a message counts as its attempt. What the broker has confirmed before
-                is sent again.
+            Exception: any error counts as :exc:`BrokerUnavailable`: only what is noted counts as an
+                attempt at a message. What the broker has confirmed, and was not noted, is sent
+                again.
         """
-        batch = Batch(messages, self.deadline)
-        for place, message in enumerate(messages):
+        for place, message in enumerate(batch.messages):
             group = batch.group_of(place)
             if batch.next(group) == place:
                 try:
                     error = self.send(message)
-                except KeyboardInterrupt:
-                    raise
-                except BaseException as raised:  # noqa: BLE001  # what was sent before is known
+                except Exception as raised:  # noqa: BLE001  # what was sent before is known
                     error = unavailable(raised)
                 batch.note(group, error)
-        return batch.results
 
     def send(self, message: Outgoing) -> Exception | None:
         """Send one message, and wait until the broker has confirmed it.
 
         Returns:
-            What :meth:`publish` returns for it. After :exc:`BrokerUnavailable`, no other is sent.
+            What :meth:`Batch.note` takes. After :exc:`BrokerUnavailable`, no other is sent.
 
         Raises:
             Exception: any error counts as :exc:`BrokerUnavailable`.
@@ -181,15 +223,10 @@ class Publisher:
         """
 
 
-def unavailable(error: BaseException) -> BrokerUnavailable:
+def unavailable(error: Exception) -> BrokerUnavailable:
     """The outage that an error of the client means; ``error`` is its cause."""
     if isinstance(error, BrokerUnavailable):
         return error
-    if not isinstance(error, Exception):
-        error = RuntimeError(
-            f"It raised {ending(error)}, which would end the relay. Raise a subclass of Exception "
-            "instead."
-        )
     found = BrokerUnavailable(reason(error))
     found.__cause__ = error
     return found
@@ -211,65 +248,3 @@ def result_of(handle: Callable[[], object]) -> Exception | None:
     except Exception as error:  # noqa: BLE001  # it is the message's
         return error
     return None
-
-
-class Batch:
-    """The messages of one call of :meth:`Publisher.publish`, and what has become of each.
-
-    Only the first unconfirmed message of a group may be under way. A message without a group is
-    one of its own.
-
-    Args:
-        messages: what to send.
-        deadline: by ``time.monotonic()``, when to begin no further message.
-    """
-
-    def __init__(self, messages: Sequence[Outgoing], deadline: float) -> None:
-        self.messages = messages
-        self._deadline = deadline
-        self._end: Exception | None = None  # why nothing more is sent
-        self._results: dict[int, Exception | None] = {}
-        self._waiting: dict[str | int, deque[int]] = {}
-        for place in range(len(messages)):
-            self._waiting.setdefault(self.group_of(place), deque()).append(place)
-
-    @property
-    def groups(self) -> list[str | int]:
-        """The groups, in the order of their first messages."""
-        return list(self._waiting)
-
-    @property
-    def results(self) -> list[Exception | None]:
-        """The list that :meth:`Publisher.publish` returns. Unsent messages are not at fault."""
-        unsent = self._end or BrokerUnavailable(
-            "The publisher did not report whether the message was sent."
-        )
-        return [self._results.get(place, unsent) for place in range(len(self.messages))]
-
-    def group_of(self, place: int) -> str | int:
-        """The group of the message at the place."""
-        return self.messages[place].group or place
-
-    def next(self, group: str | int) -> int | None:
-        """The place of the group's next message; ``None``: none may be begun now."""
-        if self._end is None and time.monotonic() >= self._deadline:
-            self._end = DeadlineReached()
-        waiting = self._waiting[group]
-        return waiting[0] if waiting and self._end is None else None
-
-    def note(self, group: str | int, error: Exception | None) -> None:
-        """Note what has become of the group's next message.
-
-        Args:
-            group: the group.
-            error: what is wrong with it, which holds up its group, or :exc:`BrokerUnavailable`,
-                which ends the batch; ``None``: the broker has confirmed it.
-        """
-        waiting = self._waiting[group]
-        if error is None:
-            self._results[waiting.popleft()] = None
-            return
-        self._results |= dict.fromkeys(waiting, error)
-        waiting.clear()
-        if isinstance(error, BrokerUnavailable):
-            self._end = error

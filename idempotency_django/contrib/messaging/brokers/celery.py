@@ -7,15 +7,20 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any, Final
 
-from celery import Celery, current_app
-from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import autodiscover_modules, import_string
-from kombu.exceptions import OperationalError
-from kombu.utils.json import loads
 
 from ....conf import seconds_of
+from ....lazy import extra
 from ...celery import CAUSED_BY
 from .base import Outgoing, Publisher
+
+with extra("celery"):
+    from celery.app import app_or_default
+    from kombu.exceptions import OperationalError
+    from kombu.utils.json import loads
+
+CURRENT_APP: Final = app_or_default()
+"""The app of the main thread, in which this module is imported: a relay's thread has none."""
 
 _AGAIN: Final = {"max_retries": 1, "interval_start": 0}
 """The broker may have closed the idle connection."""
@@ -41,20 +46,7 @@ class CeleryPublisher(Publisher):
         self, topic: str, *, app: str = "", timeout: timedelta = timedelta(seconds=10)
     ) -> None:
         super().__init__(topic)
-        self._app: Any = current_app
-        if app:
-            try:
-                self._app = import_string(app)
-            except ImportError as error:
-                raise ImproperlyConfigured(
-                    f"The Celery app {app!r} cannot be imported: {error}. Pass a path such as "
-                    "'shop.celery.app'"
-                ) from error
-        if not isinstance(self._app, Celery):
-            raise TypeError(
-                f"{app!r} is a {type(self._app).__name__}, not a Celery app. Pass a path such as "
-                "'shop.celery.app'"
-            )
+        self._app: Any = import_string(app) if app else CURRENT_APP
         self._timeout = seconds_of("timeout", timeout)
         self._connection: Any = None
         self._producer: Any = None
@@ -86,7 +78,7 @@ class CeleryPublisher(Publisher):
         args, kwargs = _arguments(message)
         options = {
             "task_id": message.message_id,
-            "headers": {**message.headers, CAUSED_BY: message.reference},
+            "headers": {CAUSED_BY: message.reference},
             "add_to_parent": False,
         }
         if not app.conf.task_always_eager:
@@ -110,7 +102,7 @@ def _arguments(message: Outgoing) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of the task. What Celery's JSON can hold keeps its type: dates, decimals, …
 
     Raises:
-        ValueError: the data are no arguments, or none that Celery's JSON can read.
+        ValueError: the data are no arguments. Celery raises others where it cannot read them.
     """
     data = message.data
     known = isinstance(data, dict) and not data.keys() - {"args", "kwargs"}
@@ -120,10 +112,4 @@ def _arguments(message: Outgoing) -> tuple[list[Any], dict[str, Any]]:
             f"The message for the task {message.type} does not contain the task's arguments. "
             'Publish {"args": […], "kwargs": {…}}, or use enqueue_once().'
         )
-    try:
-        return loads(json.dumps(args)), loads(json.dumps(kwargs))
-    except Exception as error:  # any error of a value that does not match its type
-        raise ValueError(
-            f"An argument of the task {message.type} has the keys __type__ and __value__, which "
-            f"Celery's JSON cannot decode: {error!r}. Publish a client's data as a string."
-        ) from error
+    return loads(json.dumps(args)), loads(json.dumps(kwargs))

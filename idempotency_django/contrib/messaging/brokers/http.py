@@ -10,22 +10,23 @@ from datetime import timedelta
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import httpx
-from django.core.exceptions import ImproperlyConfigured
 from django.db import InterfaceError, OperationalError
 from django.utils.module_loading import import_string
 
 from ....backoff import retry_after
 from ....conf import seconds_of
+from ....lazy import extra
 from ..events import write_time
 from ..verifiers import StandardWebhooks
 from .base import Batch, Outgoing, Publisher, Refused, unavailable
 
-SHORTEST: Final = 24
-LONGEST: Final = 64
-"""Bytes of a secret."""
+with extra("webhooks"):
+    import httpx
+
 CONCURRENCY: Final = 10
 """How many webhooks of a topic are under way at a time."""
+LONGEST_DELAY: Final = timedelta(hours=1)
+"""The longest ``Retry-After`` of a receiver that is honoured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,6 @@ class Endpoint:
         url: where it is sent to.
         secrets: what it is signed with, such as ``["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"]``. It
             has one signature by each: while a secret is replaced, the new one and the old one.
-        headers: further headers, for example of the receiver's own authentication.
 
     Raises:
         ValueError: a secret or the URL cannot be used.
@@ -44,43 +44,12 @@ class Endpoint:
 
     url: str
     secrets: Sequence[str] = field(repr=False)
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.url, str) and urlsplit(self.url).hostname):
+        if not urlsplit(self.url).hostname:
             raise ValueError(f"the URL {self.url!r} has no host. Write 'https://host/path'")
-        if isinstance(self.secrets, str) or not self.secrets:
-            raise ValueError(
-                "it has no secrets, so the receiver could not verify the webhooks. Pass a list "
-                "with at least one secret"
-            )
-        for place, secret in enumerate(self.secrets, 1):
-            if not _is_strong(secret):  # the error does not show it
-                raise ValueError(
-                    f"its secret number {place} is not a secret of Standard Webhooks: 'whsec_', "
-                    f"followed by {SHORTEST} to {LONGEST} random bytes in Base64. Create one with "
-                    "python -c \"import base64, secrets; print('whsec_' + "
-                    'base64.b64encode(secrets.token_bytes(32)).decode())"'
-                )
-
-
-def _is_strong(secret: str) -> bool:
-    try:
-        return SHORTEST <= len(StandardWebhooks([]).key_of(secret)) <= LONGEST
-    except ValueError:
-        return False
-
-
-LONGEST_DELAY: Final = 3600
-"""The longest ``Retry-After`` of a receiver that is honoured, in seconds."""
-
-_CONNECTION: Final = {
-    *("connection", "content-length", "expect", "host", "keep-alive", "te", "trailer"),
-    *("transfer-encoding", "upgrade"),
-}
-"""Headers of one connection. Those of a message would contradict them."""
-
-_SHOWN: Final = 200  # characters of a response that are noted
+        for problem in StandardWebhooks(self.secrets).problems():
+            raise ValueError(f"the endpoint {self.url!r} {problem}")
 
 
 class HttpPublisher(Publisher):
@@ -97,8 +66,8 @@ class HttpPublisher(Publisher):
         endpoint: instead of both, the path of a function that gets an :class:`~.base.Outgoing` and
             returns its ``Endpoint``, or ``None`` if the message has no receiver.
         timeout: for an attempt, from the connection to the response.
-        allow_http: whether a URL may begin with ``http://``; for tests.
-        client: further arguments of ``httpx.AsyncClient``, such as ``verify`` and ``proxy``.
+        client: further arguments of ``httpx.AsyncClient``, such as ``headers``, ``verify`` and
+            ``proxy``.
 
     Raises:
         ValueError: there is not exactly one way to find the endpoint, or it cannot be used.
@@ -112,7 +81,6 @@ class HttpPublisher(Publisher):
         secrets: Sequence[str] = (),
         endpoint: str = "",
         timeout: timedelta = timedelta(seconds=10),
-        allow_http: bool = False,
         client: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(topic)
@@ -121,25 +89,16 @@ class HttpPublisher(Publisher):
                 "it needs either url and secrets, or endpoint (the path of a function)"
             )
         self._timeout = seconds_of("timeout", timeout)
-        self._schemes = ("https", "http") if allow_http else ("https",)
         self._options: dict[str, Any] = {"trust_env": False, **(client or {})}
-        fixed = self._allowed(Endpoint(url, secrets)) if url else None
-        self._endpoint_of: Callable[[Outgoing], Endpoint | None] = lambda _: fixed
-        if endpoint:
-            try:
-                self._endpoint_of = import_string(endpoint)
-            except ImportError as error:
-                raise ImproperlyConfigured(
-                    f"its endpoint {endpoint!r} cannot be imported: {error}. Pass the path of a "
-                    "function, such as 'shop.webhooks.endpoint_of'"
-                ) from error
+        fixed = Endpoint(url, secrets) if url else None
+        self._endpoint_of: Callable[[Outgoing], Endpoint | None] = (
+            import_string(endpoint) if endpoint else lambda _: fixed
+        )
 
-    def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
+    def publish(self, batch: Batch) -> None:
         # Here, and not in the event loop: it may ask the database.
-        endpoints = [self._found(message) for message in messages]
-        batch = Batch(messages, self.deadline)
+        endpoints = [self._found(message) for message in batch.messages]
         asyncio.run(self._publish(batch, endpoints))
-        return batch.results
 
     async def _publish(
         self, batch: Batch, endpoints: Sequence[Endpoint | Exception | None]
@@ -165,75 +124,46 @@ class HttpPublisher(Publisher):
     ) -> Exception | None:
         if endpoint is None or isinstance(endpoint, Exception):
             return endpoint
+        headers, content = _signed(message, endpoint)
+        # Not read: a receiver could send a response without an end.
+        request = client.stream(
+            "POST", endpoint.url, headers=headers, content=content, follow_redirects=False
+        )
         try:
-            async with asyncio.timeout(self._timeout):
-                request = client.build_request(
-                    "POST", endpoint.url, **self._parts(message, endpoint)
-                )
-                response = await client.send(request, stream=True, follow_redirects=False)
-                try:
-                    return await _judged(response)
-                finally:
-                    await response.aclose()
+            async with asyncio.timeout(self._timeout), request as response:
+                return _judged(response)
         except TimeoutError:
             return TimeoutError(f"{endpoint.url} did not respond within {self._timeout:g} seconds.")
         except Exception as error:  # noqa: BLE001  # whatever it is, it is this message's
             return error
 
-    def _parts(self, message: Outgoing, endpoint: Endpoint) -> dict[str, Any]:
-        """The headers and the body of a webhook."""
-        event = message.event(self.source)
-        # For receivers that expect the usual members: type, timestamp, data.
-        extensions = {**event.extensions, "timestamp": write_time(message.created_at)}
-        body = dataclasses.replace(event, extensions=extensions).to_json().encode()
-        given = {**message.headers, **endpoint.headers}
-        headers = httpx.Headers({k: v for k, v in given.items() if k.lower() not in _CONNECTION})
-        headers.update({"content-type": "application/json"})
-        verifier = StandardWebhooks(endpoint.secrets)
-        headers.update(verifier.sign(body, message_id=message.message_id))
-        return {"headers": headers, "content": body}
-
     def _found(self, message: Outgoing) -> Endpoint | Exception | None:
         try:
-            endpoint = self._endpoint_of(message)
-            return None if endpoint is None else self._allowed(endpoint)
+            return self._endpoint_of(message)
         except (InterfaceError, OperationalError, ImportError) as error:
             return unavailable(error)
         except Exception as error:  # noqa: BLE001  # any error is the message's
             return error
 
-    def _allowed(self, endpoint: Endpoint) -> Endpoint:
-        if urlsplit(endpoint.url).scheme.lower() not in self._schemes:
-            raise ValueError(
-                f"the URL {endpoint.url!r} does not begin with https://, so others could read the "
-                "webhooks in transit. Use https, or pass allow_http=True in a test"
-            )
-        return endpoint
+
+def _signed(message: Outgoing, endpoint: Endpoint) -> tuple[dict[str, str], bytes]:
+    """The headers and the body of a webhook."""
+    event = message.event()
+    # For receivers that expect the usual members: type, timestamp, data.
+    extensions = {**event.extensions, "timestamp": write_time(message.created_at)}
+    body = dataclasses.replace(event, extensions=extensions).to_json().encode()
+    signatures = StandardWebhooks(endpoint.secrets).sign(body, message_id=message.message_id)
+    return {"content-type": "application/json", **signatures}, body
 
 
-async def _judged(response: httpx.Response) -> Exception | None:
+def _judged(response: httpx.Response) -> Exception | None:
     """The result of a message, by the response to it."""
-    status = response.status_code
     if response.is_success:
         return None
-    text = await _beginning(response)
-    what = f"{response.request.url} responded with {status} {response.reason_phrase}{text}"
-    if status == httpx.codes.GONE:
+    what = f"{response.request.url} responded with {response.status_code} {response.reason_phrase}"
+    if response.status_code == httpx.codes.GONE:
         return Refused(
             f"{what}. The receiver rejects all webhooks: disable the endpoint.", final=True
         )
-    if response.has_redirect_location:
-        return Refused(f"{what}. Redirects are not followed: correct the endpoint's URL.")
     delay = retry_after(response.headers.get("retry-after", ""))
-    return Refused(what, delay=min(delay, timedelta(seconds=LONGEST_DELAY)))
-
-
-async def _beginning(response: httpx.Response) -> str:
-    """The beginning of the receiver's response, for the operator."""
-    read = b""
-    async for chunk in response.aiter_raw():
-        read += chunk
-        if len(read) >= _SHOWN:
-            break
-    text = " ".join(read[:_SHOWN].decode(errors="replace").split())
-    return f": {text}" if text and text.isprintable() else ""
+    return Refused(what, delay=min(delay, LONGEST_DELAY))

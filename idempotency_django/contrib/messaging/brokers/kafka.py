@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from confluent_kafka import Consumer as Client
-from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 from django.core.exceptions import ImproperlyConfigured
 
+from ....lazy import extra
 from ..events import STRUCTURED
-from .base import Batch, BrokerUnavailable, Outgoing, Publisher, unavailable
+from .base import Batch, Publisher, unavailable
 from .loop import POLL, Incoming
+
+with extra("kafka"):
+    from confluent_kafka import Consumer as Client
+    from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 logger = logging.getLogger("idempotency_django")
 
@@ -53,12 +56,12 @@ class KafkaPublisher(Publisher):
     Args:
         outbox_topic: the topic of the outbox.
         config: the configuration of librdkafka, with at least ``bootstrap.servers``. By default,
-            Kafka may take ten seconds to confirm a message (``message.timeout.ms``).
+            Kafka may take ten seconds to confirm a message (``message.timeout.ms``). What the
+            promise needs is set in any case: ``enable.idempotence`` and ``acks=all``.
         topic: the topic in Kafka; by default, it has the same name.
 
     Raises:
         ImproperlyConfigured: the configuration names no server.
-        ValueError: the configuration turns off what the promise needs.
     """
 
     def __init__(
@@ -72,31 +75,20 @@ class KafkaPublisher(Publisher):
         super().__init__(outbox_topic)
         self._kafka_topic = topic or outbox_topic
         self._config = {
-            "enable.idempotence": True,
-            "acks": "all",
             "linger.ms": 0,  # queued messages are sent together anyway
             "message.timeout.ms": 10_000,
             **_checked(config),
+            "enable.idempotence": True,
+            "acks": "all",
         }
-        is_safe = self._config["enable.idempotence"] is True
-        if not is_safe or str(self._config["acks"]) not in ("all", "-1"):
-            raise ValueError(
-                "its config turns off enable.idempotence or acks=all, so Kafka could lose or "
-                "reorder confirmed messages. Remove both options"
-            )
         self._producer: Producer | None = None
 
-    def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
-        producer, self._producer = self._producer or Producer(self._config, logger=logger), None
-        batch = Batch(messages, self.deadline)
+    def publish(self, batch: Batch) -> None:
+        self._producer = producer = self._producer or Producer(self._config, logger=logger)
         for group in batch.groups:
             self._send(producer, batch, group)
         while len(producer):  # each is confirmed, or fails, within the timeout
             producer.poll(0.1)
-        results = batch.results
-        if not any(isinstance(result, BrokerUnavailable) for result in results):
-            self._producer = producer  # else the next call creates a new one
-        return results
 
     def close(self) -> None:
         self._producer = None  # it has nothing to send: publish() waits for all confirmations
@@ -117,12 +109,11 @@ class KafkaPublisher(Publisher):
             return
         message = batch.messages[place]
         try:
-            headers = {**message.headers, "content-type": STRUCTURED}
             producer.produce(
                 self._kafka_topic,
                 key=message.group.encode() or None,
-                value=message.event(self.source).to_json().encode(),
-                headers={name: text.encode() for name, text in headers.items()},
+                value=message.event().to_json().encode(),
+                headers={"content-type": STRUCTURED.encode()},
                 on_delivery=note,  # called by poll()
             )
         except KafkaException as error:

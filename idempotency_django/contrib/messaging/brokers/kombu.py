@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,22 +9,16 @@ from datetime import timedelta
 from hashlib import sha256
 from typing import Any, Final
 
-import kombu
-from amqp.exceptions import (
-    AccessRefused,
-    ChannelError,
-    FrameError,
-    FrameSyntaxError,
-    MessageNacked,
-    NotFound,
-    RecoverableConnectionError,
-)
-
 from ....conf import seconds_of
+from ....lazy import extra
 from ....policy import digest
 from ..events import STRUCTURED
 from .base import BrokerUnavailable, Outgoing, Publisher, Refused
 from .loop import POLL, Incoming, as_text
+
+with extra("rabbitmq"):
+    import kombu
+    from amqp.exceptions import ChannelError, MessageNacked
 
 FIFO: Final = ".fifo"
 """The end of the name of a FIFO queue in SQS."""
@@ -62,9 +55,6 @@ class KombuPublisher(Publisher):
             message's type.
         timeout: how long the broker may take to accept the connection, or a message.
         connection: further arguments of ``kombu.Connection``, such as ``ssl``.
-
-    Raises:
-        ValueError: a queue is given together with an exchange.
     """
 
     def __init__(
@@ -78,11 +68,6 @@ class KombuPublisher(Publisher):
         connection: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(topic)
-        if queue and exchange:
-            raise ValueError(
-                "it has both a queue and an exchange. Pass only the exchange, and bind the queue "
-                "to it"
-            )
         self._url = url
         self._queue = queue or topic
         self._exchange = exchange
@@ -99,43 +84,33 @@ class KombuPublisher(Publisher):
 
     def send(self, message: Outgoing) -> Exception | None:
         try:
-            body = message.event(self.source).to_json().encode()
+            body = message.event().to_json().encode()
         except ValueError as error:
             return error
-        properties = {
-            "headers": dict(message.headers),
-            "content_type": STRUCTURED,
-            "content_encoding": "utf-8",
-            "message_id": message.message_id,
-            "timestamp": int(message.created_at.timestamp()),
-            **self._route(message),
-        }
-        is_fresh = self._producer is None
-        try:
-            return self._confirmed(body, properties)
-        except (OSError, RecoverableConnectionError) as error:
-            if is_fresh or isinstance(error, TimeoutError):
-                raise
-        return self._confirmed(body, properties)  # the broker may have closed the idle connection
-
-    def _confirmed(self, body: bytes, properties: dict[str, Any]) -> Exception | None:
-        """Send a message, and wait for the broker's word; what it has against the message."""
         self._returned.clear()
-        waits: dict[str, Any] = {"timeout": self._timeout, "confirm_timeout": self._timeout}
         producer = self._producer or self._open()
         try:
-            producer.publish(body, mandatory=True, **properties, **waits)
+            producer.publish(
+                body,
+                content_type=STRUCTURED,
+                content_encoding="utf-8",
+                message_id=message.message_id,
+                timestamp=int(message.created_at.timestamp()),
+                mandatory=True,
+                timeout=self._timeout,
+                confirm_timeout=self._timeout,
+                **self._route(message),
+            )
         except MessageNacked:
             return Refused(
                 "The broker refused the message (basic.nack). Check whether a queue is full."
             )
-        except BaseException as error:
-            self.close()  # a late response to this message would be taken for the next one's
-            if refusal := self._refusal(error):
-                return refusal
+        except Exception as error:
+            code = getattr(error, "response", {}).get("Error", {}).get("Code")  # of botocore
+            if code in _UNFIT_FOR_SQS:
+                return Refused(str(error))
             raise
         if self._returned and not self._exchange:
-            self.close()
             raise BrokerUnavailable(
                 f"The queue {self._queue!r} no longer exists. It is declared again."
             )
@@ -150,24 +125,6 @@ class KombuPublisher(Publisher):
             route["MessageDeduplicationId"] = _fit(message.message_id)
         return route
 
-    def _refusal(self, error: BaseException) -> Exception | None:
-        """What the broker has against the message; ``None``: the error is about all messages."""
-        match error:
-            case NotFound() | AccessRefused():
-                raise BrokerUnavailable(
-                    f"RabbitMQ has no exchange {self._exchange!r}, or its user has no write "
-                    f"permission: {error}. Declare the exchange, or grant the permission."
-                ) from error
-            case ChannelError() | FrameError() | FrameSyntaxError():
-                return error
-            case struct.error() | ValueError() | TypeError():
-                return Refused(
-                    f"AMQP cannot encode the message: {error!r}. Its routing key and each header "
-                    "name can have at most 255 bytes."
-                )
-        code = getattr(error, "response", {}).get("Error", {}).get("Code")  # of botocore
-        return Refused(str(error)) if code in _UNFIT_FOR_SQS else None
-
     def _open(self) -> kombu.Producer:
         self._connection = connection = kombu.Connection(
             self._url, connect_timeout=self._timeout, heartbeat=0, **self._options
@@ -177,15 +134,11 @@ class KombuPublisher(Publisher):
             waits = {"read_timeout": self._timeout, "write_timeout": self._timeout}
             own = {"confirm_publish": True}
             connection.transport_options = {**waits, **(connection.transport_options or {}), **own}
-        try:
-            if not self._exchange:
-                open_queue(connection, self._queue)
-            self._producer = kombu.Producer(
-                connection.channel(), on_return=self._note_returned if confirms else None
-            )
-        except BaseException:
-            self.close()
-            raise
+        if not self._exchange:
+            open_queue(connection, self._queue)
+        self._producer = kombu.Producer(
+            connection.channel(), on_return=self._note_returned if confirms else None
+        )
         return self._producer
 
     def _note_returned(

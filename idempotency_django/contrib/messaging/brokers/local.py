@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from ..consumers import consumer_at
 from ..databases import reason
@@ -15,8 +16,8 @@ class LocalPublisher(Publisher):
     """Gives each message to consumers in the process of the relay, one after the other.
 
     A message is sent once all of them have handled it. Where one fails, all get it again, and those
-    that had handled it recognise it. Where one has dead-lettered it, it is dead here too, or
-    discarded, as the topic says. It fits tests, demos and small projects: no broker is needed.
+    that had handled it recognise it. Where one has dead-lettered it, it is dead here too. It fits
+    tests, demos and small projects: no broker is needed.
 
     Args:
         topic: the topic.
@@ -35,24 +36,24 @@ class LocalPublisher(Publisher):
             raise ValueError("it has no consumers. List paths such as 'shop.consumers.billing'")
 
     def send(self, message: Outgoing) -> Exception | None:
-        def handle() -> None:
-            event = message.event(self.source)
-            handling = [each for each in self.consumers if each.handles(event.type)]
-            if not handling:
-                names = ", ".join(consumer.name for consumer in self.consumers)
-                raise UnknownEventType(
-                    f"None of the consumers {names} handles {event.type!r}. Register a handler for "
-                    "this type, or publish to another topic."
-                )
-            for consumer in handling:
-                # The claim is committed first, so that an attempt counts that ends the relay.
-                consumer.handle(event, redelivered=True)
-
-        error = result_of(handle)
+        error = result_of(partial(self._handle, message))
         if isinstance(error, DeadLettered):
             why = f" The last error: {reason(error.__cause__)}" if error.__cause__ else ""
             return Refused(f"{error}{why}", final=True)
         return error
+
+    def _handle(self, message: Outgoing) -> None:
+        event = message.event()
+        handling = [each for each in self.consumers if each.handles(event.type)]
+        if not handling:
+            names = ", ".join(consumer.name for consumer in self.consumers)
+            raise UnknownEventType(
+                f"None of the consumers {names} handles {event.type!r}. Register a handler for "
+                "this type, or publish to another topic."
+            )
+        for consumer in handling:
+            # The claim is committed first, so that an attempt counts that ends the relay.
+            consumer.handle(event, redelivered=True)
 
     def release(self, message: Outgoing, by: str) -> None:
         """Release the records of the consumers that dead-lettered a message: it is retried.
@@ -61,7 +62,7 @@ class LocalPublisher(Publisher):
             message: the message.
             by: the operator who retries it.
         """
-        event = message.event(self.source)
+        event = message.event()
         for consumer in self.consumers:
             if consumer.handles(event.type):
                 release(consumer.record_of(event), by)

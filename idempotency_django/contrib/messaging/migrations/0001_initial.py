@@ -17,11 +17,11 @@ QUEUE = [
     # read all rows by the primary key; see Queue._ordering.
     ('order', ['state', 'stream', '{order}'], f"{UNFINISHED} AND stream > ''"),
     ('purge', ['purge_at'], 'purge_at IS NOT NULL'),
+    # Finds what an operation has caused.
+    ('cause', ['caused_by'], "caused_by > ''"),
 ]
 OUTBOX = [
     *QUEUE,
-    # Finds what an operation has caused.
-    ('cause', ['caused_by'], "caused_by > ''"),
     # Knows whether a group has any messages. PostgreSQL could take a group for rare that it does not
     # know yet, and prefer an index of its name only to that of the order.
     ('stream', ['stream', 'state', 'sequence'], "stream > ''"),
@@ -83,6 +83,7 @@ class Migration(migrations.Migration):
                 ('process', models.CharField(max_length=255, verbose_name='process')),
                 ('started_at', models.DateTimeField(verbose_name='started')),
                 ('beat_at', models.DateTimeField(verbose_name='last sign of life')),
+                ('hanging', models.TextField(blank=True, default='', verbose_name='hangs in')),
             ],
             options={
                 'verbose_name': 'running process',
@@ -106,6 +107,7 @@ class Migration(migrations.Migration):
                 ('attempts', models.PositiveIntegerField(default=0, verbose_name='attempts')),
                 ('process_after', models.DateTimeField(blank=True, null=True, verbose_name='process after')),
                 ('error', models.TextField(blank=True, default='', verbose_name='error')),
+                ('caused_by', idempotency_django.models.ExactCharField(blank=True, default='', max_length=511, verbose_name='caused by')),
                 ('is_suspect', models.BooleanField(db_default=False, default=False, verbose_name='must be accepted')),
                 ('received_at', models.DateTimeField(verbose_name='received')),
                 ('processed_at', models.DateTimeField(blank=True, null=True, verbose_name='processed')),
@@ -131,7 +133,6 @@ class Migration(migrations.Migration):
                 ('group', idempotency_django.models.ExactCharField(blank=True, default='', max_length=255, verbose_name='group')),
                 ('payload', models.TextField(verbose_name='payload')),
                 ('is_base64', models.BooleanField(db_default=False, default=False, verbose_name='payload is Base64')),
-                ('headers', models.TextField(blank=True, default='{}', verbose_name='headers')),
                 ('state', models.CharField(choices=[('pending', 'pending'), ('done', 'done'), ('dead', 'dead'), ('discarded', 'discarded')], default='pending', max_length=16, verbose_name='state')),
                 ('attempts', models.PositiveIntegerField(default=0, verbose_name='attempts')),
                 ('process_after', models.DateTimeField(blank=True, null=True, verbose_name='process after')),

@@ -13,7 +13,7 @@ from django.db import connections
 from ....stores import Store, stores
 from ..conf import conf
 from ..databases import database
-from .topics import ALL_OTHERS, topic
+from .topics import topic
 
 
 def check_outbox(**_: Any) -> Sequence[CheckMessage]:
@@ -27,7 +27,6 @@ def check_outbox(**_: Any) -> Sequence[CheckMessage]:
 
 
 def _topic(name: str) -> Iterator[CheckMessage]:
-    name = "others" if name == ALL_OTHERS else name
     try:
         topic(name).publisher()
     except ImproperlyConfigured as error:
@@ -42,12 +41,6 @@ def _database(using: str) -> Iterator[CheckMessage]:
             id="idempotency_django.E045",
         )
         return
-    if not connections[using].settings_dict["AUTOCOMMIT"]:
-        yield Error(
-            f"The database {using!r} of messaging has AUTOCOMMIT off.",
-            hint="A relay could not commit. Remove AUTOCOMMIT.",
-            id="idempotency_django.E045",
-        )
     keeping = {store.using for store in _stores() if store.using}
     if conf.outbox and keeping and using not in keeping:
         names = ", ".join(map(repr, sorted(keeping)))

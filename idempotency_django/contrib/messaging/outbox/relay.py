@@ -5,44 +5,31 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import math
 import threading
 import time
 import uuid
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from operator import attrgetter
 from typing import Any, Final
 
-from django.db import InterfaceError, OperationalError, connections
+from django.db import Error as DatabaseFault
 from django.db.models import Case, F, Q, QuerySet, Value, When
 
 from ....backoff import Backoff
 from ....models import DatabaseNow
-from ..brokers.base import (
-    BrokerUnavailable,
-    DeadlineReached,
-    Deferred,
-    Outgoing,
-    Publisher,
-    Refused,
-    unavailable,
-)
-from ..conf import conf
+from ..brokers.base import Batch as Sending
+from ..brokers.base import BrokerUnavailable, Deferred, Outgoing, Publisher, Refused, unavailable
 from ..databases import database, reason, unindexed, with_zone
 from ..loops import handling, hanging, repeat
 from ..models import MessageState, OutboxMessage
 from ..queue import Queue, counted
 from .publishing import insert, next_sequence, uuid7
-from .topics import ALL_OTHERS, DEAD_LETTER, Topic, has_topic, topic, topics
+from .topics import PUBLISHERS, Topic, topic, topics
 
 BACKOFF: Final = Backoff(timedelta(seconds=1), timedelta(minutes=5))
-PER_GROUP: Final = 10
-"""The messages of one group in a batch, unless they are sent quickly. The groups take turns, so a
-slow group blocks another one only for this number of messages.
-"""
 
 
 class Outbox(Queue):
@@ -60,40 +47,34 @@ class Outbox(Queue):
 
     def retry(self, row: OutboxMessage, by: str) -> dict[str, Any]:
         known = topic(row.topic)
-        if known.is_local:
+        if known.path == PUBLISHERS["local"]:
             publisher: Any = known.publisher()
             publisher.release(outgoing(row), by)
         again = {"state": MessageState.PENDING, "process_after": DatabaseNow()}
         return {**again, "attempts": 0, "error": ""}
 
     def discard(self, row: OutboxMessage, by: str) -> dict[str, Any]:
-        return discarded(topic(row.topic))
+        return {
+            "state": MessageState.DISCARDED,
+            "purge_at": DatabaseNow() + topic(row.topic).retention,
+            "dedup": None,  # it keeps nothing else from being sent
+            "dedup_until": None,
+        }
 
     def repeat(self, row: OutboxMessage, by: str) -> dict[str, Any]:
-        using = database()
-        kept = ("topic", "stream", "type", "group", "payload", "is_base64", "headers", "caused_by")
+        kept = ("topic", "stream", "type", "group", "payload", "is_base64", "caused_by")
         copy = OutboxMessage(
             **{name: getattr(row, name) for name in kept},
             message_id=uuid7(),
-            sequence=next_sequence(row.stream, using) if row.stream else 0,
+            sequence=next_sequence(row.stream) if row.stream else 0,
             process_after=DatabaseNow(),
             created_at=DatabaseNow(),
         )
-        insert([copy], using)
+        insert([copy])
         return {}
 
 
 OUTBOX: Final = Outbox()
-
-
-def discarded(topic: Topic) -> dict[str, Any]:
-    """The columns of a message that is never sent: it keeps nothing else from being sent."""
-    return {
-        "state": MessageState.DISCARDED,
-        "purge_at": DatabaseNow() + topic.retention,
-        "dedup": None,
-        "dedup_until": None,
-    }
 
 
 def outgoing(message: OutboxMessage) -> Outgoing:
@@ -106,8 +87,7 @@ def outgoing(message: OutboxMessage) -> Outgoing:
         sequence=message.sequence,
         type=message.type,
         data=base64.b64decode(payload) if message.is_base64 else json.loads(payload),
-        headers=json.loads(message.headers),
-        created_at=with_zone(message.created_at, message._state.db or database()),
+        created_at=with_zone(message.created_at, database()),
         caused_by=message.caused_by,
     )
 
@@ -117,32 +97,26 @@ class Batch:
     """Messages that a relay may send until its lease is over.
 
     Attributes:
-        using: the alias of the database.
         token: the relay's, for this batch. A relay that was paused past its lease does not find it
             in the rows any more: it is fenced.
         messages: each stream's in their order; no other process sends messages of these streams.
-        failed: the streams of which a message has failed; the later ones are not sent.
     """
 
-    using: str
     token: str
     messages: Sequence[OutboxMessage]
-    failed: set[str] = field(default_factory=set)
     _settled: set[int] = field(default_factory=set)
 
     @classmethod
-    def claim(
-        cls, using: str, topics: Q, size: int, lease: timedelta, per_group: int = PER_GROUP
-    ) -> Batch:
+    def claim(cls, topics: Q, size: int, lease: timedelta) -> Batch:
         """Claim messages that are due: some of each group, in its order, and what has no group."""
-        token = uuid.uuid4().hex
+        using, token = database(), uuid.uuid4().hex
         claimed = {"token": token, "process_after": DatabaseNow() + lease}
         wanted = OUTBOX.all(using).alias(to=unindexed(F("topic"))).filter(topics)
         # It comes before the token: MariaDB sets one column after the other.
         heads = OUTBOX.claim(wanted, size, {"error": _unsettled(), **claimed})
         groups = sum(bool(head.stream) for head in heads) or 1
-        of_each = min(per_group, 1 + (size - len(heads)) // groups)
-        return cls(using, token, OUTBOX.rows(using, heads, claimed, of_each=of_each))
+        of_each = 1 + (size - len(heads)) // groups
+        return cls(token, OUTBOX.rows(using, heads, claimed, of_each=of_each))
 
     def mark_sent(self, messages: Sequence[OutboxMessage], retention: timedelta) -> int:
         """Note that the broker has confirmed these; how many were still this relay's to note."""
@@ -164,17 +138,13 @@ class Batch:
         is_refused = not isinstance(error, Deferred)
         delay = error.delay if isinstance(error, Deferred | Refused) else timedelta(0)
         attempts = message.attempts + is_refused
-        is_used_up = topic.max_attempts is not None and attempts >= topic.max_attempts
         is_final = isinstance(error, Refused) and error.final
-        is_poison = is_refused and (is_used_up or is_final)
         changes: dict[str, Any] = {"attempts": attempts, "token": "", "error": reason(error)}
-        if not is_poison:
-            again = max(BACKOFF.jittered(attempts), delay)
-            changes |= {"state": MessageState.PENDING, "process_after": DatabaseNow() + again}
-        elif topic.on_poison == DEAD_LETTER:
+        if is_refused and (is_final or attempts >= topic.max_attempts):
             changes |= {"state": MessageState.DEAD, "process_after": None}
         else:
-            changes |= {"process_after": None, **discarded(topic)}
+            again = max(BACKOFF.jittered(attempts), delay)
+            changes |= {"state": MessageState.PENDING, "process_after": DatabaseNow() + again}
         OUTBOX.finish(self._owned([message]), [message], **changes)
         self._settled.add(message.pk)
         return MessageState(changes["state"])
@@ -190,7 +160,7 @@ class Batch:
             self._owned(left).update(token="", process_after=DatabaseNow())
 
     def _owned(self, messages: Iterable[OutboxMessage]) -> QuerySet[OutboxMessage]:
-        rows = OutboxMessage.objects.using(self.using)
+        rows = OUTBOX.all(database())
         pks = [message.pk for message in messages]
         owned = rows.alias(now=unindexed(F("state"))).filter(token=self.token, pk__in=pks)
         return owned.filter(now=MessageState.PENDING)
@@ -212,9 +182,6 @@ def _unsettled() -> Case:
 logger = logging.getLogger("idempotency_django")
 
 
-_Published = tuple[OutboxMessage, Exception | None]
-
-
 @dataclass(slots=True)
 class TopicSender:
     """Sends the messages of one topic for one relay, and waits during an outage of the broker."""
@@ -223,45 +190,27 @@ class TopicSender:
     turn: float = 0  # when it was the topic's turn last, by time.monotonic()
     failures: int = 0  # how often in a row nothing could be sent
     resumes_at: float = 0  # by time.monotonic()
-    suspects: set[str] = field(default_factory=set)  # groups whose messages failed: others go first
     publisher: Publisher | None = None
 
-    def publish(self, messages: list[OutboxMessage], deadline: float) -> list[_Published]:
-        """The messages, suspects last, each with the publisher's result."""
+    def send(self, messages: Sequence[OutboxMessage], deadline: float) -> Sending:
+        """Send messages; what has become of each, by its place."""
         self.turn = time.monotonic()
-        messages.sort(key=lambda message: _unit_of(message) in self.suspects)
-        return list(zip(messages, self._results(messages, deadline), strict=True))
-
-    def _results(
-        self, messages: Sequence[OutboxMessage], deadline: float
-    ) -> Sequence[Exception | None]:
+        sending = Sending([outgoing(message) for message in messages], deadline)
         try:
             if self.publisher is None:
                 self.publisher = topic(self.name).publisher()
-            self.publisher.deadline = deadline
-            results = self.publisher.publish([outgoing(message) for message in messages])
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001  # it says nothing of any message
-            return [unavailable(error)] * len(messages)
-        if (
-            isinstance(results, Sequence)
-            and len(results) == len(messages)
-            and all(result is None or isinstance(result, Exception) for result in results)
-        ):
-            return results
-        # Another attempt would send them again, and end the same way.
-        wrong = Refused(
-            f"{type(self.publisher).__name__}.publish() returned {results!r}. It must return a "
-            "list with one result for each message: None if the broker has confirmed it, else an "
-            "exception.",
-            final=True,
+            self.publisher.publish(sending)
+        except Exception as error:  # noqa: BLE001  # it says nothing of any message
+            sending.end(unavailable(error))
+        sending.refuse_unnoted(
+            f"{type(self.publisher).__name__}.publish() has not noted what has become of the "
+            "message. It must call batch.note() for each: with None if the broker has confirmed "
+            "it, else with an exception."
         )
-        return [wrong] * len(messages)
+        return sending
 
-    def pause(self, message: OutboxMessage, error: BrokerUnavailable) -> None:
+    def pause(self, error: BrokerUnavailable) -> None:
         """Let the topic wait, longer each time; then the publisher creates a new client."""
-        self.suspects.add(_unit_of(message))
         self.failures += 1
         wait = BACKOFF.jittered(self.failures).total_seconds()
         self.resumes_at = time.monotonic() + wait
@@ -294,49 +243,38 @@ def note_sent(batch: Batch, known: Topic, sent: Sequence[OutboxMessage]) -> None
     """Note what the broker has confirmed."""
     if not sent:
         return
-    try:
-        noted = batch.mark_sent(sent, known.retention)
-    except (InterfaceError, OperationalError):
-        # The connection was lost while the broker was busy: on a new one, it is noted still.
-        connections[batch.using].close()
-        noted = batch.mark_sent(sent, known.retention)
+    noted = batch.mark_sent(sent, known.retention)
     if noted < len(sent):
         logger.warning(
             "The relay sent %s of the topic %r after its lease ended, so another relay may send "
-            "the same messages. Consumers recognise duplicates by their id. Give the relay a "
-            "longer lease, or smaller batches.",
+            "the same messages. Consumers recognise duplicates by their id. Find out what takes "
+            "the publisher so long.",
             counted(len(sent) - noted),
             known.name,
         )
     logger.info("Sent %s of the topic %r.", counted(len(sent)), known.name)
 
 
-def note_failures(batch: Batch, known: Topic, results: Iterable[_Published]) -> None:
-    """Note the first failure of each group; those after it were not even tried."""
-    for message, error in results:
-        if error is None or message.stream in batch.failed:
-            continue
-        if message.stream:
-            batch.failed.add(message.stream)
-        state = batch.mark_failed(message, known, error)
-        if state == MessageState.DEAD:
-            logger.error(
-                "The message %s of the topic %r is a dead letter after attempt %d%s. Fix the "
-                "cause, and retry or discard it in the admin. The last error: %s",
-                message.message_id,
-                message.topic,
-                message.attempts + 1,
-                ", and its group waits" if message.stream else "",
-                reason(error),
-            )
-        else:
-            logger.warning(
-                "The message %s of the topic %r was refused: %s. It is %s.",
-                message.message_id,
-                message.topic,
-                reason(error).rstrip("."),
-                "discarded" if state == MessageState.DISCARDED else "sent again later",
-            )
+def note_failure(batch: Batch, known: Topic, message: OutboxMessage, error: Exception) -> None:
+    """Note why a message was not sent, and has to wait."""
+    state = batch.mark_failed(message, known, error)
+    if state == MessageState.DEAD:
+        logger.error(
+            "The message %s of the topic %r is a dead letter after attempt %d%s. Fix the "
+            "cause, and retry or discard it in the admin. The last error: %s",
+            message.message_id,
+            message.topic,
+            message.attempts + 1,
+            ", and its group waits" if message.stream else "",
+            reason(error),
+        )
+    elif not isinstance(error, Deferred):
+        logger.warning(
+            "The message %s of the topic %r was refused: %s. It is sent again later.",
+            message.message_id,
+            message.topic,
+            reason(error).rstrip("."),
+        )
 
 
 BATCH_SIZE: Final = 100
@@ -345,10 +283,6 @@ POLL: Final = timedelta(seconds=1)
 BATCH_TIME: Final = timedelta(seconds=5)
 """The time after which a batch starts no further message, so that newly committed messages get
 their turn."""
-QUICK_BATCH: Final = timedelta(seconds=0.5)
-"""After a faster batch, the next one has twice as many messages of each group."""
-ABANDONED_INTERVAL: Final = timedelta(minutes=5)
-"""The interval between a relay's checks for messages that no relay sends."""
 
 
 class Relay:
@@ -359,7 +293,6 @@ class Relay:
         batch_size: the most messages to claim at once.
         lease: for how long. It begins nothing in the second half, nor after :data:`BATCH_TIME`, so
             that what was sent is noted within it; else another relay sends it as well.
-        using: the alias of the database; by default ``IDEMPOTENCY["MESSAGING_DATABASE"]``.
 
     Attributes:
         refused: how many messages it has tried, and no broker has taken.
@@ -374,37 +307,35 @@ class Relay:
         *,
         batch_size: int = BATCH_SIZE,
         lease: timedelta = LEASE,
-        using: str | None = None,
     ) -> None:
         for name in topics:
             topic(name)
         self.topics = topics
         self.batch_size = batch_size
         self.lease = lease
-        self.using = using or database()
         self.refused = 0
         self._senders: dict[str, TopicSender] = {}
-        self._per_group = PER_GROUP
-        self._searched = -math.inf  # for abandoned messages, by time.monotonic()
-        self._was_busy = True
         self._was_claimed = False
 
     def drain(self, stop: threading.Event | None = None) -> int:
         """Send until nothing is due, or ``stop`` is set; how many messages were tried."""
-        log_abandoned(self.using)
+        log_abandoned()
         total = 0
         while not (stop and stop.is_set()):
             total += self.send_batch()
-            if not self._was_claimed and not OUTBOX.revive(self.using):
+            if not self._was_claimed and not OUTBOX.revive(database()):
                 break
         return total
 
+    def work(self) -> bool:
+        """Send a batch; whether there may be more to send."""
+        self.send_batch()
+        return self._was_claimed or OUTBOX.revive(database()) > 0
+
     def send_batch(self) -> int:
         """Claim what is due once, and send it; how many messages were tried."""
-        begun = time.monotonic()
-        deadline = begun + min(BATCH_TIME, self.lease / 2).total_seconds()
-        per_group = self._per_group
-        batch = Batch.claim(self.using, self._wanted(), self.batch_size, self.lease, per_group)
+        deadline = time.monotonic() + min(BATCH_TIME, self.lease / 2).total_seconds()
+        batch = Batch.claim(self._wanted(), self.batch_size, self.lease)
         self._was_claimed = bool(batch.messages)
         by_sender: dict[str, list[OutboxMessage]] = {}
         for message in batch.messages:
@@ -420,15 +351,39 @@ class Relay:
             return tried
         finally:
             batch.release()
-            is_quick = time.monotonic() - begun <= QUICK_BATCH.total_seconds()
-            self._per_group = min(2 * per_group, self.batch_size) if is_quick else PER_GROUP
+
+    def _send(
+        self, batch: Batch, sender: TopicSender, messages: list[OutboxMessage], deadline: float
+    ) -> int:
+        if time.monotonic() >= deadline:
+            return 0
+        # What was not sent before, and its group, come last: the error may stop all others.
+        failing = {_unit_of(message) for message in messages if message.error}
+        messages.sort(key=lambda message: _unit_of(message) in failing)
+        sending = sender.send(messages, deadline)
+        if results := sending.results:
+            known, sender.failures = topic(sender.name), 0
+            note_sent(batch, known, [messages[at] for at, error in results.items() if not error])
+            failures = {messages[at]: error for at, error in results.items() if error}
+            self.refused += len(failures)
+            for message, error in failures.items():
+                note_failure(batch, known, message, error)
+        if sending.outage:
+            place, outage = sending.outage
+            sender.pause(outage)
+            batch.note_away(messages[place], outage)
+        return len(results)
+
+    def _wanted(self) -> Q:
+        """The topics that this relay sends now."""
+        now = time.monotonic()
+        waiting = [name for name, sender in self._senders.items() if sender.resumes_at > now]
+        return Q(to__in={*self.names} - {*waiting, *hanging(OUTBOX.name)})
 
     @property
-    def names(self) -> str:
-        """The topics that it sends, in words."""
-        if not self.topics and ALL_OTHERS in conf.outbox:
-            return "all topics"
-        return f"the topics {', '.join(map(repr, self.topics or topics()))}"
+    def names(self) -> Collection[str]:
+        """The topics that it sends."""
+        return self.topics or topics()
 
     @property
     def unreachable(self) -> list[str]:
@@ -440,54 +395,6 @@ class Relay:
         for sender in self._senders.values():
             sender.close()
         self._senders.clear()
-
-    def _send(
-        self, batch: Batch, sender: TopicSender, messages: list[OutboxMessage], deadline: float
-    ) -> int:
-        if time.monotonic() >= deadline:
-            return 0
-        published = sender.publish(messages, deadline)
-        tried = [
-            each
-            for each in published
-            if not isinstance(each[1], BrokerUnavailable | DeadlineReached)
-        ]
-        if tried:
-            sender.failures = 0
-            sent = [message for message, error in tried if error is None]
-            sender.suspects -= {_unit_of(message) for message in sent}
-            self.refused += len(tried) - len(sent)
-            note_sent(batch, topic(sender.name), sent)
-            note_failures(batch, topic(sender.name), tried)
-        for message, error in published:
-            if isinstance(error, BrokerUnavailable):
-                sender.pause(message, error)
-                batch.note_away(message, error)
-                break
-        return len(tried)
-
-    def _wanted(self) -> Q:
-        """The topics that this relay sends now."""
-        now = time.monotonic()
-        waiting = [name for name, sender in self._senders.items() if sender.resumes_at > now]
-        waiting += hanging(OUTBOX.name)
-        all_topics = not self.topics and ALL_OTHERS in conf.outbox
-        wanted = Q() if all_topics else Q(to__in=self.topics or topics())
-        return wanted & ~Q(to__in=waiting) if waiting else wanted
-
-    def work(self) -> bool:
-        """Send a batch, and log what an operator may wonder about; whether there was one."""
-        if time.monotonic() - self._searched > ABANDONED_INTERVAL.total_seconds():
-            log_abandoned(self.using)
-            self._searched = time.monotonic()
-        self.send_batch()
-        is_busy = self._was_claimed or OUTBOX.revive(self.using) > 0
-        if self._was_busy and not is_busy:
-            away = ", ".join(map(repr, self.unreachable))
-            also = f". It cannot send now: {away}" if away else ""
-            logger.info("The relay waits, because no message is due%s.", also)
-        self._was_busy = is_busy
-        return is_busy
 
 
 def run_relay(
@@ -507,22 +414,22 @@ def run_relay(
     """
     relay = relay or Relay()
     with closing(relay):
-        logger.info("The relay sends %s, from the database %r.", relay.names, relay.using)
+        names = ", ".join(map(repr, relay.names))
+        logger.info("The relay sends the topics %s, from the database %r.", names, database())
+        log_abandoned()
         what = " ".join(["relay", *relay.topics])
         repeat(relay.work, stop, what=what, poll=poll, health=health)
 
 
-def log_abandoned(using: str) -> None:
+def log_abandoned() -> None:
     """Log for which topics messages wait that no relay sends."""
-    for name, count in abandoned(using).items():
+    counts: dict[str, int] = {}
+    with suppress(DatabaseFault):  # it is reported when messages are claimed
+        counts = OUTBOX.unserved(database(), topics().__contains__)
+    for name, count in counts.items():
         logger.error(
             "No relay sends the topic %r (%s waiting), because IDEMPOTENCY['OUTBOX'] lacks it. "
             "No message is lost. Add the topic again, with its publisher.",
             name,
             counted(count),
         )
-
-
-def abandoned(using: str) -> dict[str, int]:
-    """The number of waiting messages of each topic without a relay, by its name."""
-    return OUTBOX.unserved(using, has_topic)

@@ -10,7 +10,7 @@ from django.conf import settings
 from django.db import transaction
 from django.test import override_settings
 
-from idempotency_django.contrib.messaging import Outgoing, Publisher, publish
+from idempotency_django.contrib.messaging import Batch, Outgoing, Publisher, publish
 
 
 class Broker(Publisher):
@@ -20,9 +20,9 @@ class Broker(Publisher):
     refuse: Callable[[Outgoing], Exception | None] = staticmethod(lambda message: None)
     before: Callable[[Sequence[Outgoing]], None] = staticmethod(lambda messages: None)
 
-    def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
-        type(self).before(messages)
-        return super().publish(messages)
+    def publish(self, batch: Batch) -> None:
+        type(self).before(batch.messages)
+        super().publish(batch)
 
     def send(self, message: Outgoing) -> Exception | None:
         error = type(self).refuse(message)
@@ -42,7 +42,12 @@ def outbox(**topics: Any) -> Any:
         "BACKEND": "tests.contrib.messaging.outbox.conftest.Broker",
         **topics.pop("orders", {}),
     }
-    return override_settings(IDEMPOTENCY={"OUTBOX": {"orders": orders, **topics}})
+    return changed_settings(OUTBOX={"orders": orders, **topics})
+
+
+def changed_settings(**names: Any) -> Any:
+    """Settings with these names in ``IDEMPOTENCY``; the others stay as they are."""
+    return override_settings(IDEMPOTENCY={**getattr(settings, "IDEMPOTENCY", {}), **names})
 
 
 @pytest.fixture
@@ -56,7 +61,8 @@ def broker() -> Iterator[type[Broker]]:
 
 
 @pytest.fixture(params=list(settings.ALIASES))
-def using(request: pytest.FixtureRequest) -> str:
-    """The alias of each database."""
+def using(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The alias of each database, which is the one of messaging."""
     alias: str = settings.ALIASES[request.param]
-    return alias
+    with changed_settings(MESSAGING_DATABASE=alias):
+        yield alias

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -23,7 +23,7 @@ if __name__ == "__main__":
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.contrib.messaging.outbox.settings"
     django.setup()
 
-from idempotency_django.contrib.messaging import Consumer, LocalPublisher, Outgoing, Relay, publish
+from idempotency_django.contrib.messaging import Batch, Consumer, LocalPublisher, Relay, publish
 from idempotency_django.contrib.messaging.models import OutboxMessage, OutboxStream
 from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.models import DatabaseNow, IdempotencyKey, IdempotencyStep
@@ -58,11 +58,10 @@ def book(event: Any, execution: Any) -> None:
 class Wire(LocalPublisher):
     """A broker, with the network before and after it."""
 
-    def publish(self, messages: Sequence[Outgoing]) -> list[Exception | None]:
+    def publish(self, batch: Batch) -> None:
         fate.boundary("before sending")
-        results = super().publish(messages)
+        super().publish(batch)
         fate.boundary("after sending")
-        return results
 
 
 def pay(mode: str, group: str) -> None:

@@ -16,7 +16,7 @@ class LogPublisher(Publisher):
             return ValueError("refused")
         log = os.open(os.environ["OUTBOX_LOG"], os.O_WRONLY | os.O_APPEND)
         try:
-            os.write(log, message.event(self.source).to_json().encode() + b"\n")
+            os.write(log, message.event().to_json().encode() + b"\n")
         finally:
             os.close(log)
         return None

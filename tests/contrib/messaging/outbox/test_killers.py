@@ -11,7 +11,7 @@ from django.test import override_settings
 
 from idempotency_django.contrib.messaging import after_commit, publish
 from idempotency_django.contrib.messaging.models import OutboxMessage
-from idempotency_django.contrib.messaging.settling import retry
+from idempotency_django.contrib.messaging.settling import settle
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from tests.models import Effect
 from tests.support.nightly import few
@@ -62,7 +62,7 @@ def test_killer(topic: str, group: str | None) -> None:
         if topic == "after_commit":
             message = OutboxMessage.objects.get(state="dead")
             assert "ended its process" in message.error
-            retry(OutboxMessage.objects.get(state="dead"), by="ann")
+            settle(OutboxMessage.objects.get(state="dead"), "retry", by="ann")
             assert [relayed() for _ in range(2)] == [-signal.SIGKILL, 0]
             assert states() == {"kills": "dead", "works": "done"}
 
@@ -77,4 +77,4 @@ def test_failures_are_counted_as_before() -> None:
             assert [relayed() for _ in range(2)] == [0, 0]
             assert states() == {"fails": "dead"}
             assert OutboxMessage.objects.get().attempts == 2
-            retry(OutboxMessage.objects.get(state="dead"), by="ann")
+            settle(OutboxMessage.objects.get(state="dead"), "retry", by="ann")

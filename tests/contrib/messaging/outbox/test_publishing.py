@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from idempotency_django.contrib.messaging import Message, Relay, publish, publish_many
 from idempotency_django.contrib.messaging.models import OutboxMessage, OutboxStream
-from idempotency_django.contrib.messaging.settling import discard
+from idempotency_django.contrib.messaging.settling import settle
 from idempotency_django.testing import in_threads
 from tests.support.shared import LONG_AGO
 
@@ -28,22 +28,21 @@ pytestmark = [
 
 def paid(number: int, using: str, **options: Any) -> str:
     """Publish that an order was paid."""
-    return publish("orders", {"id": number}, type="order.paid", using=using, **options)
+    return publish("orders", {"id": number}, type="order.paid", **options)
 
 
 def test_committed(using: str, broker: type[Broker]) -> None:
     """What was committed is sent, as it was published."""
     with transaction.atomic(using=using):
-        published = paid(17, using, group="order-17", headers={"tenant": "a"})
-    assert Relay(using=using).drain() == 1
+        published = paid(17, using, group="order-17")
+    assert Relay().drain() == 1
     [message] = broker.got
     assert message.message_id == published
     assert message.topic == "orders"
     assert message.group == "order-17"
     assert message.sequence == 1
     assert message.data == {"id": 17}
-    assert message.headers == {"tenant": "a"}
-    assert Relay(using=using).drain() == 0
+    assert Relay().drain() == 0
 
 
 def test_rolled_back(using: str, broker: type[Broker]) -> None:
@@ -52,7 +51,7 @@ def test_rolled_back(using: str, broker: type[Broker]) -> None:
         with transaction.atomic(using=using):
             paid(number, using, group="a")
             transaction.set_rollback(number == 1, using=using)
-    Relay(using=using).drain()
+    Relay().drain()
     assert [(m.data["id"], m.sequence) for m in broker.got] == [(0, 1), (2, 2)]
 
 
@@ -79,9 +78,9 @@ def test_many(using: str, broker: type[Broker]) -> None:
         for at in range(6)
     ]
     with transaction.atomic(using=using), CaptureQueriesContext(connections[using]) as queries:
-        ids = publish_many(messages, using=using)
+        ids = publish_many(messages)
     assert len(queries) == 3
-    Relay(using=using).drain()
+    Relay().drain()
     got = {(m.group, m.sequence): (m.data["id"], m.message_id) for m in broker.got}
     assert got == {("ab"[at % 2], at // 2 + 1): (at, ids[at]) for at in range(6)}
 
@@ -95,22 +94,21 @@ def test_window(using: str, broker: type[Broker]) -> None:
     OutboxMessage.objects.using(using).update(dedup_until=LONG_AGO)
     with transaction.atomic(using=using):
         paid(3, using, group="a", dedup_id="d")
-    Relay(using=using).drain()
+    Relay().drain()
     assert [(m.data["id"], m.sequence) for m in broker.got] == [(1, 1), (3, 2)]
     assert OutboxStream.objects.using(using).get().last_sequence == 2
 
 
-@pytest.mark.parametrize("on_poison", ["dead_letter", "discard"])
-def test_window_of_a_discarded_message(using: str, on_poison: str, broker: type[Broker]) -> None:
+def test_window_of_a_discarded_message(using: str, broker: type[Broker]) -> None:
     """What was never sent does not keep the next message with its dedup id from being sent."""
-    with outbox(orders={"MAX_ATTEMPTS": 1, "ON_POISON": on_poison}):
+    with outbox(orders={"MAX_ATTEMPTS": 1}):
         broker.refuse = staticmethod(lambda message: ValueError("refused"))
         for number in (1, 2):
             with transaction.atomic(using=using):
                 paid(number, using, dedup_id="d")
-            Relay(using=using).drain()
+            Relay().drain()
             for dead in OutboxMessage.objects.using(using).filter(state="dead"):
-                discard(dead, by="ann")
+                settle(dead, "discard", by="ann")
             broker.refuse = staticmethod(lambda message: None)
     assert [message.data["id"] for message in broker.got] == [2]
 
@@ -127,14 +125,14 @@ def test_other_content(
     """A message whose id another content has is refused: it would get lost in silence. The order of
     keys is no content.
     """
-    named: Any = {"type": "order.paid", "group": group, "dedup_id": "17", "using": using}
+    named: Any = {"type": "order.paid", "group": group, "dedup_id": "17"}
     with transaction.atomic(using=using):
         first = publish("orders", {"a": 1, "b": [1]}, **named)
         assert publish("orders", {"b": [1], "a": 1}, **named) == first
         with pytest.raises(ValueError, match=r"^The .*'17' is already used .* different"):
             publish("orders", **{"data": {"a": 1, "b": [1]}, **named, **other})
-        publish("orders", 2, type="n", group=group, using=using)
-    Relay(using=using).drain()
+        publish("orders", 2, type="n", group=group)
+    Relay().drain()
     numbers = [1, 2] if group else [0, 0]
     assert [(m.data, m.sequence) for m in broker.got] == [
         ({"a": 1, "b": [1]}, numbers[0]),
@@ -158,7 +156,7 @@ def test_other_group(using: str) -> None:
 def test_data_that_json_would_change(using: str, data: Any) -> None:
     """What would arrive as something else is refused, and nothing is written."""
     with transaction.atomic(using=using), pytest.raises(TypeError, match="'n' is not JSON"):
-        publish("orders", data, type="n", using=using)
+        publish("orders", data, type="n")
     assert not OutboxMessage.objects.using(using).exists()
 
 
@@ -172,7 +170,7 @@ def test_opposite_order(using: str, broker: type[Broker]) -> None:
             ids = [f"{turn}-{number}" for number in numbers]
             messages = [Message(topic="orders", data=1, type="n", dedup_id=each) for each in ids]
             with transaction.atomic(using=using):
-                publish_many(messages, using=using)
+                publish_many(messages)
 
     numbers = list(range(8))
     in_threads([partial(publish_all, numbers), partial(publish_all, numbers[::-1])])
@@ -186,16 +184,9 @@ def test_opposite_order(using: str, broker: type[Broker]) -> None:
         {"type": "a\x00"},
         {"type": "\ud800"},
         {"type": "t" * 256},
+        {"type": "ü" * 128},
         {"type": 5},
         {"group": 5},
-        {"headers": {"a": 1}},
-        {"headers": {1: "a"}},
-        {"headers": {"a b": "a"}},
-        {"headers": {"a": "b\r\nc: d"}},
-        {"headers": ["a"]},
-        {"delay": 5},
-        {"delay": timedelta(seconds=-1)},
-        {"delay": timedelta(days=365 * 8000)},
         {"window": 5},
         {"window": timedelta(days=365 * 8000)},
     ],
@@ -206,12 +197,12 @@ def test_arguments_that_cannot_be_used(using: str, wrong: dict[str, Any]) -> Non
     with transaction.atomic(using=using):
         with (
             CaptureQueriesContext(connections[using]) as queries,
-            pytest.raises(ValueError, match=r"(is|are) not( a)? valid (\w+|for a message)"),
+            pytest.raises(ValueError, match=r"is not( a)? valid (\w+|for a message)"),
         ):
-            publish("orders", 1, using=using, **{"type": "n", **wrong})
+            publish("orders", 1, **{"type": "n", **wrong})
         assert not queries.captured_queries
         deep: Any = []
         for _ in range(100_000):
             deep = [deep]
         with pytest.raises(TypeError, match="not JSON"):
-            publish("orders", deep, type="n", using=using)
+            publish("orders", deep, type="n")

@@ -113,7 +113,7 @@ def pay(using: str, mode: str) -> None:
     def handler(execution: Any) -> None:
         with execution.atomic():
             Effect.objects.using(using).create(reference="paid")
-            publish("orders", {"order": 17}, type="order.paid", using=using)
+            publish("orders", {"order": 17}, type="order.paid")
             after_commit(receipt)
             ship.enqueue_once()
 
@@ -137,7 +137,7 @@ def test_purged(database: str, mode: str, messages: bool) -> None:
     """
     for times in (1, 2):
         pay(database, mode)
-        assert Relay(using=database).drain() == 3
+        assert Relay().drain() == 3
         found = Effect.objects.using(database).values_list("reference", flat=True)
         assert sorted(found) == sorted(["paid", "booked", "receipt", "shipped"] * times)
         forget(database, messages=messages)
@@ -148,7 +148,7 @@ def test_expired(database: str, mode: str) -> None:
     """The same holds where the expired record is still there and is taken over."""
     for times in (1, 2):
         pay(database, mode)
-        assert Relay(using=database).drain() == 3
+        assert Relay().drain() == 3
         assert Effect.objects.using(database).count() == 4 * times
         records = IdempotencyKey.objects.using(database).filter(key="k", scope="s")
         assert records.update(expires_at=DatabaseNow()) == 1

@@ -20,7 +20,7 @@ from tests.support.machine import patience
 from tests.support.servers import Server
 from tests.support.sqs import kombu_url, make_queue
 
-PUBLISHERS = "idempotency_django.contrib.messaging.brokers"
+PUBLISHERS = "idempotency_django.contrib.messaging"
 PATIENCE = 30  # seconds
 
 
@@ -83,7 +83,7 @@ def kombu_broker(server: Server, suffix: str = "") -> Iterator[Broker]:
             return [event]
 
         given = {"url": url, "queue": name, "connection": {"transport_options": options}}
-        yield Broker(f"{PUBLISHERS}.kombu.KombuPublisher", given, receive)
+        yield Broker(f"{PUBLISHERS}.KombuPublisher", given, receive)
         queue.delete()
 
 
@@ -107,7 +107,7 @@ def kafka_broker(server: Server) -> Iterator[Broker]:
         return events
 
     config = {"bootstrap.servers": bootstrap(server)}
-    yield Broker(f"{PUBLISHERS}.kafka.KafkaPublisher", {"config": config, "topic": name}, receive)
+    yield Broker(f"{PUBLISHERS}.KafkaPublisher", {"config": config, "topic": name}, receive)
     consumer.close()
 
 

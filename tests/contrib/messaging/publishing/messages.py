@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from idempotency_django.contrib.messaging import Outgoing
+from idempotency_django.contrib.messaging import Batch, Outgoing, Publisher
 
 CREATED = datetime(2031, 5, 7, 9, 30, tzinfo=UTC)
 
@@ -25,6 +26,23 @@ def grouped(*names: str, **values: Any) -> list[Outgoing]:
             names, (name.partition("-") for name in names), strict=True
         )
     ]
+
+
+class NotSent(Exception):
+    """Stands for a message that was not tried."""
+
+
+def published(
+    publisher: Publisher, messages: Sequence[Outgoing], deadline: float = math.inf
+) -> list[Exception | None]:
+    """What has become of each message, as a relay finds out."""
+    batch = Batch(messages, deadline)
+    publisher.publish(batch)
+    unsent: Exception = NotSent()
+    if batch.outage:
+        publisher.close()
+        unsent = batch.outage[1]
+    return [batch.results.get(place, unsent) for place in range(len(messages))]
 
 
 def failures(results: Sequence[Exception | None]) -> list[bool]:

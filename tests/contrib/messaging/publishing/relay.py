@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
 
 import django
 
@@ -20,7 +19,7 @@ def main(entry: str, kill: str = "") -> None:
     django.setup()
     from django.conf import settings
 
-    from idempotency_django.contrib.messaging import Outgoing, Publisher, Relay
+    from idempotency_django.contrib.messaging import Batch, Publisher, Relay
     from idempotency_django.contrib.messaging.outbox.topics import Topic
 
     settings.IDEMPOTENCY = {"OUTBOX": {"orders": json.loads(entry)}}
@@ -31,8 +30,9 @@ def main(entry: str, kill: str = "") -> None:
             publisher = made(topic)
             send = publisher.publish
 
-            def publish(messages: Sequence[Outgoing]) -> list[Exception | None]:
-                assert send(messages) == [None] * len(messages)
+            def publish(batch: Batch) -> None:
+                send(batch)
+                assert [*batch.results.values()] == [None] * len(batch.messages)
                 os.kill(os.getpid(), signal.SIGKILL)
                 raise AssertionError
 

@@ -27,7 +27,7 @@ from tests.models import Effect
 from tests.support.servers import Server
 from tests.support.shared import LONG_AGO
 
-from .messages import outgoing
+from .messages import outgoing, published
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -250,19 +250,16 @@ def test_on_a_broker(queue: kombu.Queue) -> None:
     """A task is sent by its name, with the message's id, and with the message as its cause; the
     same on every attempt.
     """
-    message = outgoing(
-        "t-1", topic="celery", type="shop.pay", data={"args": [17]}, headers={"tenant": "one"}
-    )
+    message = outgoing("t-1", topic="celery", type="shop.pay", data={"args": [17]})
     publisher = CeleryPublisher("celery", app=f"{__name__}.client")
     for _ in range(2):
-        assert publisher.publish([message]) == [None]
+        assert published(publisher, [message]) == [None]
     publisher.close()
     for _ in range(2):
         sent = queue.get(no_ack=True)
         assert sent.headers["task"] == "shop.pay"
         assert sent.headers["id"] == "t-1"
         assert sent.headers[CAUSED_BY] == "t-1 outbox:celery"
-        assert sent.headers["tenant"] == "one"
         assert json.loads(sent.body)[:2] == [[17], {}]
     assert queue.get(no_ack=True) is None
 
@@ -274,6 +271,6 @@ def test_broker_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
         publisher = CeleryPublisher(
             "celery", app=f"{__name__}.client", timeout=timedelta(seconds=1)
         )
-        [result] = publisher.publish([outgoing("a", type="shop.pay", data={})])
+        [result] = published(publisher, [outgoing("a", type="shop.pay", data={})])
         assert isinstance(result, BrokerUnavailable)
         assert "refused" in str(result)

@@ -21,14 +21,13 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 from idempotency_django.contrib.messaging import Endpoint, Event, HttpPublisher
 from idempotency_django.contrib.messaging.brokers import http
 from idempotency_django.contrib.messaging.brokers.base import (
-    DeadlineReached,
     Outgoing,
     Refused,
 )
 from idempotency_django.contrib.messaging.outbox.topics import Topic
 
 from .brokers import PUBLISHERS
-from .messages import failures, grouped, outgoing
+from .messages import NotSent, failures, grouped, outgoing, published
 
 
 def secret() -> str:
@@ -118,7 +117,7 @@ def receiver() -> Iterator[Receiver]:
 
 def publisher(receiver: Receiver, **options: Any) -> HttpPublisher:
     """A publisher that sends everything there."""
-    given: dict[str, Any] = {"url": receiver.url, "secrets": [SECRET], "allow_http": True}
+    given: dict[str, Any] = {"url": receiver.url, "secrets": [SECRET]}
     return HttpPublisher("orders", **given | options)
 
 
@@ -126,7 +125,7 @@ def test_signed(receiver: Receiver) -> None:
     """A receiver verifies a webhook with the library of Standard Webhooks, by the new secret or by
     the one before it, and reads the event in its body.
     """
-    assert publisher(receiver, secrets=[SECRET, OLDER]).publish(grouped("a-1")) == [None]
+    assert published(publisher(receiver, secrets=[SECRET, OLDER]), grouped("a-1")) == [None]
     [request] = receiver.requests
     for known in (SECRET, OLDER):
         told = Webhook(known).verify(request.body, request.headers)
@@ -146,8 +145,8 @@ def test_each_attempt_has_the_same_id(receiver: Receiver) -> None:
     """A webhook that is sent again has the same id and body, and is signed anew."""
     receiver.reply = lambda request: (500 if len(receiver.requests) == 1 else 200, {}, b"")
     sender = publisher(receiver)
-    assert failures(sender.publish(grouped("a-1"))) == [True]
-    assert failures(sender.publish(grouped("a-1"))) == [False]
+    assert failures(published(sender, grouped("a-1"))) == [True]
+    assert failures(published(sender, grouped("a-1"))) == [False]
     first, second = receiver.requests
     assert first.headers["webhook-id"] == second.headers["webhook-id"]
     assert first.body == second.body
@@ -157,25 +156,23 @@ def test_each_attempt_has_the_same_id(receiver: Receiver) -> None:
 def test_confirmed(receiver: Receiver, status: int) -> None:
     """A status from 200 to 299 confirms a webhook."""
     receiver.reply = lambda request: (status, {}, b"")
-    assert publisher(receiver).publish(grouped("a-1")) == [None]
+    assert published(publisher(receiver), grouped("a-1")) == [None]
 
 
 @pytest.mark.parametrize("status", [400, 404, 429, 500, 503])
 def test_refused(receiver: Receiver, status: int) -> None:
-    """Any other status is a failure, which shows what the receiver has said."""
-    receiver.reply = lambda request: (status, {}, b"Sorry,\r\n no." + b"x" * 5000)
-    [error] = publisher(receiver).publish(grouped("a-1"))
+    """Any other status is a failure, which names it."""
+    receiver.reply = lambda request: (status, {}, b"Sorry, no.")
+    [error] = published(publisher(receiver), grouped("a-1"))
     assert isinstance(error, Refused)
     assert not error.final
     assert f"/hooks responded with {status} " in str(error)
-    assert "Sorry, no.xxx" in str(error)
-    assert len(str(error)) < 400
 
 
 def test_gone(receiver: Receiver) -> None:
-    """A receiver that responds with 410 (Gone) is not asked again."""
+    """A receiver that results 410 (Gone) is not asked again."""
     receiver.reply = lambda request: (410, {}, b"")
-    [error] = publisher(receiver).publish(grouped("a-1"))
+    [error] = published(publisher(receiver), grouped("a-1"))
     assert isinstance(error, Refused)
     assert error.final
 
@@ -183,8 +180,8 @@ def test_gone(receiver: Receiver) -> None:
 def test_redirects(receiver: Receiver) -> None:
     """A redirect is a failure: whoever controls a receiver does not choose where we send to."""
     receiver.reply = lambda request: (307, {"location": "/elsewhere"}, b"")
-    [error] = publisher(receiver).publish(grouped("a-1"))
-    assert "Redirects are not followed" in str(error)
+    [error] = published(publisher(receiver), grouped("a-1"))
+    assert "responded with 307" in str(error)
     assert [request.path for request in receiver.requests] == ["/hooks"]
 
 
@@ -205,7 +202,7 @@ def test_retry_after(receiver: Receiver, value: str, delay: tuple[int, int]) -> 
     if value == "a date":
         value = format_datetime(datetime.now(UTC) + timedelta(seconds=600), usegmt=True)
     receiver.reply = lambda request: (503, {"retry-after": value}, b"")
-    [error] = publisher(receiver).publish(grouped("a-1"))
+    [error] = published(publisher(receiver), grouped("a-1"))
     assert isinstance(error, Refused)
     assert delay[0] <= error.delay.total_seconds() <= delay[1]
 
@@ -222,7 +219,7 @@ def test_order_of_groups(receiver: Receiver) -> None:
         return (500 if request.event.id == "a-2" else 200, {}, b"")
 
     receiver.reply = reply
-    results = publisher(receiver).publish(grouped("a-1", "a-2", "b-1", "a-3", "b-2"))
+    results = published(publisher(receiver), grouped("a-1", "a-2", "b-1", "a-3", "b-2"))
     assert failures(results) == [False, True, False, True, False]
     assert [each for each in receiver.ids if each.startswith("a")] == ["a-1", "a-2"]
     assert [each for each in receiver.ids if each.startswith("b")] == ["b-1", "b-2"]
@@ -233,7 +230,8 @@ def test_timeout(receiver: Receiver, name: str) -> None:
     """A receiver whose response does not come, or has no end, is given up. Others get theirs."""
     with ThreadPoolExecutor() as pool:
         results = pool.submit(
-            publisher(receiver, timeout=timedelta(seconds=2)).publish,
+            published,
+            publisher(receiver, timeout=timedelta(seconds=2)),
             [outgoing(name), outgoing("quick")],
         )
         slow, quick = results.result(timeout=60)
@@ -245,17 +243,17 @@ def test_timeout(receiver: Receiver, name: str) -> None:
 def test_no_time_left(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once half of the relay's lease is over, no webhook is begun: the next batch has it."""
     monkeypatch.setattr(http, "CONCURRENCY", 1)
-    slow = publisher(receiver)
+    deadline = time.monotonic() + 2
 
     def reply(request: Request) -> tuple[int, dict[str, str], bytes]:
-        time.sleep(max(0, slow.deadline - time.monotonic()))
+        time.sleep(max(0, deadline - time.monotonic()))
         return (200, {}, b"")
 
     receiver.reply = reply
-    slow.deadline = time.monotonic() + 2
-    results = slow.publish([*grouped("a-1", "a-2"), outgoing("b")])
+    messages = [*grouped("a-1", "a-2"), outgoing("b")]
+    results = published(publisher(receiver), messages, deadline)
     assert results[0] is None
-    assert [type(error) for error in results[1:]] == [DeadlineReached, DeadlineReached]
+    assert [type(error) for error in results[1:]] == [NotSent, NotSent]
     assert receiver.ids == ["a-1"]
 
 
@@ -263,7 +261,7 @@ def test_unreachable(receiver: Receiver) -> None:
     """A receiver that is away is a failure of its own webhooks only."""
     receiver.server.shutdown()
     receiver.server.server_close()
-    [error] = publisher(receiver).publish(grouped("a-1"))
+    [error] = published(publisher(receiver), grouped("a-1"))
     assert isinstance(error, Exception)
 
 
@@ -279,17 +277,15 @@ def test_endpoints(receiver: Receiver) -> None:
     """A function says where each message goes and how it is signed, or that nobody wants it. Where
     it fails, only its message does.
     """
-    headers = {"authorization": "Bearer t"}
-    ENDPOINTS["a"] = Endpoint(f"{receiver.url}/a", [SECRET], headers)
+    ENDPOINTS["a"] = Endpoint(f"{receiver.url}/a", [SECRET])
     ENDPOINTS["b"] = Endpoint(f"{receiver.url}/b", [OLDER])
     ENDPOINTS["none"] = None
     ENDPOINTS["plain"] = Endpoint("ftp://localhost/", [SECRET])
-    sender = HttpPublisher("orders", endpoint=f"{__name__}.endpoint_of", allow_http=True)
-    results = sender.publish(grouped("a-1", "b-1", "none-1", "unknown-1", "plain-1"))
+    sender = HttpPublisher("orders", endpoint=f"{__name__}.endpoint_of")
+    results = published(sender, grouped("a-1", "b-1", "none-1", "unknown-1", "plain-1"))
     assert failures(results) == [False, False, False, True, True]
     found = {request.path: request for request in receiver.requests}
     assert set(found) == {"/hooks/a", "/hooks/b"}
-    assert found["/hooks/a"].headers["authorization"] == "Bearer t"
     Webhook(OLDER).verify(found["/hooks/b"].body, found["/hooks/b"].headers)
 
 
@@ -298,19 +294,20 @@ def test_endpoints(receiver: Receiver) -> None:
     [
         ({}, "either url and secrets, or endpoint"),
         ({"url": "https://a.example/", "endpoint": "a.b"}, "either url and secrets, or endpoint"),
-        ({"url": "http://a.example/", "secrets": [SECRET]}, "does not begin with https://"),
         ({"url": "https:///path", "secrets": [SECRET]}, "has no host"),
-        ({"url": "https://a.example/", "secrets": []}, "it has no secrets"),
-        ({"url": "https://a.example/", "secrets": SECRET}, "it has no secrets"),
-        ({"url": "https://a.example/", "secrets": [SECRET, "hunter2"]}, "secret number 2"),
-        ({"url": "https://a.example/", "secrets": ["whsec_c2hvcnQ="]}, "secret number 1"),
+        ({"url": "https://a.example/", "secrets": []}, "has no list of secrets"),
+        ({"url": "https://a.example/", "secrets": SECRET}, "are a single string"),
+        (
+            {"url": "https://a.example/", "secrets": [SECRET, "hunter2"]},
+            "has a secret that is not used",
+        ),
         ({"url": "https://a.example/", "secrets": [SECRET], "nonsense": 1}, "nonsense"),
-        ({"endpoint": "tests.nowhere.endpoint_of"}, r"'tests\.nowhere\.endpoint_of' cannot be"),
+        ({"endpoint": "tests.nowhere.endpoint_of"}, "No module named 'tests.nowhere'"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], why: str) -> None:
     """What cannot work is refused when the publisher is made, and never shows a secret."""
-    topic = Topic(name="orders", backend=f"{PUBLISHERS}.http.HttpPublisher", options=options)
+    topic = Topic(name="orders", backend=f"{PUBLISHERS}.HttpPublisher", options=options)
     with pytest.raises(ImproperlyConfigured, match=why) as caught:
         topic.publisher()
     assert "hunter2" not in str(caught.value)

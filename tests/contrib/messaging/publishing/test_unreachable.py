@@ -21,7 +21,6 @@ from idempotency_django.contrib.messaging import Consumer, KafkaPublisher, Kombu
 from idempotency_django.contrib.messaging.brokers.base import (
     Batch,
     BrokerUnavailable,
-    DeadlineReached,
     Refused,
 )
 from idempotency_django.contrib.messaging.outbox.topics import Topic
@@ -31,7 +30,7 @@ from tests.support.servers import Server, free_port
 from tests.support.sqs import kombu_url, make_queue, sqs
 
 from .brokers import PUBLISHERS, Broker, kombu_broker
-from .messages import failures, grouped, outgoing
+from .messages import NotSent, failures, grouped, outgoing, published
 
 hanging_up = pytest.mark.filterwarnings(  # py-amqp leaves the socket to the garbage collector
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
@@ -61,13 +60,13 @@ def test_nobody_gets_it(rabbit: Server) -> None:
         channel = connection.channel()
         kombu.Exchange(exchange, type="topic")(channel).declare()
         publisher = KombuPublisher("orders", url=rabbit.url, exchange=exchange)
-        first, second = publisher.publish(grouped("a-1", "b-1"))
+        first, second = published(publisher, grouped("a-1", "b-1"))
         assert "No queue is bound to" in str(first)
         assert isinstance(second, Refused)
         queue = kombu.Queue(exclusive=True)(channel)
         queue.declare()
         queue.bind_to(exchange, routing_key="order.#")
-        results = publisher.publish([*grouped("a-1"), outgoing("b", type="other")])
+        results = published(publisher, [*grouped("a-1"), outgoing("b", type="other")])
         assert failures(results) == [False, True]
         assert queue.get(no_ack=True).properties["message_id"] == "a-1"
         publisher.close()
@@ -82,11 +81,11 @@ def test_refused_by_the_broker(rabbit: Server) -> None:
         queue = kombu.Queue(name, queue_arguments=full)(connection.channel())
         queue.declare()
         publisher = KombuPublisher("orders", url=rabbit.url, queue=name)
-        results = publisher.publish(grouped("a-1", "a-2", "a-3"))
+        results = published(publisher, grouped("a-1", "a-2", "a-3"))
         assert failures(results) == [False, True, True]
         assert "basic.nack" in str(results[1])
         queue.purge()
-        assert publisher.publish(grouped("a-2")) == [None]
+        assert published(publisher, grouped("a-2")) == [None]
         publisher.close()
         queue.delete()
 
@@ -95,28 +94,29 @@ def test_no_exchange(rabbit: Server) -> None:
     """An exchange that is not there is no message's fault."""
     name = f"missing-{uuid.uuid4().hex}"
     publisher = KombuPublisher("orders", url=rabbit.url, exchange=name)
-    assert_away(publisher.publish(grouped("a-1", "b-1")), "NOT_FOUND")
+    assert_away(published(publisher, grouped("a-1", "b-1")), "NOT_FOUND")
     with kombu.Connection(rabbit.url) as connection:
         channel = connection.channel()
         kombu.Exchange(name, type="topic")(channel).declare()
         queue = kombu.Queue(exclusive=True)(channel)
         queue.declare()
         queue.bind_to(name, routing_key="#")
-        assert publisher.publish(grouped("a-1", "b-1")) == [None, None]
+        assert published(publisher, grouped("a-1", "b-1")) == [None, None]
         publisher.close()
         kombu.Exchange(name)(channel).delete()
 
 
 def test_connection_lost(rabbit: Server, rabbit_broker: Broker) -> None:
-    """A connection that broke while nobody used it is replaced, and nobody notices."""
+    """A connection that broke while nobody used it is replaced at the next attempt."""
     at = urlsplit(rabbit.url)
     with wire_to(at.hostname or "", at.port or 0) as wire:
         login = at.netloc.rpartition("@")[0]
         url = at._replace(netloc=f"{login}@127.0.0.1:{wire.port}").geturl()
         with rabbit_broker.publisher(url=url) as publisher:
-            assert publisher.publish(grouped("a-1")) == [None]
+            assert published(publisher, grouped("a-1")) == [None]
             wire.cut_all()
-            assert publisher.publish(grouped("a-2", "b-1")) == [None, None]
+            assert_away(published(publisher, grouped("a-2", "b-1")), "onnection", "ocket", "roken")
+            assert published(publisher, grouped("a-2", "b-1")) == [None, None]
     assert sorted(event.id for event in rabbit_broker.events(3)) == ["a-1", "a-2", "b-1"]
 
 
@@ -128,14 +128,14 @@ def test_silent_broker(rabbit: Server, rabbit_broker: Broker) -> None:
     if rabbit.pid is None:
         pytest.skip("the server is not ours to stop")
     with rabbit_broker.publisher(timeout=timedelta(seconds=0.5)) as publisher:
-        assert publisher.publish(grouped("a-1")) == [None]
+        assert published(publisher, grouped("a-1")) == [None]
         os.kill(rabbit.pid, signal.SIGSTOP)
         try:
-            assert_away(publisher.publish(grouped("a-2")), "Timeout")
+            assert_away(published(publisher, grouped("a-2")), "Timeout")
         finally:
             os.kill(rabbit.pid, signal.SIGCONT)
     with rabbit_broker.publisher() as publisher:
-        assert publisher.publish(grouped("a-2")) == [None]
+        assert published(publisher, grouped("a-2")) == [None]
     ids = [event.id for event in rabbit_broker.events(2)]
     assert ids in (["a-1", "a-2"], ["a-1", "a-2", "a-2"])
 
@@ -151,12 +151,19 @@ def test_kafka_restarted() -> None:
         make_topic(server, "orders")
         config = {"bootstrap.servers": bootstrap(server)}
         publisher = KafkaPublisher("orders", config={**config, "message.timeout.ms": 3000})
-        assert publisher.publish(grouped("a-1")) == [None]
-    assert_away(publisher.publish(grouped("a-2", "b-1")), "timed out")
+        assert published(publisher, grouped("a-1")) == [None]
+    assert_away(published(publisher, grouped("a-2", "b-1")), "timed out")
     with kafka(port) as server:
         make_topic(server, "orders")
-        assert publisher.publish(grouped("a-2", "b-1")) == [None, None]
+        assert published(publisher, grouped("a-2", "b-1")) == [None, None]
     publisher.close()
+
+
+def test_unsafe_config() -> None:
+    """A configuration cannot turn off what the promise needs."""
+    config = {"bootstrap.servers": "a:1", "acks": 1, "enable.idempotence": False}
+    made = KafkaPublisher("orders", config=config)._config
+    assert (made["acks"], made["enable.idempotence"]) == ("all", True)
 
 
 # SQS.
@@ -169,11 +176,11 @@ def test_sqs_restarted() -> None:
     with sqs(port) as server:
         options = {"transport_options": {"region": "eu-central-1"}}
         publisher = KombuPublisher("q", url=kombu_url(server), connection=options)
-        assert publisher.publish(grouped("a-1")) == [None]
-    assert_away(publisher.publish(grouped("a-2", "b-1")), "Could not connect", "was closed")
+        assert published(publisher, grouped("a-1")) == [None]
+    assert_away(published(publisher, grouped("a-2", "b-1")), "Could not connect", "was closed")
     with sqs(port) as server:
         make_queue(server, "q")
-        assert publisher.publish(grouped("a-2", "b-1")) == [None, None]
+        assert published(publisher, grouped("a-2", "b-1")) == [None, None]
     publisher.close()
 
 
@@ -182,20 +189,19 @@ def test_sqs_restarted() -> None:
 
 def test_batch() -> None:
     """What was not sent when the broker went away is no message's fault."""
-    batch = Batch(grouped("a-1", "a-2", "b-1", "c-1"), math.inf)
-    assert [batch.next(group) for group in batch.groups] == [0, 2, 3]
+    batch = Batch(grouped("a-1", "a-2", "b-1", "b-2", "c-1"), math.inf)
+    assert [batch.next(group) for group in batch.groups] == [0, 2, 4]
     batch.note("a", None)
     assert batch.next("a") == 1
-    batch.note("b", ValueError("b-1"))
+    refused = ValueError("b-1")
+    batch.note("b", refused)
     assert batch.next("b") is None
-    batch.note("c", BrokerUnavailable("gone"))
+    gone = BrokerUnavailable("gone")
+    batch.note("c", gone)
     assert [batch.next(group) for group in batch.groups] == [None] * 3
-    first, second, other, last = batch.results
-    assert first is None
-    assert isinstance(other, ValueError)
-    for left in (second, last):
-        assert isinstance(left, BrokerUnavailable)
-        assert "gone" in str(left)
+    batch.refuse_unnoted("not noted")
+    assert batch.results == {0: None, 2: refused}
+    assert batch.outage == (4, gone)
 
 
 consumer = Consumer("billing")
@@ -204,24 +210,23 @@ consumer = Consumer("billing")
 @pytest.mark.parametrize(
     ("backend", "options"),
     [
-        ("kombu.KombuPublisher", {"url": "amqp://nowhere.invalid//"}),
+        ("KombuPublisher", {"url": "amqp://nowhere.invalid//"}),
         (
-            "kafka.KafkaPublisher",
+            "KafkaPublisher",
             {"config": {"bootstrap.servers": "127.0.0.1:1"}},
         ),
-        ("celery.CeleryPublisher", {}),
-        ("local.LocalPublisher", {"consumers": [f"{__name__}.consumer"]}),
-        ("idempotency_django.contrib.messaging.outbox.calls.CallPublisher", {}),
+        ("CeleryPublisher", {}),
+        ("LocalPublisher", {"consumers": [f"{__name__}.consumer"]}),
+        ("outbox.calls.CallPublisher", {}),
     ],
 )
 def test_no_time_left(backend: str, options: dict[str, Any]) -> None:
     """Once half of the relay's lease is over, a publisher begins no message."""
     name = "after_commit" if "Call" in backend else "orders"
-    path = f"{PUBLISHERS}.{backend}" if backend.count(".") == 1 else backend
-    publisher = Topic(name=name, backend=path, options=options).publisher()
-    publisher.deadline = 0
-    results = publisher.publish(grouped("a-1", "a-2", "b-1"))
-    assert [type(result) for result in results] == [DeadlineReached] * 3
+    topic = Topic(name=name, backend=f"{PUBLISHERS}.{backend}", options=options)
+    publisher = topic.publisher()
+    results = published(publisher, grouped("a-1", "a-2", "b-1"), deadline=0)
+    assert [type(result) for result in results] == [NotSent] * 3
 
 
 def test_missing_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,8 +239,9 @@ def test_missing_client(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         with monkeypatch.context() as without:
             place, _, name = module.rpartition(".")
-            without.setitem(sys.modules, client, None)
-            without.delitem(sys.modules, f"{PUBLISHERS}.{place}", raising=False)
+            for each in (client, f"{client}.app"):
+                without.setitem(sys.modules, each, None)
+            without.delitem(sys.modules, f"{PUBLISHERS}.brokers.{place}", raising=False)
             without.delitem(vars(messaging), name, raising=False)  # imported at its first use
             with pytest.raises(ImproperlyConfigured, match=rf"idempotency-django\[{extra}\]"):
                 Topic(name="orders", backend=f"{messaging.__name__}.{name}").publisher()

@@ -54,7 +54,7 @@ def test_process_that_dies_is_named(using: str) -> None:
     silence(using)
     said = status()
     assert "! processes silent" in said
-    assert f"{rows(using).get().process}: it was killed, or a handler hangs in it" in said
+    assert f"{rows(using).get().process}: it was killed, or it cannot reach the database" in said
     beats("inbox")
     assert "! processes silent" in status()
     again = beats("relay")
@@ -72,6 +72,20 @@ def test_process_replaces_those_that_died_before_it_began_only(using: str) -> No
     second._since = rows(using).get(pk=second._pk).started_at
     second.beat()
     assert "! processes silent" in status()
+
+
+def test_process_that_hangs_is_named(using: str) -> None:
+    """With what it hangs in, until it goes on; a process that begins beside it hides nothing."""
+    beat = beats("relay")
+    beat._due = 0.0
+    beat.beat("messages of the topic 'orders'")
+    beats("relay")
+    said = status()
+    assert "! processes silent" in said
+    assert "has handled messages of the topic 'orders' for too long" in said
+    beat._due = 0.0
+    beat.beat()
+    assert "! processes silent" not in status()
 
 
 def test_beats_are_few(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +182,7 @@ def test_what_watches_survives_an_error(
             stop.set()
 
     monkeypatch.setattr(Beat, "beat", fails_first)
-    topic = {"orders": "tests.contrib.messaging.outbox.conftest.Broker"}
+    topic = {"orders": {"BACKEND": "tests.contrib.messaging.outbox.conftest.Broker"}}
     with override_settings(IDEMPOTENCY={"OUTBOX": topic}):
         in_threads([lambda: run_relay(stop, Relay(), health=str(health)), operator])
     assert caplog.text.count("ValueError: it cannot be") == 1
@@ -187,7 +201,7 @@ def test_relay_beats_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             stop.set()
 
-    topic = {"orders": "tests.contrib.messaging.outbox.conftest.Broker"}
+    topic = {"orders": {"BACKEND": "tests.contrib.messaging.outbox.conftest.Broker"}}
     with override_settings(IDEMPOTENCY={"OUTBOX": topic}):
         in_threads([lambda: run_relay(stop, Relay(["orders"])), operator])
     assert not Heartbeat.objects.exists()

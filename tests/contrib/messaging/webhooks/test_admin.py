@@ -60,18 +60,6 @@ def test_list(inbox: Inbox, settler: Client) -> None:
     assert settler.get(LIST, {"body__contains": "s3cret"}).status_code in (302, 400)
 
 
-def test_attempts_of_a_consumer(inbox: Inbox, settler: Client) -> None:
-    """The list does not say 0 where a consumer made the attempts: its record counts those."""
-    deliver(Hook, "m-1")
-    zero, unknown = (f'<td class="field-attempts_shown">{text}</td>' for text in ("0", "–"))
-    assert zero in page(settler, LIST)
-    row = inbox.row("m-1")
-    row.source = "consumer:billing"
-    row.save()
-    assert zero not in page(settler, LIST)
-    assert unknown in page(settler, LIST)
-
-
 def test_bodies(inbox: Inbox, settler: Client) -> None:
     """Body, headers and error are for holders of the permission, as text and never as HTML."""
     behaviour["shop"] = fail

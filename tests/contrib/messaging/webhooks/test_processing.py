@@ -27,7 +27,7 @@ from idempotency_django.contrib.messaging.inbox.processing import (
     run_inbox,
 )
 from idempotency_django.contrib.messaging.models import InboxMessage
-from idempotency_django.contrib.messaging.settling import NotSettled, accept, discard, repeat, retry
+from idempotency_django.contrib.messaging.settling import NotSettled, settle
 from idempotency_django.errors import StoreUnavailable
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.testing import eventually, in_threads
@@ -88,7 +88,7 @@ def test_no_handler(inbox: Inbox) -> None:
     assert process_due() == {"discarded": 1}
     Hook.on("order.lost")(effect)
     try:
-        repeat(inbox.row(), by="ann")
+        settle(inbox.row(), "repeat", by="ann")
         assert process_due() == {"done": 1}
     finally:
         Hook.consumer._handlers.pop("order.lost")
@@ -130,7 +130,7 @@ def test_dead(inbox: Inbox) -> None:
     assert (row.state, row.process_after, row.purge_at) == ("dead", None, None)
     assert row.error == "ConnectionError: The warehouse does not respond."
     assert process_due() == {}
-    retry(row, by="ann")
+    settle(row, "retry", by="ann")
     assert process_due() == {"done": 1}
     assert inbox.row().attempts == 3
     assert inbox.effects() == ["shop m-1"]
@@ -159,7 +159,7 @@ def test_retry_resumes(inbox: Inbox) -> None:
             assert process_due() == {state: 1}
     finally:
         Stepping.consumer._handlers["order.paid"] = handler
-    retry(inbox.row(), by="ann")
+    settle(inbox.row(), "retry", by="ann")
     assert process_due() == {"done": 1}
     assert inbox.effects() == ["steps m-1"]
     assert inbox.row().purge_at is None  # its ttl is None
@@ -176,7 +176,7 @@ def test_repeat(inbox: Inbox) -> None:
     behaviour["shop"] = note
     deliver(Hook)
     process_due()
-    repeat(inbox.row(), by="ann")
+    settle(inbox.row(), "repeat", by="ann")
     assert inbox.row().state == "pending"
     assert deliver(Hook).status_code == 200  # a redelivery changes nothing
     assert process_due() == {"done": 1}
@@ -189,15 +189,15 @@ def test_refused(inbox: Inbox) -> None:
     """What cannot be done to a message in its state is refused, and changes nothing."""
     deliver(Hook)
     [row] = inbox.rows()
-    for action in (repeat, accept):
+    for action in ("repeat", "accept"):
         with pytest.raises(NotSettled, match="is now “pending”"):
-            action(row, by="ann")
+            settle(row, action, by="ann")
     process_due()
-    for action in (retry, accept):
+    for action in ("retry", "accept"):
         with pytest.raises(NotSettled, match="is now “done”"):
-            action(row, by="ann")
+            settle(row, action, by="ann")
     with pytest.raises(NotSettled, match="deleted"):
-        retry(InboxMessage(pk=row.pk + 1), by="ann")
+        settle(InboxMessage(pk=row.pk + 1), "retry", by="ann")
     assert inbox.states() == ["done"]
     assert inbox.effects() == ["shop m-1"]
 
@@ -210,14 +210,14 @@ def test_discard(inbox: Inbox) -> None:
     for state in ("pending", "dead"):
         inbox.due_now()
         assert process_due() == {state: 1}
-    discard(inbox.row(), by="ann")
+    settle(inbox.row(), "discard", by="ann")
     assert inbox.row().purge_at is not None
     assert process_due() == {"done": 1}
     assert inbox.states() == ["discarded", "done"]
     with pytest.raises(NotSettled, match="is now “discarded”"):
-        retry(inbox.row(), by="ann")
+        settle(inbox.row(), "retry", by="ann")
     behaviour.clear()
-    repeat(inbox.row(), by="ann")
+    settle(inbox.row(), "repeat", by="ann")
     assert process_due() == {"done": 1}
     assert inbox.effects() == ["shop m-2", "shop m-1"]
 
@@ -228,7 +228,7 @@ def test_retry_now(inbox: Inbox) -> None:
     deliver(Hook)
     process_due()
     behaviour.clear()
-    retry(inbox.row(), by="ann")
+    settle(inbox.row(), "retry", by="ann")
     assert process_due() == {"done": 1}
 
 
@@ -240,7 +240,7 @@ def test_nobody_there(inbox: Inbox) -> None:
     assert "'gone'" in inbox.row().error
     with pytest.raises(NotSettled, match="'gone'"):
         inbox.rows().update(state="done")
-        repeat(inbox.row(), by="ann")
+        settle(inbox.row(), "repeat", by="ann")
     inbox.rows().update(source="shop", state="pending")
     inbox.due_now()
     assert process_due() == {"done": 1}
@@ -270,7 +270,7 @@ def test_dead_letter_in_a_group(inbox: Inbox) -> None:
     process_due()
     assert inbox.states() == ["dead", "pending"]
     behaviour.clear()
-    retry(inbox.row(), by="ann")
+    settle(inbox.row(), "retry", by="ann")
     process_due()
     assert inbox.states() == ["done"] * 2
 
@@ -318,7 +318,7 @@ def test_late_owner(inbox: Inbox) -> None:
     [late] = claim(1)
     inbox.due_now()  # its claim is over
     assert process_due() == {"done": 1}
-    repeat(inbox.row(), by="ann")
+    settle(inbox.row(), "repeat", by="ann")
     assert not mark(late, state="done", process_after=None)
     process(late)
     assert inbox.row().state == "pending"
@@ -470,14 +470,14 @@ def test_dead_letter_of_a_consumer(inbox: Inbox) -> None:
             received_at=timezone.now(),
         )
         assert process_due() == {}
-        retry(inbox.row(), by="ann")
+        settle(inbox.row(), "retry", by="ann")
         assert process_due() == {"dead": 1}
         behaviour.clear()
-        retry(inbox.row(), by="ann")
+        settle(inbox.row(), "retry", by="ann")
         assert process_due() == {"done": 1}
         inbox.rows().update(source="consumer:gone", state="dead")
         with pytest.raises(NotSettled, match="'gone'"):
-            retry(inbox.row(), by="ann")
+            settle(inbox.row(), "retry", by="ann")
     assert inbox.effects() == ["billing e-1"]
 
 
@@ -506,11 +506,11 @@ def test_dead_letter_for_what_it_is(inbox: Inbox) -> None:
     ):
         dead_letters.keep_raw(failing, "orders/0/17", b"\xff", ValueError("It is not an event."))
         with pytest.raises(NotSettled, match="not JSON"):
-            retry(inbox.rows().get(), by="ann")
+            settle(inbox.rows().get(), "retry", by="ann")
         assert inbox.states() == ["dead"]
         inbox.rows().delete()
         dead_letters.keep(failing, lost, UnknownEventType("There is no handler for it."))
-        retry(inbox.rows().get(), by="ann")
+        settle(inbox.rows().get(), "retry", by="ann")
         assert process_due() == {"dead": 1}
 
 
@@ -540,8 +540,8 @@ def test_accepted(inbox: Inbox) -> None:
     assert inbox.states() == ["pending", "dead"]
     assert process_due() == {"done": 1}
     with pytest.raises(NotSettled, match="is now “dead”"):
-        retry(inbox.row("m-2"), by="ann")  # which is for what has failed
-    accept(inbox.row("m-2"), by="ann")
+        settle(inbox.row("m-2"), "retry", by="ann")  # which is for what has failed
+    settle(inbox.row("m-2"), "accept", by="ann")
     assert inbox.row("m-2").purge_at is None
     assert process_due() == {"done": 1}
     assert inbox.effects() == ["github m-1", "github m-2"]
@@ -555,7 +555,7 @@ def test_accepted_in_its_group(inbox: Inbox) -> None:
     deliver(Hook, "m-2", body_of(group="a"))
     assert inbox.states() == ["pending", "dead", "pending"]
     assert process_due() == {"done": 2}
-    accept(inbox.rows().get(state="dead"), by="ann")
+    settle(inbox.rows().get(state="dead"), "accept", by="ann")
     assert process_due() == {"pending": 1}
     assert [row.group for row in inbox.rows()] == ["a"] * 3
 

@@ -20,7 +20,7 @@ from idempotency_django.contrib.messaging.inbox.processing import (
     process,
 )
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
-from idempotency_django.contrib.messaging.settling import repeat, retry
+from idempotency_django.contrib.messaging.settling import settle
 from idempotency_django.errors import StoreUnavailable
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
@@ -195,7 +195,7 @@ def test_interrupted(inbox: Inbox) -> None:
     die_in_the_handler(inbox)
     assert process_due() == {"done": 1}
     assert told == [(2, True)]
-    repeat(inbox.row(), by="ann")
+    settle(inbox.row(), "repeat", by="ann")
     assert process_due() == {"done": 1}
     assert told[1:] == [(3, False)]
 
@@ -208,7 +208,7 @@ def test_interrupted_too_often(inbox: Inbox) -> None:
     assert process_due() == {"dead": 1}
     assert inbox.effects() == []
     assert inbox.row().error
-    retry(inbox.row(), by="ann")
+    settle(inbox.row(), "retry", by="ann")
     assert process_due() == {"done": 1}
 
 

@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
 from .....management import number, stop_on_signals
-from ...outbox.relay import BATCH_SIZE, LEASE, POLL, Relay, abandoned, run_relay
+from ...outbox.relay import POLL, Relay, run_relay
 from ...queue import counted
 
 
@@ -35,20 +35,6 @@ class Command(BaseCommand):
             help="Send only this topic. Can be repeated.",
         )
         parser.add_argument(
-            "--batch",
-            type=number(int, str(BATCH_SIZE)),
-            default=BATCH_SIZE,
-            metavar="MESSAGES",
-            help=f"The most messages to claim at once (default: {BATCH_SIZE}).",
-        )
-        parser.add_argument(
-            "--lease",
-            type=number(float, "60"),
-            default=LEASE.total_seconds(),
-            metavar="SECONDS",
-            help="How long a batch can take before another relay also sends it (default: 60).",
-        )
-        parser.add_argument(
             "--poll",
             type=number(float, "1"),
             default=POLL.total_seconds(),
@@ -62,18 +48,17 @@ class Command(BaseCommand):
             help="A file that is touched every second, for a liveness probe.",
         )
 
-    def handle(self, *args: Any, **options: Any) -> None:
-        lease = timedelta(seconds=options["lease"])
+    def handle(self, *, once: bool, topic: list[str], **options: Any) -> None:
         try:
-            relay = Relay(options["topic"], batch_size=options["batch"], lease=lease)
+            relay = Relay(topic)
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
         say = self.stdout.write if options["verbosity"] else str
         with closing(relay), stop_on_signals() as stop:
-            if options["once"]:
+            if once:
                 say(_outcome(relay.drain(stop), relay))
             else:
-                say(f"The relay sends {relay.names}. It ends on SIGTERM.")
+                say(f"The relay sends {', '.join(relay.names)}. It ends on SIGTERM.")
                 poll = timedelta(seconds=options["poll"])
                 run_relay(stop, relay, poll=poll, health=options["health"])
 
@@ -86,13 +71,8 @@ def _outcome(tried: int, relay: Relay) -> str:
     if relay.refused:
         sentences.append(f"Not sent: {counted(relay.refused)}. See the log for the reason.")
     if relay.unreachable:
-        topics = ", ".join(map(repr, relay.unreachable))
         sentences.append(
-            f"{topics} cannot be sent now; see the log for the reason. No message is lost. Run "
-            "this again."
-        )
-    for name, count in abandoned(relay.using).items():
-        sentences.append(
-            f"No relay sends the topic {name!r} ({counted(count)} waiting); see the log."
+            f"{', '.join(relay.unreachable)} cannot be sent now; see the log for the reason. No "
+            "message is lost. Run this again."
         )
     return " ".join(sentences) or "Nothing was due."

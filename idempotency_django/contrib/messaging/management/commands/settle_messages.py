@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 from argparse import ArgumentParser
-from typing import Any, Final
+from typing import Any
 
 from django.core.management.base import BaseCommand
 
@@ -13,9 +13,7 @@ from ...inbox.processing import INBOX
 from ...models import MessageState
 from ...outbox.relay import OUTBOX
 from ...queue import counted
-from ...settling import discard, retry, settle_all
-
-ACTIONS: Final = {"retry": retry, "discard": discard}
+from ...settling import settle_all
 
 
 class Command(BaseCommand):
@@ -27,7 +25,9 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("action", choices=list(ACTIONS), help="What to do to each of them.")
+        parser.add_argument(
+            "action", choices=["retry", "discard"], help="What to do to each of them."
+        )
         chosen = parser.add_mutually_exclusive_group(required=True)
         chosen.add_argument("--topic", metavar="TOPIC", help="The topic of the outbox.")
         chosen.add_argument(
@@ -38,16 +38,15 @@ class Command(BaseCommand):
         )
         parser.add_argument("--dry-run", action="store_true", help="Only say how many there are.")
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *, action: str, error: str, **options: Any) -> None:
         queue = OUTBOX if options["topic"] else INBOX
         place = {queue.place: options["topic"] or options["source"]}
-        chosen = {**place, "error__contains": options["error"]}
+        dead = queue.all(database()).filter(state=MessageState.DEAD, **place)
+        chosen = dead.filter(error__contains=error)
         if options["dry_run"]:
-            dead = queue.all(database()).filter(state=MessageState.DEAD, **chosen)
-            self.stdout.write(f"Would {options['action']} {counted(dead.count())}.")
+            self.stdout.write(f"Would {action} {counted(chosen.count())}.")
             return
-        change = ACTIONS[options["action"]]
-        settled, refusals = settle_all(queue.model, change, getpass.getuser(), **chosen)
-        self.stdout.write(f"{counted(settled)}: {options['action']}.")
+        settled, refusals = settle_all(chosen, action, by=getpass.getuser())
+        self.stdout.write(f"{counted(settled)}: {action}.")
         for refusal, number in refusals.items():
             self.stdout.write(f"Left unchanged: {counted(number)}. {refusal}")
