@@ -12,7 +12,7 @@ IDEMPOTENCY = {
     "OUTBOX": {
         "orders": {
             "BACKEND": "tests.contrib.messaging.outbox.log.LogPublisher",
-            "MAX_ATTEMPTS": None,
+            "MAX_ATTEMPTS": 1_000_000,
         },
         "local": {
             "BACKEND": "tests.contrib.messaging.outbox.crashing.Wire",
