@@ -222,7 +222,7 @@ class MessageAdmin(MessagingAdmin):
         rows: QuerySet[Any] = super().stored().filter(**{f"{self.place}__gt": ""})
         return rows
 
-    def get_list_display(self, request: HttpRequest) -> Sequence[str]:
+    def get_list_display(self, request: HttpRequest) -> Any:
         return ("message_id", "state", "type", self.place, "group", "attempts", self.since)
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:

@@ -33,7 +33,7 @@ logger = logging.getLogger("idempotency_django")
 PATIENCE: Final = timedelta(minutes=1)
 """After this time, the loop goes on in another thread. What was claimed together is due by then."""
 HANDLER_TIMEOUT: Final = timedelta(minutes=15)
-"""After this time, the log says what hangs, and the process gives no sign of life."""
+"""After this time, the log and the status say what hangs, and the health file is not touched."""
 BEAT: Final = 1.0
 """Seconds between two signs of life."""
 
@@ -123,8 +123,8 @@ def repeat(
             begin()
         hung = [each for each in map(_handled.get, workers) if each]
         hung = [each for each in hung if each.lasts(HANDLER_TIMEOUT)]
+        beat.beat(hung[-1].what if hung else "")
         if not hung:
-            beat.beat()
             if health:
                 with suppress(OSError):  # the next one may succeed
                     Path(health).touch()

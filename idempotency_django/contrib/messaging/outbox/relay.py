@@ -160,7 +160,7 @@ class Batch:
             self._owned(left).update(token="", process_after=DatabaseNow())
 
     def _owned(self, messages: Iterable[OutboxMessage]) -> QuerySet[OutboxMessage]:
-        rows = OUTBOX.all(database())
+        rows = OutboxMessage.objects.using(database())
         pks = [message.pk for message in messages]
         owned = rows.alias(now=unindexed(F("state"))).filter(token=self.token, pk__in=pks)
         return owned.filter(now=MessageState.PENDING)
