@@ -288,7 +288,7 @@ def test_nobody_there(using: str) -> None:
     outbox(using, 2, topic="renamed")
     inbox(using, 3, source="gone")
     inbox(using, 4, source="consumer:gone")
-    code, wrong = status("--max-age", "1m")
+    code, wrong = status("1m")
     assert code == 1
     assert {name[1]: each.count for name, each in wrong.items()} == {
         "renamed": 2,

@@ -98,7 +98,7 @@ def repeat(
 
     def loop() -> None:
         try:
-            while not stop.is_set() and workers[-1] is threading.current_thread():
+            while not (stop.is_set() or errors) and workers[-1] is threading.current_thread():
                 if not _attempt(work, what):
                     stop.wait(poll.total_seconds())
         except BaseException as error:

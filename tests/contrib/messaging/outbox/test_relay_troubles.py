@@ -21,6 +21,7 @@ from idempotency_django.contrib.messaging import (
     run_relay,
 )
 from idempotency_django.contrib.messaging.models import OutboxMessage
+from idempotency_django.contrib.messaging.outbox.relay import Batch
 from idempotency_django.stores import DIALECTS
 from idempotency_django.testing import eventually, in_threads
 
@@ -50,30 +51,28 @@ def test_ctrl_c_ends_the_relay(broker: type[Broker]) -> None:
     assert OutboxMessage.objects.get().state == "pending"
 
 
-def fails_first(number: int, then: Callable[[], object]) -> Any:
-    """Let the database be away for so many statements, and do something at the last of them."""
-    left = [number]
+def fails_first(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Let the database be away for so many claims."""
+    real, left = Batch.claim, [number]
 
-    def execute(run: Any, *statement: Any) -> Any:
+    def claim(*arguments: Any) -> Batch:
         if left[0] > 0:
             left[0] -= 1
-            if not left[0]:
-                then()
             raise OperationalError("the server has gone away")
-        return run(*statement)
+        return real(*arguments)
 
-    return connection.execute_wrapper(execute)
+    monkeypatch.setattr(Batch, "claim", claim)
 
 
 def test_relay_waits_for_the_database(
-    broker: type[Broker], caplog: pytest.LogCaptureFixture
+    broker: type[Broker], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it cannot be reached, the relay says so, loses nothing, and tries again."""
     publish_order()
     stop = threading.Event()
     broker.before = staticmethod(lambda messages: stop.set())  # type: ignore[assignment]
-    with fails_first(3, lambda: None):
-        run_relay(stop, Relay(), poll=timedelta(seconds=0.01))
+    fails_first(monkeypatch, 3)
+    run_relay(stop, Relay(), poll=timedelta(seconds=0.01))
     assert len(broker.got) == 1
     assert "The relay cannot reach its database and will retry. No message is lost" in caplog.text
 
@@ -87,8 +86,8 @@ def test_conflict_is_no_outage(
     broker.before = staticmethod(lambda messages: stop.set())  # type: ignore[assignment]
     dialect = DIALECTS[connection.vendor]
     monkeypatch.setattr(dialect, "is_busy", lambda self, error: True)
-    with fails_first(2, lambda: None):  # the first one looks for topics that no relay sends
-        run_relay(stop, Relay(), poll=timedelta(seconds=0.01))
+    fails_first(monkeypatch, 1)
+    run_relay(stop, Relay(), poll=timedelta(seconds=0.01))
     assert len(broker.got) == 1
     assert "The relay met a conflict with another transaction" in caplog.text
     assert "cannot reach its database" not in caplog.text

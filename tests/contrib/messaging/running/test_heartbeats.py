@@ -167,11 +167,11 @@ def test_what_watches_survives_an_error(
     stop, health, failed = threading.Event(), tmp_path / "health", list[int]()
     beat = Beat.beat
 
-    def fails_first(self: Beat) -> None:
+    def fails_first(self: Beat, hanging: str) -> None:
         if not failed:
             failed.append(1)
             raise ValueError("it cannot be")
-        beat(self)
+        beat(self, hanging)
 
     def operator() -> None:
         try:
