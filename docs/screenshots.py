@@ -218,7 +218,6 @@ def pages() -> list[Page]:
     return [
         Page("admin-records", records, 720),
         Page("admin-record", f"{records}{held}/change/", 690),
-        Page("admin-complete", f"{records}{held}/settle/", 820),
         Page("admin-timeline", f"{records}{order}/change/", 570, above),
         Page("admin-inbox", inbox, 450),
     ]

@@ -1,13 +1,12 @@
-"""The actions of an operator on records: settle an interrupted one, and delete."""
+"""The action of an operator on records: settle the interrupted ones."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from django import forms
-from django.contrib.admin.models import DELETION
 from django.contrib.admin.widgets import (
     AdminIntegerFieldWidget,
     AdminRadioSelect,
@@ -15,72 +14,22 @@ from django.contrib.admin.widgets import (
 )
 from django.db.models import QuerySet
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy
 
-from ..contrib.timeline import HELD, STATES, Moment, state_of
-from ..models import INTERRUPTED, NO_OWNER, DatabaseNow, IdempotencyKey, IdempotencyStep
+from ..contrib.timeline import HELD, STATES, state_of
+from ..models import INTERRUPTED, NO_OWNER, DatabaseNow, IdempotencyKey, unlocked
 from ..stores import Payload, Status, encode, stores
 from .base import Action
-
-__all__ = ["ACTIONS"]
-
-
-class KeyAction(Action):
-    """One of the things that an operator can do to records."""
-
-    def apply(self, rows: Sequence[Any], given: Mapping[str, Any], by: str) -> Mapping[Any, str]:
-        for store in stores.all():
-            for row in rows if store.has_cache else ():
-                store.forget(row.key, row.scope)
-        chosen = IdempotencyKey._base_manager.using(rows[0]._state.db)
-        self.change(chosen.filter(pk__in=[row.pk for row in rows]), given, by)
-        return {}
-
-    def change(self, rows: QuerySet[Any], given: Mapping[str, Any], by: str) -> None:
-        """Do it to these rows; every store has forgotten them."""
-        raise NotImplementedError
-
-
-class Remove(KeyAction):
-    """Delete the record and its steps."""
-
-    name = "remove"
-    title = gettext_lazy("Delete idempotency keys")
-    button = gettext_lazy("Delete")
-    permission = "remove"
-    flag = DELETION
-    effects = (
-        gettext_lazy("The keys and their steps are no longer available for an audit."),
-        gettext_lazy(
-            "The next request with such a key is executed from the beginning, even if it is a "
-            "retry of an executed request."
-        ),
-    )
-    log = gettext_lazy("Deleted; the next request with this key is executed.")
-    done = gettext_lazy("deleted")
-
-    def refusal(self, row: Any, given: Mapping[str, Any]) -> str:
-        if state_of(row) != Status.IN_PROGRESS:
-            return ""
-        return _("A key in progress can be deleted only after its lease has ended.")
-
-    def change(self, rows: QuerySet[Any], given: Mapping[str, Any], by: str) -> None:
-        rows.delete()
-
 
 COMPLETE: Final = "complete"
 RELEASE: Final = "release"
 
-JSON: Final = "application/json"
-_TYPES: Final = (JSON, "application/problem+json", "application/xml", "text/plain; charset=utf-8")
 _BODILESS: Final = (204, 205, 304)  # RFC 9110
 
 
 class SettleForm(forms.Form):
     """What became of an operation, why that is known, and the response of a completed one."""
 
-    # The attempt that the operator has seen: the next one may have come further.
-    attempt = forms.IntegerField(widget=forms.HiddenInput)
     outcome = forms.ChoiceField(
         label=gettext_lazy("Outcome"),
         choices=[
@@ -107,111 +56,95 @@ class SettleForm(forms.Form):
         initial=200,
         widget=AdminIntegerFieldWidget,
     )
-    content_type = forms.ChoiceField(
-        label=gettext_lazy("Content type"),
-        choices=[*((each, each) for each in _TYPES), ("", gettext_lazy("none: the body is empty"))],
-        initial=JSON,
-        required=False,
-    )
-    body = forms.CharField(
+    body = forms.JSONField(
         label=gettext_lazy("Body"),
-        help_text=gettext_lazy("Stored unchanged, in UTF-8."),
+        help_text=gettext_lazy("JSON, or empty."),
         required=False,
-        strip=False,
         widget=AdminTextareaWidget(attrs={"rows": 12, "spellcheck": "false"}),
     )
 
     def clean(self) -> dict[str, Any]:
         given = self.cleaned_data
-        if given.get("outcome") != COMPLETE:
-            return given | {"done": _("Released for retry")}
-        # Browsers send each line end as two characters.
-        body = given.get("body", "").replace("\r\n", "\n")
-        declared = "" if given.get("status") in _BODILESS else given.get("content_type", "")
-        if body and not declared:
-            self.add_error("body", _("Remove the body, or choose another status or type."))
-        if "body" in given and declared.endswith("json"):
-            try:
-                json.loads(body)
-            except (ValueError, RecursionError) as error:
-                self.add_error("body", _("Invalid JSON: %(error)s.") % {"error": error})
-        done = _("Completed by hand with status %(status)s and %(size)d bytes of body")
-        return given | {
-            "payload": Payload(
-                given.get("status", 200),
-                (("Content-Type", declared),) if declared else (),
-                body.encode(),
-            ),
-            "done": done % {"status": given.get("status"), "size": len(body.encode())},
-        }
+        done = _("Completed by hand with status %(status)s")
+        if given.get("outcome") == RELEASE:
+            done = _("Released for retry")
+        elif given.get("status") in _BODILESS and given.get("body") is not None:
+            self.add_error("body", _("A response with this status has no body."))
+        return given | {"done": done % {"status": given.get("status")}}
 
 
-class Settle(KeyAction):
-    """Settle one interrupted record: it was done, or it is released for the next retry."""
+class Settle(Action):
+    """Settle interrupted records: they were done, or are released for the next retry."""
 
     name = "settle"
-    title = gettext_lazy("Settle an interrupted operation")
-    button = gettext_lazy("Settle")
-    for_many = False
+    short_description = gettext_lazy("Settle interrupted operations")
     form = SettleForm
-    log = gettext_lazy("%(done)s: %(reason)s")
-    done = gettext_lazy("settled")
-
-    def offers(self, row: Any) -> bool:
-        return state_of(row) in (INTERRUPTED, HELD)
-
-    def initial(self, row: Any) -> dict[str, Any]:
-        return {"attempt": row.attempt}
-
-    def refusal(self, row: Any, given: Mapping[str, Any]) -> str:
-        if not self.offers(row):
-            values = {"state": STATES[state_of(row)]}
-            return _("Only an interrupted record can be settled; this one is %(state)s.") % values
-        if given.get("attempt", row.attempt) != row.attempt:
-            text = _(
-                "Attempt %(attempt)d has started since you opened this page, and was interrupted "
-                "too."
-            )
-            return text % {"attempt": row.attempt}
-        ends = Moment(row.expires_at, row.now)
-        if given.get("outcome") == COMPLETE and not ends.ahead:
-            return _(
-                "Its time to live ended at %(time)s (%(age)s), so a retry would execute the "
-                "operation again and not get this response. Release it, or delete it."
-            ) % {"time": ends.exactly, "age": ends.age}
-        return ""
-
-    def consequences(self, rows: Sequence[Any]) -> Iterator[str]:
-        yield _(
+    effects = (
+        gettext_lazy(
             "If it was done, nothing is executed: every retry gets the response that you enter, "
-            "until the record expires (%(age)s)."
-        ) % {"age": Moment(rows[0].expires_at, rows[0].now).age}
-        yield _("If you release it, nothing happens until the next retry.")
-        yield _resumption(rows[0])
-        yield _(
+            "until the record expires."
+        ),
+        gettext_lazy(
+            "If you release it, nothing happens until the next retry. That resumes after the last "
+            "stored step, or begins from the start if no step is stored."
+        ),
+        gettext_lazy(
             "All other effects of the last attempt then happen a second time, unless they were "
             "rolled back or the other service recognises their derived key. Check what happened "
             "first."
-        )
-        yield _("If the original process is still running, it can no longer complete.")
+        ),
+        gettext_lazy("If the original process is still running, it can no longer complete."),
+    )
+    log = gettext_lazy("%(done)s: %(reason)s")
+    done = gettext_lazy("settled")
 
-    def change(self, rows: QuerySet[Any], given: Mapping[str, Any], by: str) -> None:
-        rows.update(
-            # An owner that is still alive no longer owns it.
-            owner_token=NO_OWNER,
-            lease_expires_at=None,
-            completed_at=DatabaseNow(),
-            **(_completed(given["payload"]) if "payload" in given else _released(given, by)),
-        )
+    def fits(self, row: Any) -> bool:
+        return state_of(row) in (INTERRUPTED, HELD)
+
+    def apply(
+        self, rows: QuerySet[Any], given: Mapping[str, Any], by: str
+    ) -> Iterator[tuple[Any, str]]:
+        free = {row.pk: row for row in unlocked(rows)}
+        settled = _completed(given) if given["outcome"] == COMPLETE else _released(given, by)
+        for row in rows:
+            refusal = self._refusal(free.get(row.pk), given)
+            if not refusal:
+                for store in stores.all():
+                    if store.has_cache:
+                        store.forget(row.key, row.scope)
+                records = IdempotencyKey._base_manager.using(rows.db)
+                # An owner that is still alive no longer owns it.
+                records.filter(pk=row.pk).update(
+                    owner_token=NO_OWNER,
+                    lease_expires_at=None,
+                    completed_at=DatabaseNow(),
+                    **settled,
+                )
+            yield row, refusal
+
+    def _refusal(self, row: Any, given: Mapping[str, Any]) -> str:
+        if row is None:
+            return _("It is in use now, or was deleted. Try again later.")
+        if not self.fits(row):
+            values = {"state": STATES[state_of(row)]}
+            return _("Only an interrupted record can be settled; this one is %(state)s.") % values
+        if given["outcome"] == COMPLETE and row.expires_at and row.expires_at <= row.now:
+            return _(
+                "Its time to live has ended, so a retry would execute the operation again and not "
+                "get this response. Release it."
+            )
+        return ""
 
 
-def _completed(payload: Payload) -> dict[str, Any]:
-    status, headers, body = encode(payload)
+def _completed(given: Mapping[str, Any]) -> dict[str, Any]:
+    body = b"" if given["body"] is None else json.dumps(given["body"]).encode()
+    headers = (("Content-Type", "application/json"),) if body else ()
+    code, stored_headers, stored_body = encode(Payload(given["status"], headers, body))
     return {
         "status": Status.COMPLETED,
-        "response_status": status,
-        "response_headers": headers,
-        "response_body": body,
+        "response_status": code,
+        "response_headers": stored_headers,
+        "response_body": stored_body,
         "error": "",
     }
 
@@ -222,25 +155,3 @@ def _released(given: Mapping[str, Any], by: str) -> dict[str, Any]:
         "pinned": True,  # the attempt's external effects belong to this request
         "error": _("Released by %(user)s: %(reason)s") % {**given, "user": by},
     }
-
-
-def _resumption(record: Any) -> str:
-    """Says where the next attempt begins."""
-    steps = IdempotencyStep.objects.using(record._state.db).filter(record=record.pk).count()
-    ends = Moment(record.expires_at, record.now)
-    if not steps:
-        return _("The retry starts from the beginning, because no step is stored.")
-    if not ends.ahead:
-        return _(
-            "The retry starts from the beginning, because the time to live has ended (%(age)s). "
-            "It runs the stored steps a second time."
-        ) % {"age": ends.age}
-    return ngettext(
-        "The retry resumes after the one stored step and doesn't run it again.",
-        "The retry resumes after the last of the %(steps)d stored steps and doesn't run them "
-        "again.",
-        steps,
-    ) % {"steps": steps}
-
-
-ACTIONS: Final[Sequence[Action]] = (Settle(), Remove())

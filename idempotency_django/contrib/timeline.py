@@ -15,8 +15,6 @@ from typing import Any, ClassVar, Final
 from django.apps import apps
 from django.db import router
 from django.db.models import Model, Q, QuerySet
-from django.utils.html import format_html
-from django.utils.safestring import SafeString
 from django.utils.timesince import timesince, timeuntil
 from django.utils.timezone import is_aware, localtime
 from django.utils.translation import gettext as _
@@ -67,15 +65,6 @@ class Moment:
             return ""
         at = local(self.at)
         return f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03} {at:%Z}".strip()
-
-    @property
-    def html(self) -> SafeString:
-        """The age, with the exact moment as a tooltip."""
-        if self.at is None:
-            return format_html("{}", self.age)
-        return format_html(
-            '<time datetime="{}" title="{}">{}</time>', self.at.isoformat(), self.exactly, self.age
-        )
 
 
 def local(moment: datetime) -> datetime:

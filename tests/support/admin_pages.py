@@ -49,6 +49,17 @@ def page(client: Client, path: str, **query: Any) -> str:
     return unescape(response.content.decode())
 
 
+def ask(client: Client, action: str, *rows: Any, path: str = LIST, **given: Any) -> HttpResponse:
+    """Choose an action for some rows of a list."""
+    chosen = {"action": action, "_selected_action": [getattr(row, "pk", row) for row in rows]}
+    return client.post(path, {**chosen, **given}, follow=True)
+
+
+def act(client: Client, action: str, *rows: Any, path: str = LIST, **given: Any) -> HttpResponse:
+    """Do it, after having been asked."""
+    return ask(client, action, *rows, path=path, confirmed="1", **given)
+
+
 def messages(response: HttpResponse) -> list[str]:
     """What the page tells of what was done."""
     return [str(message) for message in response.context["messages"]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -17,7 +17,7 @@ from ...admin import Action, ListAdmin, preformatted
 from . import settling
 from .databases import database
 from .inbox.processing import known_sources
-from .models import Heartbeat, InboxMessage, MessageState, OutboxMessage
+from .models import Heartbeat, InboxMessage, OutboxMessage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,64 +30,24 @@ class MessageAction(Action):
 
     does: str
     name: str
-    title: Any
-    button: Any
+    short_description: Any
     effects: Sequence[Any]
     log: Any
     done: Any
 
-    def refusal(self, row: Any, given: Mapping[str, Any]) -> str:
-        if settling.fits(row, self.does):
-            return ""
-        text = _("Its state is “%(state)s”, so this action does not apply.")
-        return text % {"state": row.get_state_display()}
+    def fits(self, row: Any) -> bool:
+        return settling.fits(row, self.does)
 
-    def apply(self, rows: Sequence[Any], given: Mapping[str, Any], by: str) -> Mapping[Any, str]:
-        refusals = {}
-        for row in rows:
-            try:
-                settling.settle(row, self.does, by=by)
-            except settling.NotSettled as error:
-                refusals[row.pk] = str(error)
-        return refusals
+    def apply(
+        self, rows: QuerySet[Any], given: Mapping[str, Any], by: str
+    ) -> Iterator[tuple[Any, str]]:
+        return settling.settle_all(rows, self.does, by=by)
 
-
-@dataclass(frozen=True, kw_only=True)
-class AlikeAction(MessageAction):
-    """Settles, with a dead letter, all others of its topic or source that have the same error."""
-
-    for_many = False
-
-    def offers(self, row: Any) -> bool:
-        return row.state == MessageState.DEAD and super().offers(row)
-
-    def consequences(self, rows: Sequence[Any]) -> Sequence[str]:
-        [row] = rows
-        text = _("This is done to all dead letters with this error and topic or source: %(count)d.")
-        count = settling.alike(row).count()
-        return [text % {"count": count}, *map(str, self.effects)]
-
-    def apply(self, rows: Sequence[Any], given: Mapping[str, Any], by: str) -> Mapping[Any, str]:
-        [row] = rows
-        settled, refusals = settling.settle_all(settling.alike(row), self.does, by=by)
-        return {} if settled else {row.pk: " ".join(refusals)}
-
-
-def _alike(action: MessageAction, button: Any) -> AlikeAction:
-    """The action, on all dead letters that are like the letter that the page is of."""
-    log = gettext_lazy("Settled, with all others that have the same error.")
-    names = {"name": f"{action.name}_alike", "title": button, "button": button, "log": log}
-    return AlikeAction(**{**vars(action), **names})
-
-
-RETRY_ALIKE: Final = gettext_lazy("Retry all with this error")
-DISCARD_ALIKE: Final = gettext_lazy("Discard all with this error")
 
 INBOX: Final = (
     MessageAction(
         name="retry",
-        title=gettext_lazy("Retry messages"),
-        button=gettext_lazy("Retry"),
+        short_description=gettext_lazy("Retry messages"),
         effects=(
             gettext_lazy("A process of the inbox handles the message again soon."),
             gettext_lazy(
@@ -102,8 +62,7 @@ INBOX: Final = (
     ),
     MessageAction(
         name="discard",
-        title=gettext_lazy("Discard dead letters"),
-        button=gettext_lazy("Discard"),
+        short_description=gettext_lazy("Discard dead letters"),
         effects=(
             gettext_lazy("The message is not handled, and its group continues without it."),
             gettext_lazy("You can reprocess it until it is purged."),
@@ -114,8 +73,7 @@ INBOX: Final = (
     ),
     MessageAction(
         name="reprocess",
-        title=gettext_lazy("Reprocess messages"),
-        button=gettext_lazy("Reprocess"),
+        short_description=gettext_lazy("Reprocess messages"),
         effects=(
             gettext_lazy(
                 "The handler runs again from the beginning, although it has succeeded before."
@@ -131,8 +89,7 @@ INBOX: Final = (
     ),
     MessageAction(
         name="accept",
-        title=gettext_lazy("Accept messages"),
-        button=gettext_lazy("Accept"),
+        short_description=gettext_lazy("Accept messages"),
         effects=(
             gettext_lazy(
                 "An earlier message had the same id with another body, or the same body with "
@@ -150,8 +107,7 @@ INBOX: Final = (
 OUTBOX: Final = (
     MessageAction(
         name="retry",
-        title=gettext_lazy("Retry dead letters"),
-        button=gettext_lazy("Retry"),
+        short_description=gettext_lazy("Retry dead letters"),
         effects=(
             gettext_lazy("The message is sent with the same id. Its earlier attempts still count."),
             gettext_lazy(
@@ -165,8 +121,7 @@ OUTBOX: Final = (
     ),
     MessageAction(
         name="discard",
-        title=gettext_lazy("Discard dead letters"),
-        button=gettext_lazy("Discard"),
+        short_description=gettext_lazy("Discard dead letters"),
         effects=(
             gettext_lazy("The message is never sent, and its group continues without it."),
             gettext_lazy(
@@ -179,8 +134,7 @@ OUTBOX: Final = (
     ),
     MessageAction(
         name="resend",
-        title=gettext_lazy("Send again with new ids"),
-        button=gettext_lazy("Send again"),
+        short_description=gettext_lazy("Send again with new ids"),
         effects=(
             gettext_lazy("A copy is sent with a new id, so consumers handle it again."),
             gettext_lazy("In its group, the copy comes after messages that were published since."),
@@ -259,7 +213,7 @@ class SourceFilter(admin.SimpleListFilter):
 class InboxMessageAdmin(MessageAdmin):
     """Lists and shows what was received, and the dead letters of consumers."""
 
-    operations = (*INBOX, _alike(INBOX[0], RETRY_ALIKE), _alike(INBOX[1], DISCARD_ALIKE))
+    actions = INBOX
     settle_permission = "idempotency_messaging.settle_message"
     secret = ("headers", "body", "error")
     hidden = ("digest", "unique_digest", "caused_by")
@@ -288,7 +242,7 @@ class InboxMessageAdmin(MessageAdmin):
 class OutboxMessageAdmin(MessageAdmin):
     """Lists and shows messages, retries and discards dead letters, and sends again."""
 
-    operations = (*OUTBOX, _alike(OUTBOX[0], RETRY_ALIKE), _alike(OUTBOX[1], DISCARD_ALIKE))
+    actions = OUTBOX
     settle_permission = "idempotency_messaging.settle_outbox"
     secret = ("payload", "error")
     # What caused it is in the timeline, for those who may see that.

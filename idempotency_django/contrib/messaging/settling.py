@@ -18,8 +18,7 @@ They are the same for the inbox and the outbox. What differs is in the classes o
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
@@ -93,7 +92,7 @@ def settle(message: Message, action: str, *, by: str) -> None:
     logger.info("The message %s was settled by %s: %s.", message, by, action)
 
 
-def settle_all(rows: QuerySet[Any], action: str, *, by: str) -> tuple[int, Counter[str]]:
+def settle_all(rows: QuerySet[Any], action: str, *, by: str) -> Iterator[tuple[Message, str]]:
     """Settle many messages, each in a transaction of its own.
 
     Args:
@@ -101,26 +100,16 @@ def settle_all(rows: QuerySet[Any], action: str, *, by: str) -> tuple[int, Count
         action: as for :func:`settle`.
         by: the operator's name.
 
-    Returns:
-        The number of those that were settled, and the reasons why others were not, with theirs.
+    Yields:
+        Each message, and the reason why it was not settled; empty: it was.
     """
-    refusals: Counter[str] = Counter()
-    last = settled = 0
+    last = 0
     while some := list(rows.filter(pk__gt=last).order_by("pk")[:AT_ONCE]):
         for row in some:
             try:
                 settle(row, action, by=by)
-                settled += 1
             except NotSettled as error:
-                refusals[str(error)] += 1
+                yield row, str(error)
+            else:
+                yield row, ""
         last = some[-1].pk
-    return settled, refusals
-
-
-def alike(message: Message) -> QuerySet[Any]:
-    """The dead letters like this one, itself included: they have its error, and its topic or
-    source.
-    """
-    queue = _QUEUES[type(message)]
-    dead = queue.all(message._state.db or database()).filter(state=MessageState.DEAD)
-    return dead.filter(**{queue.place: getattr(message, queue.place)}, error=message.error)

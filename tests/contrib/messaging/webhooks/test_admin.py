@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext, override_settings
 from idempotency_django.admin import base
 from idempotency_django.contrib.messaging import process_due
 from tests.stores.test_purge import held
-from tests.support.admin_pages import member, messages, page
+from tests.support.admin_pages import act, ask, member, messages, page
 from tests.support.factories import StaffFactory
 
 from .conftest import Inbox
@@ -82,20 +82,21 @@ def test_not_allowed(inbox: Inbox) -> None:
     process_due()
     reader = member("view_inboxmessage", "delete_inboxmessage", "change_inboxmessage")
     assert "Reprocess" not in page(reader, detail(inbox))
-    assert reader.post(detail(inbox, view="reprocess")).status_code == 403
+    act(reader, "reprocess", inbox.row(), path=LIST)
     assert reader.post(detail(inbox, view="delete"), {"post": "yes"}).status_code == 403
     blind = member("settle_message")
-    assert blind.post(detail(inbox, view="reprocess")).status_code == 403
+    assert act(blind, "reprocess", inbox.row(), path=LIST).status_code == 403
     assert inbox.states() == ["done"]
 
 
 def test_retry(inbox: Inbox, settler: Client) -> None:
     """A dead letter is retried by a button, after a question, and that is logged."""
     dead_letter(inbox)
-    assert f'{detail(inbox, view="retry")}"' in page(settler, detail(inbox))
-    assert "Stored steps don't run again" in page(settler, detail(inbox, view="retry"))
+    assert 'name="action" value="retry"' in page(settler, detail(inbox))
+    asked = ask(settler, "retry", inbox.row(), path=LIST).content.decode()
+    assert "Stored steps don&#x27;t run again" in asked
     assert inbox.states() == ["dead"]
-    response = settler.post(detail(inbox, view="retry"), follow=True)
+    response = act(settler, "retry", inbox.row(), path=LIST)
     assert messages(response) == ["1 inbox message: handled again soon."]
     assert process_due() == {"done": 1}
     [entry] = LogEntry.objects.all()
@@ -107,12 +108,11 @@ def test_in_use(inbox: Inbox, settler: Client) -> None:
     if not connections[inbox.alias].features.has_select_for_update_skip_locked:
         pytest.skip("SQLite has no locks on rows")
     dead_letter(inbox)
-    address, retry = detail(inbox), detail(inbox, view="retry")
+    row = inbox.row()
     with held(inbox.alias, "", inbox.rows()):
-        response = settler.post(retry, follow=True)
-    assert response.redirect_chain == [(address, 302)]
+        response = act(settler, "retry", row, path=LIST)
     assert messages(response) == [
-        "Left unchanged: m-1 (shop). It is in use now, or was deleted. Try again later."
+        "Left unchanged: 1. The message is being handled or sent now. Try again later."
     ]
     assert inbox.states() == ["dead"]
 
@@ -129,7 +129,7 @@ def test_only_with_the_log(
 
     monkeypatch.setattr(type(LogEntry.objects), "log_actions", full)
     with pytest.raises(RuntimeError, match="full"):
-        settler.post(detail(inbox, view=action))
+        act(settler, action, inbox.row(), path=LIST)
     assert inbox.states() == ["dead"]
 
 
@@ -139,13 +139,16 @@ def test_reprocess_selected(inbox: Inbox, settler: Client) -> None:
         deliver(Hook, f"m-{number}")
     process_due()
     deliver(Hook, "m-2")
-    chosen = {"action": "reprocess_selected", "_selected_action": [r.pk for r in inbox.rows()]}
-    question = settler.post(LIST, chosen, follow=True)
-    unchanged = "Left unchanged: m-2 (shop). Its state is “pending”, so this action does not apply."
-    assert unchanged in question.content.decode()
+    question = ask(settler, "reprocess", *inbox.rows(), path=LIST)
     assert b"writes them a second time" in question.content
-    response = settler.post(question.redirect_chain[-1][0], follow=True)
-    assert messages(response) == ["2 inbox messages: handled again soon.", unchanged]
+    response = act(settler, "reprocess", *inbox.rows(), path=LIST)
+    assert messages(response) == [
+        "2 inbox messages: handled again soon.",
+        (
+            "Left unchanged: 1. The state of the message is now “pending”, so this action no "
+            "longer applies. Reload it."
+        ),
+    ]
     process_due()
     assert sorted(inbox.effects()) == ["shop m-0", "shop m-0", "shop m-1", "shop m-1", "shop m-2"]
 
@@ -154,17 +157,10 @@ def test_accept(inbox: Inbox, settler: Client) -> None:
     """A held message is accepted."""
     for number in (1, 2):
         deliver(GitHubHook, f"m-{number}", headers={"X-GitHub-Event": "push"})
-    assert "Ask the sender" in page(settler, detail(inbox, "m-2", "accept"))
-    settler.post(detail(inbox, "m-2", "accept"))
+    row = inbox.row("m-2")
+    assert b"Ask the sender" in ask(settler, "accept", row, path=LIST).content
+    act(settler, "accept", row, path=LIST)
     assert process_due() == {"done": 2}
-
-
-def test_nothing_to_do(inbox: Inbox, settler: Client) -> None:
-    """What cannot be done says so; a message that is gone is not found."""
-    deliver(Hook)
-    unchanged = "Left unchanged: m-1 (shop). Its state is “pending”, so this action does not apply."
-    assert unchanged in page(settler, detail(inbox, view="accept"))
-    assert settler.get(f"{LIST}4711/accept/").status_code == 404
 
 
 def test_bounded(inbox: Inbox, settler: Client, monkeypatch: pytest.MonkeyPatch) -> None:

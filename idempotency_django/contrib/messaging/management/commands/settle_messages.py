@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 from argparse import ArgumentParser
+from collections import Counter
 from typing import Any
 
 from django.core.management.base import BaseCommand
@@ -46,7 +47,7 @@ class Command(BaseCommand):
         if options["dry_run"]:
             self.stdout.write(f"Would {action} {counted(chosen.count())}.")
             return
-        settled, refusals = settle_all(chosen, action, by=getpass.getuser())
-        self.stdout.write(f"{counted(settled)}: {action}.")
-        for refusal, number in refusals.items():
+        outcomes = Counter(text for _, text in settle_all(chosen, action, by=getpass.getuser()))
+        self.stdout.write(f"{counted(outcomes.pop('', 0))}: {action}.")
+        for refusal, number in outcomes.items():
             self.stdout.write(f"Left unchanged: {counted(number)}. {refusal}")
