@@ -1,12 +1,12 @@
 """What commands share: the types of their options, their graceful end, and what waits too long."""
 
 from .arguments import duration, number
-from .health import Finding, Limits, Names, findings, overdue, register_health
+from .health import PURGE_AGE, Finding, Names, findings, overdue, register_health
 from .stopping import stop_on_signals
 
 __all__ = [
+    "PURGE_AGE",
     "Finding",
-    "Limits",
     "Names",
     "duration",
     "findings",

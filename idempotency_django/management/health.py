@@ -1,4 +1,4 @@
-"""Findings of what waits for a process or an operator: for the command, and the check at deploy.
+"""Findings of what waits for a process or an operator, for ``idempotency_status``.
 
 Nothing here counts a whole table: each finding reads up to ``MAX_COUNTED`` rows that an index leads
 to.
@@ -23,17 +23,8 @@ NAMED: Final = 10
 """The most rows whose operations are named."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits of how long something may wait.
-
-    Attributes:
-        max_age: for a process or a retry.
-        purge_age: for a purge, which runs less often.
-    """
-
-    max_age: timedelta
-    purge_age: timedelta
+PURGE_AGE: Final = timedelta(days=3)
+"""How late a purge can be before that is a problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +37,6 @@ class Finding:
         count: how many there are.
         oldest: how long the oldest of them has waited; ``None``: there is none.
         problem: what is wrong and what to do; empty: nothing.
-        idle: whether a process does not run, or not for these; else an operator must decide.
         is_bounded: whether there may be more than ``count``, which is ``MAX_COUNTED`` then.
     """
 
@@ -55,45 +45,39 @@ class Finding:
     count: int = 0
     oldest: timedelta | None = None
     problem: str = ""
-    idle: bool = False
     is_bounded: bool = False
 
 
-Source = Callable[[Limits], Iterable[Finding]]
+Source = Callable[[timedelta], Iterable[Finding]]
 Names = Collection[tuple[str, str]]
 """The keys and scopes of records."""
 
-_registered: Final[dict[str, tuple[Callable[[], str], Source, Callable[[Names], Names]]]] = {}
+_registered: Final[dict[str, tuple[Source, Callable[[Names], Names]]]] = {}
 
 
-def register_health(
-    name: str, using: Callable[[], str], source: Source, owns: Callable[[Names], Names]
-) -> None:
-    """Have the command and the check ask the source, too.
+def register_health(name: str, source: Source, owns: Callable[[Names], Names]) -> None:
+    """Have the command ask the source, too.
 
     Args:
         name: of the source. A second one of its name replaces it.
-        using: says which database it asks: the alias that is written to.
-        source: finds.
+        source: finds, given how long something may wait for a process or a retry.
         owns: says which of some held records belong to its rows: an operator settles the row, so
             that the record is not counted as well.
     """
-    _registered[name] = (using, source, owns)
+    _registered[name] = (source, owns)
 
 
-def findings(limits: Limits, databases: Collection[str] | None = None) -> Iterator[Finding]:
+def findings(max_age: timedelta) -> Iterator[Finding]:
     """Find what waits, in the databases of the stores and of the sources.
 
     Args:
-        limits: how long something may wait.
-        databases: ask these only; ``None``: all.
+        max_age: how long something may wait for a process or a retry.
     """
-    chosen = [each for each in _registered.values() if databases is None or each[0]() in databases]
+    owners = [owns for _, owns in _registered.values()]
     for using in dict.fromkeys(store.using for store in stores.all() if store.using):
-        if databases is None or using in databases:
-            yield from _keys(using, limits, [owns for _, _, owns in chosen])
-    for _, source, _ in chosen:
-        yield from source(limits)
+        yield from _keys(using, max_age, owners)
+    for source, _ in _registered.values():
+        yield from source(max_age)
 
 
 def ages(rows: QuerySet[Any], since: str) -> list[timedelta]:
@@ -107,9 +91,7 @@ def ages(rows: QuerySet[Any], since: str) -> list[timedelta]:
     return [now - then for then, now in dated[:MAX_COUNTED]]
 
 
-def finding_of(
-    what: str, where: str, waited: list[timedelta], problem: str, *, idle: bool = False
-) -> Finding:
+def finding_of(what: str, where: str, waited: list[timedelta], problem: str) -> Finding:
     """The finding of rows that have waited so long; without any, nothing is wrong."""
     if not waited:
         return Finding(what=what, where=where)
@@ -119,7 +101,6 @@ def finding_of(
         count=len(waited),
         oldest=max(waited),
         problem=problem,
-        idle=idle,
         is_bounded=len(waited) == MAX_COUNTED,
     )
 
@@ -127,11 +108,11 @@ def finding_of(
 def overdue(what: str, where: str, rows: QuerySet[Any]) -> Finding:
     """The finding of rows that a purge should have deleted."""
     waited = ages(rows, "purge_at")
-    return finding_of(what, where, waited, "Run purge_idempotency_keys every hour.", idle=True)
+    return finding_of(what, where, waited, "Run purge_idempotency_keys every hour.")
 
 
 def _keys(
-    using: str, limits: Limits, owners: Iterable[Callable[[Names], Names]]
+    using: str, max_age: timedelta, owners: Iterable[Callable[[Names], Names]]
 ) -> Iterator[Finding]:
     """The keys that no process finishes, found by the index of the leases."""
     rows = IdempotencyKey.objects.using(using)
@@ -141,11 +122,11 @@ def _keys(
         _unowned(rows.held(), owners),
         "Retries are refused until an operator completes or releases them in the admin.",
     )
-    late = DatabaseNow() - limits.max_age
+    late = DatabaseNow() - max_age
     interrupted = rows.filter(status=Status.IN_PROGRESS, hold=False, lease_expires_at__lte=late)
     waited = ages(interrupted, "lease_expires_at")
     yield finding_of("keys interrupted", using, waited, _interrupted(interrupted) if waited else "")
-    yield overdue("keys to purge", using, rows.purgeable(limits.purge_age))
+    yield overdue("keys to purge", using, rows.purgeable(PURGE_AGE))
 
 
 def _interrupted(rows: QuerySet[Any]) -> str:

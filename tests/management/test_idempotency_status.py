@@ -81,8 +81,7 @@ def inbox(using: str, count: int = 1, **values: Any) -> None:
 
 def found(max_age: str = "15m") -> dict[tuple[str, str], health.Finding]:
     """What is found, by what and where."""
-    limits = health.Limits(duration(max_age), timedelta(days=3))
-    return {(each.what, each.where): each for each in health.findings(limits)}
+    return {(each.what, each.where): each for each in health.findings(duration(max_age))}
 
 
 def status(max_age: str = "15m") -> tuple[int, dict[tuple[str, str], health.Finding]]:
@@ -456,7 +455,7 @@ def filled(alias: str) -> dict[str, Any]:
 def asked(alias: str) -> list[str]:
     """The statements of a report, besides the one that reads the few processes that run."""
     with CaptureQueriesContext(connections[alias]) as queries:
-        list(health.findings(health.Limits(timedelta(minutes=15), timedelta(days=3))))
+        list(health.findings(timedelta(minutes=15)))
     statements = [query["sql"] for query in queries if "heartbeat" not in query["sql"]]
     assert (len(queries), len(statements)) == (17, 16)
     return statements

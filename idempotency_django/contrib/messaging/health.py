@@ -10,7 +10,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Count, Max, Min, Q, QuerySet
 
-from ...management import Finding, Limits, Names, overdue, register_health
+from ...management import PURGE_AGE, Finding, Names, overdue, register_health
 from ...models import DatabaseNow
 from ...stores import reference
 from .databases import database
@@ -23,32 +23,32 @@ from .queue import Queue
 
 
 def register_sources() -> None:
-    """Have the command and the check look at the outbox and the inbox."""
-    register_health("outbox", database, outbox, _of_outbox)
-    register_health("inbox", database, inbox, _of_inbox)
-    register_health("processes", database, processes, lambda _: ())
+    """Have the command look at the outbox and the inbox."""
+    register_health("outbox", outbox, _of_outbox)
+    register_health("inbox", inbox, _of_inbox)
+    register_health("processes", processes, lambda _: ())
 
 
-def outbox(limits: Limits) -> Iterator[Finding]:
+def outbox(max_age: timedelta) -> Iterator[Finding]:
     """The messages of each topic that no relay sends, and the dead letters."""
     names = {*topics()} - {*OWN}
-    yield from _waiting(OUTBOX, names, limits, _RELAY)
+    yield from _waiting(OUTBOX, names, max_age, _RELAY)
     yield from _dead("outbox messages dead", OUTBOX, Q(), names, f"Their groups wait. {_MEND}")
     yield _stopped(OUTBOX, "relay_outbox")
-    yield overdue("outbox messages to purge", database(), OUTBOX.over(limits.purge_age))
+    yield overdue("outbox messages to purge", database(), OUTBOX.over(PURGE_AGE))
 
 
-def inbox(limits: Limits) -> Iterator[Finding]:
+def inbox(max_age: timedelta) -> Iterator[Finding]:
     """The messages of each source without a process, and the messages that need an operator."""
     names = {*_sources()}
-    yield from _waiting(INBOX, names, limits, _PROCESS)
+    yield from _waiting(INBOX, names, max_age, _PROCESS)
     yield from _dead("inbox messages dead", INBOX, Q(is_suspect=False), names, _MEND)
     yield from _dead("inbox messages to accept", INBOX, Q(is_suspect=True), names, _ACCEPT)
     yield _stopped(INBOX, "process_inbox")
-    yield overdue("inbox messages to purge", database(), INBOX.over(limits.purge_age))
+    yield overdue("inbox messages to purge", database(), INBOX.over(PURGE_AGE))
 
 
-def processes(_: Limits) -> Iterator[Finding]:
+def processes(_: timedelta) -> Iterator[Finding]:
     """The processes of each kind that hang, or have died."""
     beats = Heartbeat.objects.using(database()).order_by("beat_at")
     found: dict[str, list[tuple[str, timedelta]]] = {}
@@ -122,10 +122,10 @@ _NONE: Final[tuple[int, timedelta | None]] = (0, None)
 
 
 def _waiting(
-    queue: Queue, names: Collection[str], limits: Limits, command: str
+    queue: Queue, names: Collection[str], max_age: timedelta, command: str
 ) -> Iterator[Finding]:
     """The pending messages of each topic or source: all of them, those set aside as well."""
-    late = DatabaseNow() - limits.max_age
+    late = DatabaseNow() - max_age
     old = Q(**{f"{queue.since}__lte": late})
     waiting = _counted(queue, Q(state=MessageState.PENDING))
     due = _counted(queue, Q(state=MessageState.PENDING, process_after__lte=late))
@@ -150,7 +150,6 @@ def _waiting(
             count=count,
             oldest=oldest,
             problem=" ".join(problems),
-            idle=name in due,
         )
 
 
@@ -188,7 +187,6 @@ def _stopped(queue: Queue, command: str) -> Finding:
         where=database(),
         count=len(found),
         problem=f"Their first messages were deleted: {names}. {command} goes on." if found else "",
-        idle=bool(found),
     )
 
 

@@ -12,10 +12,9 @@ from django.db import DatabaseError
 
 from ...errors import StoreUnavailable
 from ..arguments import duration
-from ..health import Finding, Limits, findings
+from ..health import Finding, findings
 
 _MAX_AGE: Final = "15m"
-_PURGE_AGE: Final = timedelta(days=3)
 _UNKNOWN: Final = 2  # the exit code where that cannot be found out
 _ROW: Final = "{} {:<25} {:<15} {:>7}  {:>6}"
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
@@ -42,7 +41,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            found = list(findings(Limits(options["max_age"], _PURGE_AGE)))
+            found = list(findings(options["max_age"]))
         except (ImproperlyConfigured, DatabaseError, StoreUnavailable) as error:
             check = "Check the settings, and that the database is migrated."
             raise CommandError(
