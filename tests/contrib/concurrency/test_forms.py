@@ -112,12 +112,6 @@ class TestForm:
         form = TicketForm({"title": "b"}, instance=ticket)
         assert "version" in form.errors
 
-    def test_new(self) -> None:
-        """A form for a new object is as any other."""
-        form = TicketForm({"title": "a", "version": "1"})
-        assert form.is_valid(), form.errors
-        assert form.save().version == 1
-
     @pytest.mark.parametrize("version", ["77", "9223372036854775807", "x", ""])
     def test_version_of_new(self, version: str) -> None:
         """Whoever creates something does not choose its version."""
@@ -181,19 +175,6 @@ class TestAdmin:
         response = client.post(url, {"title": "second", "amount": "2", **shown})
         assert escape(str(STALE)) in response.content.decode()
         assert Ticket.objects.get().title == "faster"
-
-    def test_delete(self, client: Client, page: Callable[[str], Any]) -> None:
-        """What nobody changes meanwhile is deleted."""
-        ticket = Ticket.objects.create(title="a")
-        page("")
-        assert client.post(f"/admin/tests/ticket/{ticket.pk}/delete/", {"post": "yes"}).url
-        assert not Ticket.objects.exists()
-
-    def test_add(self, client: Client, page: Callable[[str], Any]) -> None:
-        """The page for a new object works as ever."""
-        shown = hidden(page("add/"))
-        client.post("/admin/tests/ticket/add/", {"title": "a", "amount": "1", **shown})
-        assert Ticket.objects.get().version == 1
 
     def test_without_fieldsets(self, client: Client, page: Callable[[str], Any]) -> None:
         """An admin that names no fields has the version in its form, whatever it is called."""

@@ -99,10 +99,6 @@ class TestTransition:
             transition(ticket, ["paid", "packed"], "shipped", effect=ship)
         assert (ticket.state, effects(ticket._state.db)) == ("pending", 0)
 
-    def test_several_sources(self, ticket: Ticket) -> None:
-        """Several sources are allowed, and no effect is needed."""
-        assert transition(ticket, {"pending", "overdue"}, "paid") == Moved(ticket, "paid", None)
-
     def test_effect_fails(self, ticket: Ticket) -> None:
         """An effect that fails leaves row and object as before, and a retry runs it."""
         with pytest.raises(LookupError):
@@ -157,16 +153,6 @@ class TestTransition:
         transition(stale, "pending", "paid")
         for obj in (ticket, stale, row(ticket)):
             assert (obj.title, obj.state, obj.version) == ("other", "paid", 4)
-
-    def test_effect_saves(self, ticket: Ticket) -> None:
-        """The effect can change the object and save it."""
-
-        def note(obj: Ticket) -> None:
-            obj.title = "paid"
-            obj.save()
-
-        transition(ticket, "pending", "paid", effect=note)
-        assert (row(ticket).title, row(ticket).version, ticket.version) == ("paid", 3, 3)
 
     def test_missing(self, ticket: Ticket) -> None:
         """A row that is gone is the model's own error."""
