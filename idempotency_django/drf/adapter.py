@@ -130,9 +130,17 @@ class DRFAdapter(Adapter):
             self.policy,
             own=own,
             auth=own.auth,
+            authorization=None if own.auth is None or self._reads_authorization() else "",
             body=self._body,
             raw=None if was_read(http) else partial(body_of, http),
         )
+
+    def _reads_authorization(self) -> bool:
+        """Whether the request's authentication is by the header ``Authorization``."""
+        authenticator: Any = self.request.successful_authenticator
+        challenge = authenticator and authenticator.authenticate_header(self.request)
+        sent: str = self.http_request.META.get("HTTP_AUTHORIZATION", "")
+        return sent.partition(" ")[0].lower() == str(challenge or "").partition(" ")[0].lower()
 
     def respond(self) -> HttpResponseBase:
         view = self.view

@@ -11,6 +11,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.http.request import HttpHeaders, split_domain_port
+from django.utils.encoding import force_str
 
 from ..conf import conf, until_settings_change
 from ..policy import UNSET, Policy
@@ -48,9 +49,13 @@ def invocation_of(
     """
     own = own or request
     user = getattr(own, "user", None) if user is UNSET else user
-    # The token itself is no name: a client may have another one for its retry.
-    is_token = isinstance(auth, str) and auth in request.META.get(_AUTHORIZATION, "").split()
-    principal = principal_of(user, None if is_token else auth)
+    # The token itself is no name: a client may have another one for its retry. That of
+    # django-oauth-toolkit is a row which names the client.
+    caller = getattr(auth, "application", None) or auth
+    is_text = isinstance(caller, str | bytes)
+    if is_text and force_str(caller, errors="replace") in request.META.get(_AUTHORIZATION, ""):
+        caller = None
+    principal = principal_of(user, caller)
     if not principal:
         authorization = authorization_of(request) if authorization is None else authorization
         is_user = getattr(user, "is_authenticated", False)
@@ -79,8 +84,9 @@ def _refuse_unnamed(request: HttpRequest, policy: Policy, unnamed: object) -> No
         raise ImproperlyConfigured(
             f"The authentication of {operation_name(request)} returned {type(unnamed).__name__!r}, "
             "which has no primary key and is no text, so nothing identifies the caller, and a "
-            "replay could be another caller's. Return a user, a model instance or text. Or give "
-            "the idempotency policy a principal= that identifies the caller."
+            "replay could be another caller's. Return a user, a model instance or text. If it "
+            "reads the Authorization header, let its authenticate_header() return the scheme. Or "
+            "give the idempotency policy a principal= that identifies the caller."
         )
 
 
@@ -158,7 +164,7 @@ def principal_of(user: Any, auth: Any = None) -> str:
         # Of its class: a lazy user only looks like one.
         return "" if pk is None else f"{_kind(user.__class__)}:{pk}"
     if isinstance(auth, str | bytes):
-        return f"auth:{digest(auth)}"
+        return f"auth:{digest(auth)}" if auth else ""
     key = getattr(auth, "pk", None)
     if key is None:
         return ""
