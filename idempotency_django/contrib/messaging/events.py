@@ -61,9 +61,10 @@ class Event:
         for name in _TEXTS:
             value = getattr(self, name)
             if (value is not None or name in _REQUIRED) and not (isinstance(value, str) and value):
+                found = f"no {name}" if value is None else f"the {name} {value!r}"
                 raise ValueError(
-                    f"The event has no valid {name} ({value!r}). A CloudEvent needs id, source "
-                    f"and type, and each must be a non-empty string. Its sender must set {name}."
+                    f"The event has {found}. A CloudEvent needs id, source and type, and each must "
+                    f"be a non-empty string. Its sender must set {name}."
                 )
         if self.time is not None and self.time.utcoffset() is None:
             raise ValueError(f"The event's time {self.time} has no time zone.")
@@ -96,9 +97,9 @@ class Event:
         members = {name: value for name, value in members.items() if value is not None}
         version = members.pop("specversion", None)
         if version != VERSION:
+            found = "no specversion" if version is None else f"specversion {version!r}"
             raise ValueError(
-                f"The event has the specversion {version!r}. Send a CloudEvent of specversion "
-                f"'{VERSION}'."
+                f"The event has {found}. Send a CloudEvent of specversion '{VERSION}'."
             )
         if "data_base64" in members:
             if "data" in members:

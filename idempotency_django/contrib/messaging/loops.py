@@ -113,7 +113,7 @@ def repeat(
 
     def look() -> None:
         current = _handled.get(workers[-1])
-        if current and current.lasts(PATIENCE) and not stop.is_set():
+        if current and current.lasts(PATIENCE) and not (stop.is_set() or errors):
             logger.warning(
                 "The %s has handled %s for more than %s. All others go on in another thread.",
                 what,
@@ -124,11 +124,11 @@ def repeat(
         hung = [each for each in map(_handled.get, workers) if each]
         hung = [each for each in hung if each.lasts(HANDLER_TIMEOUT)]
         beat.beat(hung[-1].what if hung else "")
-        if not hung:
+        if not hung and workers[-1].is_alive():
             if health:
                 with suppress(OSError):  # the next one may succeed
                     Path(health).touch()
-        elif hung[-1] not in reported:
+        elif hung and hung[-1] not in reported:
             reported.append(hung[-1])
             logger.critical(
                 "The %s has handled %s for more than %s. The stacks of its threads are on "
@@ -140,12 +140,12 @@ def repeat(
             faulthandler.dump_traceback(sys.__stderr__ or sys.stderr)
 
     begin()
-    while workers[-1].is_alive():
+    while alive := [each for each in workers if each.is_alive()]:
         try:
             look()
         except Exception:
             logger.exception("What watches the %s met an error, and goes on.", what)
-        workers[-1].join(BEAT)
+        alive[-1].join(BEAT)
     beat.end()
     for error in errors:
         raise error
