@@ -424,7 +424,7 @@ def _registries() -> Iterator[None]:
     kept: list[tuple[dict[Any, Any], dict[Any, Any]]] = [
         (registry, copied(registry))
         for registry, copied in [
-            (_RECEIVERS, lambda found: {name: list(each) for name, each in found.items()}),
+            (_RECEIVERS, lambda found: {name: {**each} for name, each in found.items()}),
             (admin.site._registry, dict),
         ]
     ]
