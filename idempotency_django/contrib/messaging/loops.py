@@ -123,12 +123,12 @@ def repeat(
             begin()
         hung = [each for each in map(_handled.get, workers) if each]
         hung = [each for each in hung if each.lasts(HANDLER_TIMEOUT)]
-        beat.beat(hung[-1].what if hung else "")
-        if not hung and workers[-1].is_alive():
-            if health:
+        if workers[-1].is_alive():  # else it only waits for what hangs
+            beat.beat(hung[-1].what if hung else "")
+            if health and not hung:
                 with suppress(OSError):  # the next one may succeed
                     Path(health).touch()
-        elif hung and hung[-1] not in reported:
+        if hung and hung[-1] not in reported:
             reported.append(hung[-1])
             logger.critical(
                 "The %s has handled %s for more than %s. The stacks of its threads are on "

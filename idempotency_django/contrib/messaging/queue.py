@@ -93,24 +93,9 @@ class Queue:
 
     _after: str = ""  # the last group that revive() has looked at
 
-    # What an operator does to a message: each method gets its locked row, and returns the columns
-    # that change. What it raises refuses the change.
-
-    def retry(self, row: Any, by: str) -> dict[str, Any]:
-        """Have it handled or sent again."""
-        raise NotImplementedError
-
-    def discard(self, row: Any, by: str) -> dict[str, Any]:
-        """Give it up."""
-        raise NotImplementedError
-
-    def accept(self, row: Any, by: str) -> dict[str, Any]:
-        """Have it handled although another one came before it."""
-        raise NotImplementedError
-
-    def repeat(self, row: Any, by: str) -> dict[str, Any]:
-        """Have it handled or sent once more."""
-        raise NotImplementedError
+    # A queue has a method for each action of an operator: retry(), discard(), repeat() and, in the
+    # inbox, accept(). It gets the message's locked row and the operator's name, and returns the
+    # columns that change. What it raises refuses the change.
 
     # What processes do.
 

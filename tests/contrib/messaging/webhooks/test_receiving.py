@@ -82,7 +82,7 @@ class TestOtherBodies:
         said = [r.message for r in caplog.records if "m-1 of shop is a dead letter" in r.message]
         assert len(said) == 2
         assert process_due() == {"done": 1}
-        settling.accept(second, by="ann")
+        settling.settle(second, "accept", by="ann")
         assert process_due() == {"done": 1}
         assert inbox.effects() == ["shop m-1", "shop m-1"]
         assert deliver(Hook, "m-1", body_of(n=2)).status_code == 200
