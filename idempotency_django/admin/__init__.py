@@ -41,7 +41,6 @@ class IdempotencyKeyAdmin(ListAdmin):
         "status_shown",
         "operation",
         "created_at",
-        "expires_at",
         "attempt",
         "replay_count",
     )

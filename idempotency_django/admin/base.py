@@ -64,7 +64,7 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not subscriptabl
 class Action:
     """One of the things that an operator can do to rows; an action of Django's admin.
 
-    It is done to the rows that are selected in the list, or to the one whose page has its button.
+    It is done to the rows that are selected in the list, or to the row whose page has its button.
     It asks first, and is logged for each row that it was done to.
 
     Attributes:
