@@ -183,7 +183,7 @@ class ExecutionContext:
         Raises:
             ClaimLost: another attempt took over after the lease expired. It is raised at the end of
                 the block, after the rollback, or before the block begins.
-            ImproperlyConfigured: the store has no transactions.
+            ImproperlyConfigured: the store has no transactions, or one is open already.
         """
         if self._lease is None:
             return transaction.atomic(using=self._store.using)  # the claim's own holds it already

@@ -210,7 +210,7 @@ class Store(ABC):
 
         Raises:
             ClaimLost: at its end, after the rollback: the claim has another owner now.
-            ImproperlyConfigured: the store has no transactions.
+            ImproperlyConfigured: the store has no transactions, or one is open already.
         """
         raise ImproperlyConfigured(
             f"The store {self.alias!r} has no transactions, so it cannot prevent a worker that "

@@ -619,6 +619,18 @@ class TestAtomic:
         assert attempt(database, leased(), handler) == Executed("went on")
         assert effects(using) == 0
 
+    @pytest.mark.parametrize("outer", ["atomic", "transaction"])
+    def test_within_a_transaction(self, database: DatabaseStore, outer: str) -> None:
+        """It is refused: until that one ended, its fence would keep the lease from being renewed."""
+
+        def handler(execution: ExecutionContext) -> None:
+            around = transaction.atomic(using=database.using)
+            with execution.atomic() if outer == "atomic" else around, execution.atomic():
+                pytest.fail("it was entered")
+
+        with pytest.raises(ImproperlyConfigured, match=r"atomic\(\) of .* must commit on its own"):
+            attempt(database, leased(), handler)
+
     def test_transactional_mode(self, database: DatabaseStore) -> None:
         """In the transactional mode it is a part of the transaction that is there."""
         using, operation = database.using, leased(lease=None)

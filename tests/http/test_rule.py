@@ -882,6 +882,15 @@ class BySuper(GuardedBase):
         return response
 
 
+class ByName(GuardedBase):
+    """Likewise."""
+
+    def post(self, request: HttpRequest) -> HttpResponse:
+        """Call the one of the base."""
+        response: HttpResponse = GuardedBase.post(self, request)
+        return response
+
+
 class GuardedForm(FormView):
     """``post()`` is Django's, and calls the decorated method."""
 
@@ -895,6 +904,7 @@ class GuardedForm(FormView):
         (GuardedSave, "post"),
         (type("Create", (GuardedSave, viewsets.ModelViewSet), {}), "create"),
         (BySuper, "post"),
+        (ByName, "post"),
         (GuardedForm, "post"),
     ],
 )

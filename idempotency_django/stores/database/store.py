@@ -303,7 +303,8 @@ class DatabaseStore(Store):
 
     @contextmanager
     def fenced(self, claim: Claim) -> Iterator[None]:
-        with StoreTransaction(self._dialect):
+        # Within another transaction, the fence would keep the lease from being renewed.
+        with self.durable(f"atomic() of {claim.operation.name}"):
             yield
             # Last, so that no request waits for an owner that is paused before it commits.
             with self._translated():
