@@ -222,8 +222,9 @@ def objection_to_handler(view_class: Any, name: str) -> str:
 def _objection_below(view_class: Any, name: str, handler: FunctionType) -> str:
     """Why the methods that a handler passes its work to cannot run once; empty: they can.
 
-    Those are the same method of a base, by ``super()`` or by the base's name, and what a framework's handler calls, such
-    as the ``create()`` of generic views: people decorate them like handlers.
+    Those are the same method of a base, by ``super()`` or by the base's name, and what a
+    framework's handler calls, such as the ``create()`` of generic views: people decorate them like
+    handlers.
     """
     below = [name] if {"super", name} & set(handler.__code__.co_names) else []
     below += _called_by_framework(handler)

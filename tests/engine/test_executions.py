@@ -621,7 +621,7 @@ class TestAtomic:
 
     @pytest.mark.parametrize("outer", ["atomic", "transaction"])
     def test_within_a_transaction(self, database: DatabaseStore, outer: str) -> None:
-        """It is refused: until that one ended, its fence would keep the lease from being renewed."""
+        """It is refused: its fence would prevent renewals until that one ends."""
 
         def handler(execution: ExecutionContext) -> None:
             around = transaction.atomic(using=database.using)
