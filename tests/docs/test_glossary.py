@@ -61,7 +61,6 @@ def defaults() -> Iterator[tuple[str, Any]]:
     yield "`tolerance`, verifier", TOLERANCE
     yield "`RETENTION`, topic", Topic(name="orders", backend="local").retention
     yield "`window`, `publish()`", publishing.WINDOW
-    yield "`--lease`, `relay_outbox`", relay.LEASE
     yield "`--poll`, relay", relay.POLL
     yield "`timeout`, publisher", default(http.HttpPublisher, "timeout")
     yield "`max_age`, `CachedStore`", default(CachedStore, "max_age")
