@@ -5,8 +5,6 @@ Consumers do without it. Streams, the webhook inbox and the outbox need its tabl
 
 from __future__ import annotations
 
-import sys
-
 from django.apps import AppConfig
 from django.core.checks import Tags, register
 from django.utils.translation import gettext_lazy as _
@@ -42,5 +40,3 @@ class MessagingConfig(AppConfig):
         register_purge("outbox groups", publishing.purge_streams)
         health.register_sources()
         register_way(enqueueing.enqueue)
-        if "celery" in sys.modules:  # the publisher needs the current app of this thread
-            from .brokers import celery  # noqa: F401, PLC0415

@@ -15,12 +15,9 @@ from ...celery import CAUSED_BY
 from .base import Outgoing, Publisher
 
 with extra("celery"):
-    from celery.app import app_or_default
+    from celery import current_app
     from kombu.exceptions import OperationalError
     from kombu.utils.json import loads
-
-CURRENT_APP: Final = app_or_default()
-"""The app of the main thread, in which this module is imported: a relay's thread has none."""
 
 _AGAIN: Final = {"max_retries": 1, "interval_start": 0}
 """The broker may have closed the idle connection."""
@@ -46,7 +43,7 @@ class CeleryPublisher(Publisher):
         self, topic: str, *, app: str = "", timeout: timedelta = timedelta(seconds=10)
     ) -> None:
         super().__init__(topic)
-        self._app: Any = import_string(app) if app else CURRENT_APP
+        self._app: Any = import_string(app) if app else current_app
         self._timeout = seconds_of("timeout", timeout)
         self._connection: Any = None
         self._producer: Any = None
