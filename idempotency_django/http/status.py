@@ -20,9 +20,10 @@ from django.views.generic import View
 
 from ..conf import conf
 from ..engine import Plan
+from ..errors import IdempotencyError
 from ..stores import stores
 from ..stores.records import Payload, Status
-from .problems import retry_after
+from .problems import problem_response, retry_after
 
 STATUS_VIEW: Final = "idempotency-status"
 """The name of the status view's URL."""
@@ -82,7 +83,10 @@ class IdempotencyStatusView(View):
             alias, key, scope = Signer(salt=SALT).unsign_object(token)
         except BadSignature:
             raise Http404 from None
-        record = stores[alias].get(key, scope) if alias in conf.stores else None
+        try:
+            record = stores[alias].get(key, scope) if alias in conf.stores else None
+        except IdempotencyError as error:
+            return problem_response(error)
         if record is None or record.expired:
             raise Http404
         status = str(record.status)

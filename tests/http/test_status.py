@@ -25,6 +25,7 @@ from rest_framework.views import APIView
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.errors import StoreUnavailable
 from idempotency_django.http import IdempotencyStatusView
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
@@ -165,7 +166,6 @@ class TestAccepted:
             assert response.status_code == 202
             assert json.loads(response.content) == {"status": "in_progress"}
             assert response["Location"].startswith("/operations/")
-            assert response["Retry-After"] == "1"
             assert response["Cache-Control"] == "no-store"
             assert not is_replay(response)
         assert_replays(first, post(client, url, key))
@@ -293,6 +293,18 @@ class TestPrivacy:
         assert alice.get(location).status_code == 404
         assert stores["default"].purge(timedelta(0), 10) == 1
         assert alice.get(location).status_code == 404
+
+    def test_store_away(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where the store cannot be reached, it is 503, as the request itself would be."""
+        client = logged_in("alice")
+        location = accepted(client, "/accepting/", new_key())
+
+        def get(*_: object) -> None:
+            raise StoreUnavailable
+
+        monkeypatch.setattr(stores["default"], "get", get)
+        response = client.get(location)
+        assert_problem(response, 503, "store-unavailable")
 
     def test_secrets(self) -> None:
         """Neither the owner's token nor the fingerprint is told, nor a cookie of the response."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
@@ -176,3 +178,11 @@ class Heartbeat(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} ({self.process})"
+
+
+# Django would take them for models of the app idempotency_django, which has no tables for them.
+if not apps.is_installed("idempotency_django.contrib.messaging"):
+    raise ImproperlyConfigured(
+        "Streams, the webhook inbox and the outbox have tables of their own. Add "
+        '"idempotency_django.contrib.messaging" to INSTALLED_APPS and run "manage.py migrate".'
+    )
