@@ -284,7 +284,7 @@ class StepsChanged(
     title="Steps of the operation changed",
     default_detail=(
         "The attempt ended without a step that an earlier attempt has stored. The effects of both "
-        "attempts stay. An operator must complete or release the operation."
+        "attempts stay. Restore the step, and retry with the same key."
     ),
 ):
     """The attempt ended without a step that an earlier attempt has stored."""

@@ -147,7 +147,7 @@ class DRFAdapter(Adapter):
         if getattr(self.http_request, "idempotency", None):
             check = view.check_object_permissions
             view.check_object_permissions = partial(self._check_permissions, check)
-        return render(self._finalized(self.run()))
+        return render(self._finalized(self.run()), self.http_request)
 
     def _check_permissions(self, check: Callable[[Request, Any], None], *args: Any) -> None:
         """Check permissions on an object, but refuse to do so if no replay would check them."""

@@ -228,11 +228,7 @@ class LeasedRun:
             return Executed(ended.response, stored, ended)
         is_held = self._is_held(ended)
         if isinstance(ended, IdempotencyError) and not ended.foreign:
-            if isinstance(ended, StoreUnavailable):
-                interrupted = StoreUnavailable(HELD_MESSAGE if is_held else INTERRUPTED_MESSAGE)
-                interrupted.__cause__, interrupted.retryable = ended, not is_held
-                ended = interrupted
-            ended.state, ended.safe_new_key = "unknown", False  # raised after what, is not known
+            ended = _interrupted(ended, is_held=is_held)
         result, stored = failure(ended), None
         try:
             result = self.recover(ended)
@@ -243,8 +239,10 @@ class LeasedRun:
 
     def _is_held(self, ended: Exception) -> bool:
         """Whether an operator must settle the attempt, because it is unknown what it committed."""
-        is_unknown = isinstance(ended, StoreUnavailable) and self.begun and not ended.foreign
-        if not (is_unknown and self.operation.hold):
+        is_away = isinstance(ended, StoreUnavailable) and self.begun and not ended.foreign
+        # A response that cannot be stored is of effects that are committed.
+        is_done = self.payload is not None and not self.together
+        if not (self.operation.hold and (is_away or is_done)):
             return False
         try:
             return not self._is_stored(self.payload, self._record())
@@ -326,7 +324,19 @@ class LeasedRun:
         return await wait.wait_until_settled(look, self.driver.pause)
 
     def _outcome_of_successor(self) -> Outcome:
-        record = self._record()
+        try:
+            record = self._record()
+        except StoreUnavailable as error:
+            raise _interrupted(error) from error
         if record is None or record.status is Status.FAILED:
             raise ClaimLost
         return self._admitted(record)
+
+
+def _interrupted(error: IdempotencyError, *, is_held: bool = False) -> IdempotencyError:
+    """The error of an attempt that was begun: what it has done is not known."""
+    if isinstance(error, StoreUnavailable):
+        cause, error = error, StoreUnavailable(HELD_MESSAGE if is_held else INTERRUPTED_MESSAGE)
+        error.__cause__, error.retryable = cause, not is_held
+    error.state, error.safe_new_key = "unknown", False
+    return error

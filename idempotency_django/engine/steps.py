@@ -123,7 +123,7 @@ class Steps:
                 f"Attempt {self._claim.attempt} of this operation ended without {steps} "
                 f"{', '.join(map(repr, left))} of an earlier attempt. The step was probably "
                 "renamed or removed, or a condition skipped it. The effects of both attempts "
-                "stay. An operator must complete or release the operation."
+                "stay. Restore the step, and retry with the same key."
             )
 
     def _load(self) -> None:

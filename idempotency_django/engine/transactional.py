@@ -284,7 +284,7 @@ class TransactionalRun:
             if isinstance(claim_or_record, Claim):
                 mine: Claim | None = claim_or_record
             elif claim_or_record.status is Status.COMPLETED:
-                return True
+                return self._payload is not None  # else it is another request's
             else:
                 # It is not ours, unless the handler has ended its transaction unseen. Where that
                 # is to be held, it is left to a person.

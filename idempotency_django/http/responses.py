@@ -31,6 +31,7 @@ from django.http.response import HttpResponseBase
 from ..engine import Result
 from ..engine.outcomes import describe_error
 from ..errors import OperationInProgress
+from ..logs import escaped
 from ..policy import NEVER_STORED, Policy
 from ..stores.records import Operation, Payload, Record
 
@@ -63,14 +64,17 @@ def replayed(record: Record) -> str:
     return f"replayed{ttl}; attempt={record.attempt}"
 
 
-def render(response: object) -> HttpResponseBase:
+def render(response: object, request: HttpRequest) -> HttpResponseBase:
     """The response, with its content: a template or a serializer's data are rendered now.
 
     Raises:
         TypeError: a view returned something else.
     """
     if not isinstance(response, HttpResponseBase):
-        raise TypeError(f"A view returned {type(response).__name__}, not an HttpResponse.")
+        raise TypeError(
+            f"The view of {escaped(request.path)} returned {type(response).__name__}, not an "
+            "HttpResponse."
+        )
     return response.render() if hasattr(response, "render") else response
 
 
@@ -175,7 +179,7 @@ def result_of_error(
     """The result for the engine of a view's error; its payload is made after the rollback."""
 
     def payload() -> Payload:
-        return payload_of(render(response), policy)
+        return payload_of(render(response, request), policy)
 
     status = response.status_code
     kept = payload if 400 <= status < 500 and _wanted(request, policy, response) else None

@@ -59,12 +59,14 @@ class ViewAdapter(Adapter):
 
     def respond(self) -> HttpResponseBase:
         # A template is rendered here, inside the transaction, because its output is stored.
-        return render(self.run())
+        return render(self.run(), self.http_request)
 
     async def arespond(self) -> HttpResponseBase:
         response = await self.run()
         has_template = hasattr(response, "render")
-        return await sync_to_async(render)(response) if has_template else render(response)
+        if not has_template:
+            return render(response, self.http_request)
+        return await sync_to_async(render)(response, self.http_request)
 
     def recover(self, error: Exception) -> HttpResponseBase:
         if self.policy.should_store and isinstance(error, _HTTP_ERRORS):

@@ -427,6 +427,22 @@ class TestTransaction:
         assert isinstance(run(store, operation, execute), Replayed)
         assert effects() == 1
 
+    def test_response_of_another_request_is_not_its_own(self, sent: list[str]) -> None:
+        """One that completes the operation between a rollback and its recording has the record."""
+        store, operation = DatabaseStore("default"), an_operation()
+
+        def recover(error: Exception) -> Result:
+            assert isinstance(run(store, operation), Executed)
+            return Result("mine", Payload(404, (), b"mine"), error="no")
+
+        def execute(claim: Claim) -> Result:
+            raise LookupError
+
+        outcome = engine.run(store, operation, execute, recover)
+        assert isinstance(outcome, Executed)
+        assert (outcome.response, outcome.payload) == ("mine", None)
+        assert sent == ["claimed", "claimed", "completed", "released"]
+
     @pytest.mark.parametrize("within", [False, True])
     def test_constraint_that_is_checked_at_commit(self, sent: list[str], within: bool) -> None:
         """What is refused at COMMIT has failed, as if the handler had raised it."""

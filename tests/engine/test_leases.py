@@ -482,6 +482,42 @@ class TestLateOwner:
         assert isinstance(outcome, Replayed)
         assert outcome.record.payload == OTHER
 
+    def test_successor_cannot_be_looked_for(
+        self, store: Watched, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What its handler has done is not known then, so no new key is safe."""
+        operation = leased()
+
+        def away(*_: object) -> None:
+            raise StoreUnavailable
+
+        def late(execution: ExecutionContext | None) -> None:
+            taken_over(store, operation)
+            monkeypatch.setattr(store, "get", away)
+            raise ClaimLost  # as a step or atomic() does
+
+        with pytest.raises(StoreUnavailable, match="was interrupted") as caught:
+            attempt(store, operation, late)
+        error = caught.value
+        assert (error.state, error.safe_new_key, error.retryable) == ("unknown", False, True)
+
+    @pytest.mark.parametrize("hold", [True, False])
+    def test_response_that_cannot_be_stored(
+        self, store: Watched, monkeypatch: pytest.MonkeyPatch, hold: bool
+    ) -> None:
+        """The effects are committed: where that is to be held, nothing is executed again."""
+        operation, calls = leased(hold=hold), []
+
+        def broken(*_: object, **__: object) -> bool:
+            raise LookupError("the codec")
+
+        with monkeypatch.context() as patch, pytest.raises(LookupError):
+            patch.setattr(store, "complete", broken)
+            attempt(store, operation, calls.append)
+        again = attempt(store, operation, calls.append)
+        assert isinstance(again, InProgress if hold else Executed)
+        assert len(calls) == (1 if hold else 2)
+
     @pytest.mark.parametrize("wait", [None, LONG])
     def test_successor_failed(self, store: Watched, wait: timedelta | None) -> None:
         """When the successor failed there is nothing to give: ``ClaimLost``."""

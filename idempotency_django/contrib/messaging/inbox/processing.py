@@ -20,12 +20,11 @@ from typing import Any, Final
 
 from django.db import Error as DatabaseFault
 from django.db.models import F
-from django.db.models.functions import Coalesce
 from django.utils.datastructures import CaseInsensitiveMapping
 
 from ....backoff import Backoff
 from ....errors import FingerprintMismatch, OperationInProgress
-from ....models import DatabaseNow
+from ....models import DatabaseNow, IdempotencyStep
 from ....policy import INHERITED, keys
 from ....stores import Status, reference
 from ..conf import conf
@@ -112,7 +111,7 @@ class Inbox(Queue):
     def repeat(self, row: InboxMessage, by: str) -> dict[str, Any]:
         record = record_of(row)
         release(record, by)  # where a dead letter was discarded
-        _expire(record)
+        _forget(record, by)
         return self._again()
 
     def _again(self) -> dict[str, Any]:
@@ -124,11 +123,11 @@ class Inbox(Queue):
         }
 
 
-def _expire(record: RecordOf) -> None:
-    """Let the next attempt start from the beginning."""
-    now, retention = DatabaseNow(), F("purge_at") - F("expires_at")
+def _forget(record: RecordOf, by: str) -> None:
+    """Let the next attempt start from the beginning: no response is left, and no step."""
     completed = rows_of(record).filter(status=Status.COMPLETED)
-    completed.update(purge_at=Coalesce(now + retention, now), expires_at=now)
+    IdempotencyStep.objects.using(completed.db).filter(record__in=completed).delete()
+    completed.update(status=Status.FAILED, error=f"Reprocessed by {by}.")
     record.store.forget(record.key, record.scope)
 
 

@@ -166,8 +166,11 @@ def test_retry_resumes(inbox: Inbox) -> None:
     assert len({*keys}) == 1
 
 
-def test_repeat(inbox: Inbox) -> None:
+@pytest.mark.parametrize("on_expired", ["execute", "refuse"])
+def test_repeat(inbox: Inbox, settings: Any, on_expired: str) -> None:
     """Reprocessing is a further attempt from the beginning, with the same derived keys."""
+    policy = {"on_expired": on_expired, "retention": timedelta(days=7)}
+    settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "POLICY": policy}
     seen = []
 
     def note(event: Event, execution: Any) -> Any:
