@@ -109,7 +109,7 @@ OUTBOX: Final = (
         name="retry",
         short_description=gettext_lazy("Retry dead letters"),
         effects=(
-            gettext_lazy("The message is sent with the same id. Its earlier attempts still count."),
+            gettext_lazy("The message is sent with the same id. Its attempts are counted anew."),
             gettext_lazy(
                 "Its group continues after it. If the broker refuses it again, it becomes a dead "
                 "letter again."

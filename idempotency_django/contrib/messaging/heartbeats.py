@@ -9,25 +9,22 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from django.apps import apps
 from django.db import Error as DatabaseFault
 
 from ...models import DatabaseNow
 from .databases import close_lost_connections, database
+from .models import Heartbeat
 
 INTERVAL: Final = 10.0
 """Seconds between two beats of a process."""
 SILENCE: Final = timedelta(minutes=1)
 """A process whose last beat is older than that has died, or cannot reach the database."""
 
-_APP: Final = "idempotency_messaging"
-
 
 class Beat:
     """The sign of life of one process: a row, which is deleted when the process ends in good order.
 
-    A process that begins takes the places of those with its name that have died before. It works
-    without the app, and beats nowhere then.
+    A process that begins takes the places of those with its name that have died before.
 
     Args:
         name: what runs, in an operator's words; the same after a restart.
@@ -45,8 +42,7 @@ class Beat:
         Args:
             hanging: what it has handled for too long; empty: nothing.
         """
-        is_installed = apps.is_installed("idempotency_django.contrib.messaging")
-        if not is_installed or time.monotonic() < self._due:
+        if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + INTERVAL
         with suppress(DatabaseFault):  # the next one may succeed
@@ -73,4 +69,4 @@ class Beat:
         replaced.filter(beat_at__lt=now - SILENCE).delete()
 
     def _rows(self) -> Any:
-        return apps.get_model(_APP, "Heartbeat")._default_manager.using(database())
+        return Heartbeat.objects.using(database())

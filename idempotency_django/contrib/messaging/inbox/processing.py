@@ -244,6 +244,7 @@ def process(message: InboxMessage) -> MessageState:
     except UnknownEventType as error:
         if message.source.startswith(CONSUMER):
             return _dead(message, error)
+        logger.info("The message %s was discarded: there is no handler for its type.", message)
         return _over(message, MessageState.DISCARDED, NO_HANDLER)
     except (DeadLettered, FingerprintMismatch) as error:
         return _dead(message, error)
