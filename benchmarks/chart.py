@@ -12,44 +12,29 @@ from html import escape
 from typing import Final
 
 WIDTH: Final = 780
-LEFT, RIGHT = 270, 185  # for names; for what a bar says
+LEFT, RIGHT = 270, 60  # for names; for what a bar says
 TOP, BAR, GAP, HEADING = 84, 15, 12, 30
 
 STYLE: Final = """
 svg { color-scheme: light dark; font: 13px system-ui, sans-serif; }
-.paper { fill: #ffffff; } .halo { stroke: #ffffff; stroke-width: 5; }
+.paper { fill: #ffffff; }
 text { fill: #1f2328; stroke: #ffffff; stroke-width: 4; paint-order: stroke; }
 .heading { font-weight: bold; } .title { font-size: 16px; font-weight: bold; }
 .end { text-anchor: end; }
 .one { fill: #0b62a8; } .two { fill: #b45309; } .base { stroke: #6b7280; stroke-dasharray: 3 3; }
-.target { stroke: #1f2328; stroke-width: 2; }
 @media (prefers-color-scheme: dark) {
-  .paper { fill: #16181c; } .halo { stroke: #16181c; } text { fill: #e6e8eb; stroke: #16181c; }
+  .paper { fill: #16181c; } text { fill: #e6e8eb; stroke: #16181c; }
   .one { fill: #4aa3e8; } .two { fill: #e0913a; } .base { stroke: #9ca3af; }
-  .target { stroke: #e6e8eb; }
 }
 """
 
 
 @dataclass(frozen=True)
-class Bar:
-    """A length, and the length that it is to have at most."""
-
-    value: float
-    limit: float | None = None
-    missed: bool = False
-
-    @property
-    def label(self) -> str:
-        return f"{self.value:.2f}" + (" (misses its target)" if self.missed else "")
-
-
-@dataclass(frozen=True)
 class Row:
-    """A name, and its bar in each series."""
+    """A name, and the length of its bar in each series."""
 
     name: str
-    bars: Sequence[Bar]
+    bars: Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -64,7 +49,7 @@ class Chart:
         """All that the chart shows."""
         groups = []
         for heading, rows in self.groups:
-            named = [f"{row.name} {' and '.join(bar.label for bar in row.bars)}" for row in rows]
+            named = [f"{row.name} {' and '.join(map(_label, row.bars))}" for row in rows]
             groups.append(f"{heading}: {'; '.join(named)}.")
         return " ".join([f"{self.title}: {', and '.join(self.series)}.", *groups])
 
@@ -96,28 +81,25 @@ class Chart:
             yield f'<rect class="{kind}" x="{x}" y="45" width="{BAR}" height="{BAR}"/>'
             yield _text(x + BAR + 6, 57, name)
             x += BAR + 30 + 7 * len(name)
-        yield f'<path class="target" d="M{x} 44v17"/>'
-        yield _text(x + 8, 57, "target")
 
     def _row(self, row: Row, y: int) -> Iterator[str]:
         yield _text(LEFT - 10, y + BAR * len(row.bars) / 2 + 4, row.name, "end")
         for bar, kind in zip(row.bars, ("one", "two"), strict=True):
-            end = self._x(bar.value)
+            end = self._x(bar)
             yield (
                 f'<rect class="{kind}" x="{LEFT}" y="{y}" width="{end - LEFT:.1f}" '
                 f'height="{BAR - 1}"/>'
             )
-            if bar.limit is not None:
-                end = max(end, self._x(bar.limit))
-                line = f'd="M{self._x(bar.limit):.1f} {y - 1}v{BAR + 1}"'
-                yield f'<path class="halo" {line}/><path class="target" {line}/>'
-            yield _text(end + 6, y + 12, bar.label)
+            yield _text(end + 6, y + 12, _label(bar))
             y += BAR
 
     def _x(self, value: float) -> float:
-        bars = [bar for _, rows in self.groups for row in rows for bar in row.bars]
-        longest = max(max(bar.value, bar.limit or 0) for bar in bars)
+        longest = max(bar for _, rows in self.groups for row in rows for bar in row.bars)
         return LEFT + (WIDTH - LEFT - RIGHT) * value / max(longest, 1)
+
+
+def _label(length: float) -> str:
+    return f"{length:.2f}"
 
 
 def _text(x: float, y: float, text: str, kind: str = "label") -> str:

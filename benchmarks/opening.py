@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from benchmarks.chart import Bar, Chart, Row
+from benchmarks.chart import Chart, Row
 from benchmarks.comparison import AWAY, Comparison
 from benchmarks.project import CACHED, LEASED, OTHER, REDIS
 from benchmarks.report import Opening
 from benchmarks.site import DISTANCES
-from benchmarks.targets import ATOMIC_FIRST, FIRST, LIMITS, REPLAY
+from benchmarks.targets import ATOMIC_FIRST, FIRST, REPLAY
 
 TEXT: Final = """\
 The first request of a protected view takes **{first[local]:.2f} ×** as long as the same view in
@@ -62,14 +62,5 @@ def opening(comparison: Comparison) -> Opening:
     return Opening(text, chart.svg(), chart.words())
 
 
-def _bars(comparison: Comparison, name: str) -> list[Bar]:
-    return [_bar(comparison, name, distance) for distance in DISTANCES]
-
-
-def _bar(comparison: Comparison, name: str, distance: str) -> Bar:
-    limits = [limit for limit in LIMITS if (limit.name, limit.distance) == (name, distance)]
-    bases = [comparison.ratio(limit.base, ATOMIC_FIRST, distance) for limit in limits]
-    lengths = [limit.factor * base for limit, base in zip(limits, bases, strict=True)]
-    missed = not all(limit.target(comparison).met for limit in limits)
-    value = comparison.ratio(name, ATOMIC_FIRST, distance)
-    return Bar(value, min(lengths, default=None), missed)
+def _bars(comparison: Comparison, name: str) -> list[float]:
+    return [comparison.ratio(name, ATOMIC_FIRST, distance) for distance in DISTANCES]
