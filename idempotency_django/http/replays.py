@@ -7,7 +7,12 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
-from django.core.exceptions import FieldError, ImproperlyConfigured, ObjectDoesNotExist
+from django.core.exceptions import (
+    FieldError,
+    ImproperlyConfigured,
+    ObjectDoesNotExist,
+    ValidationError,
+)
 from django.db import router, transaction
 from django.db.transaction import TransactionManagementError
 from django.http import Http404
@@ -147,7 +152,7 @@ def _is_gone(view: Any, record: Record) -> bool:
     try:
         rows = model._base_manager.using(router.db_for_write(model))
         return not rows.filter(**lookup).exists()
-    except FieldError:
+    except (FieldError, TypeError, ValueError, ValidationError):  # it can be the name of none
         return False
 
 

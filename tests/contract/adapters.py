@@ -1,6 +1,6 @@
 """Every adapter as a table: what the promises that all of them make are tested over.
 
-An adapter serves a piece of work, protected by a policy, at ``/work/``. The work gets the request
+An adapter serves a piece of work, protected by a policy, at ``/job/``. The work gets the request
 and a reference; it returns an :class:`Result`, in HTTP also a response of Django's, or it raises.
 Each adapter says it in the words of its framework. All ask ``Gate`` for every request.
 """
@@ -274,7 +274,7 @@ class Adapter:
 
     def send(self, client: Client, key: str | None, reference: str, **options: Any) -> Any:
         """Send a request."""
-        return post(client, "/work/", key, reference, **options)
+        return post(client, "/job/", key, reference, **options)
 
     def is_success(self, response: Any) -> bool:
         """Whether the work was done, now or before."""

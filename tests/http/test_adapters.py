@@ -65,7 +65,7 @@ def serve(adapter: Adapter, settings: Any, monkeypatch: pytest.MonkeyPatch) -> S
     def serve(work: Work = make, **policy: Any) -> Send:
         monkeypatch.setattr(Served, "work", [work])
         view = adapter.serve(Policy(**policy))
-        settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("work/", view)]})
+        settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [path("job/", view)]})
 
         def send(
             key: str | None = None,
@@ -213,7 +213,7 @@ class TestReplay:
             assert is_replay(again)
             assert (again.status_code, again.reason_phrase) == (200, "OK")
             assert again["X-Effects"] == "1"
-            assert again.content == first.content + b"/work/"
+            assert again.content == first.content + b"/job/"
         assert record(key).response_body == stored
         assert effects() == 1
 
@@ -226,7 +226,7 @@ class TestReplay:
         send, key = serve(max_response_bytes=0, rebuild=rebuild), new_key()
         send(key)
         again = send(key)
-        assert (again.content, is_replay(again)) == (b"/work/", True)
+        assert (again.content, is_replay(again)) == (b"/job/", True)
         assert effects() == 1
 
 

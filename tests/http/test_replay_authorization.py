@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db import transaction
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.test.client import MULTIPART_CONTENT
 from django.urls import path
@@ -126,6 +126,16 @@ class Forbidding(Django):
         found = Effect.objects.get(pk=self.kwargs["pk"])
         if not found.reference.startswith(self.request.user.get_username()):
             raise PermissionDenied
+        return found
+
+
+class Mine(Django):
+    """Its URL names an object by no primary key, though it says so."""
+
+    def get_object(self, queryset: Any = None) -> Effect:
+        found = self.get_queryset().first()
+        if found is None:
+            raise Http404
         return found
 
 
@@ -288,6 +298,7 @@ urlpatterns = [
     *[path(f"Django/{way}/<int:pk>/", view) for way, view in DJANGO.items()],
     path("slug/<str:name>/", BySlugProtected.as_view(ACTIONS)),
     path("Slug/<str:slug>/", decorated(Slug).as_view()),
+    path("mine/<str:pk>/", decorated(Mine).as_view()),
     path("renaming/<str:slug>/", decorated(Renaming).as_view()),
     path("nested/<int:pk>/", Nested.as_view()),
     path("nested-open/<int:pk>/", NestedOpen.as_view()),
@@ -398,6 +409,15 @@ def test_object_gone(base: str, way: str, settings: Any, alice: Caller, thing: E
     first = alice.send(url, key, "delete")
     assert first.status_code == 204
     assert_replays(first, alice.send(url, key, "delete"))
+
+
+def test_lookup_by_what_names_no_object(alice: Caller, thing: Effect) -> None:
+    """It is unknown whether it is gone, so its 404 is that of the retry."""
+    key = new_key()
+    assert alice.send("/mine/me/", key).status_code == 200
+    Effect.objects.all().delete()
+    refused = alice.send("/mine/me/", key)
+    assert (refused.status_code, is_replay(refused)) == (404, False)
 
 
 def test_lookup_of_its_own(alice: Caller, thing: Effect) -> None:

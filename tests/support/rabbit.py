@@ -22,6 +22,8 @@ from tests.support.guard import Order
 from tests.support.servers import Server, _account, _guard, _start, _version, free_port
 
 HOST = "127.0.0.1"
+LARGEST = 6 * 1024 * 1024
+"""Bytes of the largest message that it takes."""
 PROGRAMS = "/usr/lib/rabbitmq/bin"  # Debian's in the PATH is a wrapper that insists on its own user
 
 
@@ -40,6 +42,7 @@ def rabbitmq() -> Iterator[Server | None]:
         port, password = free_port(), secrets.token_hex(16)
         (folder / "rabbitmq.conf").write_text(
             f"listeners.tcp.local = {HOST}:{port}\ndefault_user = test\ndefault_pass = {password}\n"
+            f"max_message_size = {LARGEST}\n"
         )
         variables = _variables(folder) | {"ERL_EPMD_PORT": str(epmd)}
         serve = ["env", *(f"{name}={value}" for name, value in variables.items()), program]

@@ -412,7 +412,12 @@ class Consumer:
                     f"The handler {function} of {self.name!r} is async. Make it a plain function, "
                     "which may use async_to_sync()."
                 )
-            takes_execution = len(inspect.signature(function).parameters) > 1
+            try:
+                inspect.signature(function).bind("event", "execution")
+            except TypeError:
+                takes_execution = False
+            else:
+                takes_execution = True
             handler = Handler(function, takes_execution, steps)
             self._handlers.update(dict.fromkeys(types, handler))
             return function

@@ -89,7 +89,8 @@ def repeat(
         stop: when to stop.
         what: what works, in logs.
         poll: how long to wait when there was nothing to do.
-        health: a file that is touched every second, unless something hangs; empty: none.
+        health: a file that is touched every second, unless something hangs in this process, in
+            another loop, too; empty: none.
     """
     if health:
         Path(health).touch()  # a path that cannot be written to fails at once
@@ -125,7 +126,7 @@ def repeat(
         hung = [each for each in hung if each.lasts(HANDLER_TIMEOUT)]
         if workers[-1].is_alive():  # else it only waits for what hangs
             beat.beat(hung[-1].what if hung else "")
-            if health and not hung:
+            if health and not any(each.lasts(HANDLER_TIMEOUT) for each in [*_handled.values()]):
                 with suppress(OSError):  # the next one may succeed
                     Path(health).touch()
         if hung and hung[-1] not in reported:

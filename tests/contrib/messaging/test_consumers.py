@@ -243,6 +243,24 @@ class TestIdentity:
         assert billing.handle(paid(type="order.lost")) == Handled("any")
         assert billing.handle(paid("2")) != Handled("any")
 
+    @pytest.mark.parametrize(
+        ("handler", "called_with"),
+        [
+            (lambda event: 1, 1),
+            (lambda event, *, dry=False: 1, 1),
+            (lambda event, **more: 1, 1),
+            (lambda event, execution: 2, 2),
+            (lambda event, execution=None: 2 if execution else 0, 2),
+            (lambda *given: len(given), 2),
+            (lambda *given, **more: len(given), 2),
+        ],
+    )
+    def test_takes_the_execution(self, handler: Any, called_with: int) -> None:
+        """A handler gets the execution if it can be called with two arguments."""
+        billing = Consumer("billing")
+        billing.on("order.paid")(handler)
+        assert billing.handle(paid()) == Handled(called_with)
+
     def test_two_handlers(self) -> None:
         """A type has one handler."""
         with pytest.raises(ValueError, match="already has a handler"):

@@ -18,7 +18,7 @@ from .loop import POLL, Incoming, as_text
 
 with extra("rabbitmq"):
     import kombu
-    from amqp.exceptions import ChannelError, MessageNacked
+    from amqp.exceptions import AccessRefused, ChannelError, MessageNacked, NotFound
 
 FIFO: Final = ".fifo"
 """The end of the name of a FIFO queue in SQS."""
@@ -105,6 +105,11 @@ class KombuPublisher(Publisher):
             return Refused(
                 "The broker refused the message (basic.nack). Check whether a queue is full."
             )
+        except (AccessRefused, NotFound):  # for any message
+            raise
+        except ChannelError as error:  # for this one, such as one that is too large for RabbitMQ
+            self.close()
+            return error
         except Exception as error:
             code = getattr(error, "response", {}).get("Error", {}).get("Code")  # of botocore
             if code in _UNFIT_FOR_SQS:

@@ -110,9 +110,12 @@ class WebhookReceiver(View):
         super().__init_subclass__(**options)
         if "source" not in vars(cls):
             return
+        inherited = getattr(cls, "consumer", None)
         cls.consumer = _Handlers(
             cls.source, ttl=cls.ttl, max_attempts=cls.max_attempts, policy=cls.policy
         )
+        if inherited:
+            cls.consumer._handlers.update(inherited._handlers)
         _RECEIVERS.setdefault(cls.source, {})[f"{cls.__module__}.{cls.__qualname__}"] = cls
 
     @classmethod

@@ -26,6 +26,7 @@ from idempotency_django.contrib.messaging.brokers.base import (
 from idempotency_django.contrib.messaging.outbox.topics import Topic
 from tests.faults.wires import wire_to
 from tests.support.kafka import bootstrap, kafka, make_topic
+from tests.support.rabbit import LARGEST
 from tests.support.servers import Server, free_port
 from tests.support.sqs import kombu_url, make_queue, sqs
 
@@ -88,6 +89,17 @@ def test_refused_by_the_broker(rabbit: Server) -> None:
         assert published(publisher, grouped("a-2")) == [None]
         publisher.close()
         queue.delete()
+
+
+@pytest.mark.skipif("TEST_RABBITMQ_URL" in os.environ, reason="its largest message is unknown")
+def test_too_large_for_the_broker(rabbit_broker: Broker) -> None:
+    """A message for which RabbitMQ closes the channel fails alone: it does not hold up others."""
+    large = outgoing("large", data="x" * (LARGEST + 1))
+    with rabbit_broker.publisher() as publisher:
+        results = published(publisher, [*grouped("a-1"), large, outgoing("small")])
+    assert failures(results) == [False, True, False]
+    assert not isinstance(results[1], BrokerUnavailable)
+    assert "larger than" in str(results[1])
 
 
 def test_no_exchange(rabbit: Server) -> None:

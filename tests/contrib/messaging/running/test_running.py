@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import threading
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.db import transaction
 
-from idempotency_django.contrib.messaging import Event, dead_letters, publish
+from idempotency_django.contrib.messaging import Event, dead_letters, loops, publish
+from idempotency_django.contrib.messaging.loops import handling, repeat
 from idempotency_django.contrib.messaging.management.commands import run_messaging
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.models import DatabaseNow
-from idempotency_django.testing import eventually
+from idempotency_django.testing import eventually, in_threads
 from tests.contrib.messaging.running.consumers import billing
 from tests.contrib.messaging.running.topics import IDEMPOTENCY
 from tests.models import Effect
@@ -121,3 +124,48 @@ def test_command(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CommandError, match="There is no topic"):
         call_command("run_messaging", "--health", "/run/health")
     assert given == ["/run/health"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_health_of_all_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They touch one file: none of them does so while another one hangs."""
+    monkeypatch.setattr(loops, "HANDLER_TIMEOUT", timedelta(seconds=0.05))
+    monkeypatch.setattr(loops, "BEAT", 0.01)
+    stop, released, health, beats = (
+        threading.Event(),
+        threading.Event(),
+        tmp_path / "health",
+        list[str](),
+    )
+    poll = timedelta(seconds=0.01)
+    monkeypatch.setattr(loops.Beat, "beat", lambda self, hanging="": beats.append(self._name))
+
+    def hang() -> None:
+        if not released.is_set():
+            with handling("inbox", "shop", "a message"):
+                assert released.wait(30)
+
+    def looks_again() -> None:
+        seen = beats.count("relay")
+        eventually(lambda: beats.count("relay") > seen + 2)
+
+    def operator() -> None:
+        try:
+            eventually(lambda: "The inbox has handled a message" in caplog.text)
+            looks_again()
+            health.unlink()
+            looks_again()
+            assert not health.exists()
+            released.set()
+            eventually(health.exists)
+        finally:
+            released.set()
+            stop.set()
+
+    parts = [
+        partial(repeat, work, stop, what=what, poll=poll, health=str(health))
+        for what, work in (("relay", bool), ("inbox", hang))
+    ]
+    in_threads([*parts, operator])

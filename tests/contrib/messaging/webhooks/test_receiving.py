@@ -358,6 +358,10 @@ class TestDeclaring:
             made.on("a", "b")
         functions = {name: each.function for name, each in made.consumer._handlers.items()}
         assert functions == {"a": special, "*": rest}
+        derived = type("Derived", (made,), {"source": "derived"})
+        derived.on("b")(special)
+        assert [*derived.consumer._handlers] == ["a", "*", "b"]
+        assert [*made.consumer._handlers] == ["a", "*"]
 
     def test_found_by_the_urls(self) -> None:
         """A process that has imported no view finds the receivers by the URLs."""
