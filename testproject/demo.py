@@ -49,6 +49,11 @@ A payments API under gunicorn: two processes, SQLite. A program sends it charges
 of 25.00 EUR, each with its own Idempotency-Key. Then things go wrong.
 """
 
+TIMELINE = """\
+What the operator sees of the payment whose process was killed after its commit:
+[1] is the request, [2] its message, and [3] its handling in the other process.\
+"""
+
 WHAT_NEXT = """\
 To try it yourself:
 
@@ -397,7 +402,7 @@ def show(console: Console, folder: Path, path: str) -> int:
                     print_scene(console, scene)
                     wrong += not scene.is_right
                 console.print()
-            console.print("[bold]What the operator sees of that payment and its message[/]")
+            console.print(TIMELINE, style="bold", markup=False)
             console.print(timeline_of(TRACED, environment), markup=False, no_wrap=True)
     return wrong
 
@@ -430,7 +435,7 @@ def main(path: str = CHARGES) -> int:
     if wrong:
         console.print(f"[bold red]{wrong} of these are wrong.[/]")
         return 1
-    console.print(f"[green]All of it is right.[/] {WHAT_NEXT}")
+    console.print(f"[green]Everything came out as expected.[/] {WHAT_NEXT}")
     return 0
 
 

@@ -32,7 +32,7 @@ def test_the_demo_succeeds() -> None:
     run = demo()
 
     assert run.returncode == 0, run.stderr
-    assert "All of it is right." in run.stdout
+    assert "Everything came out as expected." in run.stdout
     assert "WRONG" not in run.stdout
     assert run.stderr == ""
     scenes, _ = run.stdout.split("What the operator sees")
