@@ -81,7 +81,9 @@ def _after(**_: Any) -> None:
 @signals.task_postrun.connect
 def _report(task: Any = None, **_: Any) -> None:
     if report := task.request.get("report"):
-        Path(report).write_text(json.dumps(boundaries.passed["main"]))
+        written = Path(f"{report}.part")
+        written.write_text(json.dumps(boundaries.passed["main"]))
+        written.replace(report)  # whoever waits for the file reads all of it
     boundaries.strike = None
 
 
