@@ -102,16 +102,13 @@ class Endpoint:
         return self.view_name.startswith(BUILT_IN)
 
 
-def endpoints(urlconf: str | None = None) -> Iterator[Endpoint]:
-    """Every unsafe method of every route, in order.
+def endpoints() -> Iterator[Endpoint]:
+    """Every unsafe method of every route of ``ROOT_URLCONF``, in order.
 
     One that differs from another only by the format at its end is left out.
-
-    Args:
-        urlconf: the dotted name of a URLconf; ``None``: the project's ``ROOT_URLCONF``.
     """
     known: set[Endpoint] = set()
-    for route in routes(urlconf):
+    for route in routes():
         for method, handler in _handlers(route.view):
             endpoint = _endpoint(route, method, handler)
             path = _FORMAT_SUFFIX.sub("", endpoint.route).rstrip("/")
@@ -165,13 +162,10 @@ class Route(NamedTuple):
         return is_covered(f"/{self.literal}", self.namespaces)
 
 
-def routes(urlconf: str | None = None) -> Iterator[Route]:
-    """Every route of a URLconf, or of the project's ``ROOT_URLCONF``, in order.
-
-    None without this setting.
-    """
-    if urlconf is not None or getattr(settings, "ROOT_URLCONF", None):
-        yield from _routes(get_resolver(urlconf), Route("", "", None), is_whole=True)
+def routes() -> Iterator[Route]:
+    """Every route of the project's ``ROOT_URLCONF``, in order; none without this setting."""
+    if getattr(settings, "ROOT_URLCONF", None):
+        yield from _routes(get_resolver(), Route("", "", None), is_whole=True)
 
 
 def _routes(resolver: Any, above: Route, *, is_whole: bool) -> Iterator[Route]:

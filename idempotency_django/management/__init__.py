@@ -1,6 +1,6 @@
 """What commands share: the types of their options, their graceful end, and what waits too long."""
 
-from .arguments import duration, number
+from .arguments import number
 from .health import PURGE_AGE, Finding, Names, findings, overdue, register_health
 from .stopping import stop_on_signals
 
@@ -8,7 +8,6 @@ __all__ = [
     "PURGE_AGE",
     "Finding",
     "Names",
-    "duration",
     "findings",
     "number",
     "overdue",

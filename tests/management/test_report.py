@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from io import StringIO
 from typing import Any
 
@@ -102,25 +101,22 @@ def test_table() -> None:
     assert "2 unprotected" in lines[-1]
 
 
-@pytest.mark.parametrize("chosen", [(), ("--all",)], ids=["own", "all"])
-def test_formats_agree(chosen: tuple[str, ...], settings: Any) -> None:
+def test_formats_agree() -> None:
     """Each format has the same endpoints, with the same status, and the same number of them."""
-    settings.ROOT_URLCONF = "tests.urls" if chosen else __name__
-    document = json.loads(report("--format=json", *chosen))
+    document = json.loads(report("--format=json"))
     listed = [(each["method"], each["route"], each["status"]) for each in document["endpoints"]]
-    lines = report(*chosen).splitlines()
+    lines = report().splitlines()
     rows = [tuple(line.split()[:3]) for line in lines[1:-1] if line and not line.startswith(" ")]
     assert rows == listed
     assert lines[-1].startswith(f"{len(listed)} endpoints: ")
 
 
 def test_views_of_others(settings: Any) -> None:
-    """The views of Django and of this package are counted, and listed with --all."""
+    """The views of Django and of this package are counted, and not listed."""
     settings.ROOT_URLCONF = "tests.urls"
-    few, everything = report(), report("--all")
-    assert "of Django and this package are left out" in few
-    assert "django.contrib.admin" not in few
-    assert "/admin/" in everything
+    said = report()
+    assert "of Django and this package are left out" in said
+    assert "/admin/" not in said
 
 
 def test_fail_on() -> None:
@@ -153,48 +149,6 @@ def test_nothing_to_check(settings: Any) -> None:
     with pytest.raises(CommandError, match="no endpoint that can change something, so --fail-on"):
         report("--fail-on=broken", stdout=written)
     assert "0 endpoints: none." in written.getvalue()
-
-
-class TestURLconfs:
-    """``--urlconf``: for projects that choose a URLconf for each host or request."""
-
-    def test_others(self, settings: Any) -> None:
-        """The report is that of the URLconf, whatever ROOT_URLCONF is."""
-        usual = json.loads(report("--format=json"))["endpoints"]
-        settings.ROOT_URLCONF = Urls()
-        found = json.loads(report("--format=json", f"--urlconf={__name__}"))["endpoints"]
-        assert {each.pop("urlconf") for each in usual} == {""}
-        assert {each.pop("urlconf") for each in found} == {__name__}
-        assert found == usual
-
-    def test_several(self) -> None:
-        """The endpoints of several have one report, which says where each is."""
-        named = [
-            f"--urlconf={__name__}",
-            "--urlconf=tests.policy.test_hosts",
-            f"--urlconf={__name__}",
-        ]
-        document = json.loads(report("--format=json", *named))
-        counts = Counter(each["urlconf"] for each in document["endpoints"])
-        assert counts[__name__] == len(FOUND)
-        assert counts["tests.policy.test_hosts"] == 2
-        rows = [line.split() for line in report(*named).splitlines()]
-        assert rows[0][-1] == "URLconf"
-        assert Counter(row[-1] for row in rows if row) >= counts
-
-    def test_fail_on(self) -> None:
-        """The error names the URLconf of an endpoint."""
-        with pytest.raises(CommandError) as failed:
-            report("--fail-on=broken", f"--urlconf={__name__}")
-        assert f"needs attention: * /broken/ in {__name__} (broken)." in str(failed.value)
-
-    @pytest.mark.parametrize(
-        "name", ["", "nowhere", ".urls", "tests.nowhere", "json", "a b", "tests/urls.py"]
-    )
-    def test_bad_name(self, name: str) -> None:
-        """A URLconf that cannot be loaded is one clear error."""
-        with pytest.raises(CommandError, match=rf"The URLconf '{name}' cannot be loaded: \S"):
-            report(f"--urlconf={name}")
 
 
 def test_refused_by_a_check(settings: Any) -> None:

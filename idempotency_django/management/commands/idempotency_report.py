@@ -8,9 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
-from django.urls import get_resolver
 
 from ...checks.inventory import Endpoint, endpoints
 from ...conf import conf
@@ -26,7 +24,6 @@ _COLUMNS: Final = {
     "By": "how",
     "Mode": "mode",
     "View": "view",
-    "URLconf": "urlconf",
 }
 
 
@@ -54,23 +51,9 @@ class Command(BaseCommand):
             metavar="STATUS[,STATUS]",
             help=f"End with 1 if an endpoint has one of these statuses: {', '.join(REPORTED)}.",
         )
-        parser.add_argument(
-            "--urlconf",
-            action="append",
-            default=[],
-            metavar="MODULE",
-            help="Report this URLconf instead of ROOT_URLCONF, such as shop.hosts.api; may be "
-            "repeated.",
-        )
-        parser.add_argument(
-            "--all",
-            action="store_true",
-            dest="everything",
-            help="Include the views of Django, REST framework and this package.",
-        )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        lines, others = _lines(options["everything"], options["urlconf"])
+        lines, others = _lines()
         if options["format"] == "json":
             shown = {"header": conf.header, "endpoints": lines}
             self.stdout.write(json.dumps(shown, indent=2, ensure_ascii=False))
@@ -79,7 +62,7 @@ class Command(BaseCommand):
         if options["fail_on"] and not lines:
             raise CommandError(
                 "There is no endpoint that can change something, so --fail-on checks nothing. Is "
-                "this the right URLconf (--urlconf)? If so, add --fail-on with the first endpoint."
+                "ROOT_URLCONF the right one? If so, add --fail-on with the first endpoint."
             )
         if found := [line for line in lines if line["status"] in options["fail_on"]]:
             raise CommandError(
@@ -104,25 +87,18 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _name(line: dict[str, Any]) -> str:
-    """The endpoint with its URLconf, if it was asked for with one, and its status."""
-    place = f" in {line['urlconf']}" if line["urlconf"] else ""
-    return f"{line['method']} {line['route']}{place} ({line['status']})"
+    """The endpoint and its status."""
+    return f"{line['method']} {line['route']} ({line['status']})"
 
 
-def _lines(everything: bool, urlconfs: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
+def _lines() -> tuple[list[dict[str, Any]], int]:
     """The endpoints, and how many of Django and this package are left out."""
-    for name in urlconfs:
-        try:
-            _ = get_resolver(name).url_patterns
-        except (ImportError, ImproperlyConfigured, ValueError, TypeError) as error:
-            raise CommandError(f"The URLconf {name!r} cannot be loaded: {error}") from error
-    names = dict.fromkeys(urlconfs or [""])
-    known = [(each, name) for name in names for each in endpoints(name or None)]
-    chosen = [_line(each, name) for each, name in known if everything or not each.is_built_in]
+    known = list(endpoints())
+    chosen = [_line(each) for each in known if not each.is_built_in]
     return chosen, len(known) - len(chosen)
 
 
-def _line(endpoint: Endpoint, urlconf: str) -> dict[str, Any]:
+def _line(endpoint: Endpoint) -> dict[str, Any]:
     """An endpoint, as it is reported; its ``lifetime`` is that of a response, in seconds."""
     policy = endpoint.policy.resolved() if endpoint.policy and not endpoint.problem else None
     return {
@@ -134,7 +110,6 @@ def _line(endpoint: Endpoint, urlconf: str) -> dict[str, Any]:
         "mode": policy.mode if policy else "",
         "lifetime": policy.ttl.total_seconds() if policy and policy.ttl else None,
         "problem": endpoint.problem,
-        "urlconf": urlconf,
     }
 
 
@@ -154,10 +129,7 @@ def _status(endpoint: Endpoint) -> str:
 
 
 def _table(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
-    columns = dict(_COLUMNS)
-    if not any(line["urlconf"] for line in lines):
-        del columns["URLconf"]
-    rows = [[*columns], *([line[name] for name in columns.values()] for line in lines)]
+    rows = [[*_COLUMNS], *([line[name] for name in _COLUMNS.values()] for line in lines)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row, line in zip(rows, [None, *lines], strict=True):
         cells = zip(row, widths, strict=True)
@@ -169,5 +141,5 @@ def _table(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
 def _summary(lines: Sequence[dict[str, Any]], others: int) -> str:
     counts = Counter(line["status"] for line in lines)
     told = ", ".join(f"{count} {status}" for status, count in counts.most_common())
-    left_out = f" {others} of Django and this package are left out (--all)." if others else ""
+    left_out = f" {others} of Django and this package are left out." if others else ""
     return f"{_counted(len(lines), 'endpoint')}: {told or 'none'}.{left_out}"

@@ -11,10 +11,10 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
 from ...errors import StoreUnavailable
-from ..arguments import duration
+from ..arguments import number
 from ..health import Finding, findings
 
-_MAX_AGE: Final = "15m"
+_MAX_MINUTES: Final = 15
 _UNKNOWN: Final = 2  # the exit code where that cannot be found out
 _ROW: Final = "{} {:<25} {:<15} {:>7}  {:>6}"
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
@@ -31,17 +31,17 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
-            "--max-age",
-            type=duration,
-            default=_MAX_AGE,
-            metavar="DURATION",
-            help="How long messages can be due and keys interrupted before it is a problem: 7d, "
-            f"12h, 30m, 90s (default: {_MAX_AGE}).",
+            "--max-minutes",
+            type=number(float),
+            default=_MAX_MINUTES,
+            metavar="MINUTES",
+            help="How long messages can be due and keys interrupted before it is a problem "
+            f"(default: {_MAX_MINUTES}).",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            found = list(findings(options["max_age"]))
+            found = list(findings(timedelta(minutes=options["max_minutes"])))
         except (ImproperlyConfigured, DatabaseError, StoreUnavailable) as error:
             check = "Check the settings, and that the database is migrated."
             raise CommandError(

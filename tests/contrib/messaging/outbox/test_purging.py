@@ -56,7 +56,7 @@ def test_command(using: str) -> None:
     publish_each([7, 8], using, group="b")
     refuse(8)
     Relay().drain()
-    assert "6 outbox messages" in command("purge_idempotency_keys", "--batch-size", "2")
+    assert "Purged 7 " in command("purge_idempotency_keys", "--batch-size", "2")  # and a group
     assert states(using) == {8: "pending"}
     assert list(OutboxStream.objects.using(using).values_list("stream", flat=True)) == ["orders/b"]
 
@@ -147,7 +147,9 @@ def test_relay_command(using: str) -> None:
         command("relay_outbox", "--once", "--topic", "order")
     assert command("relay_outbox", "--once", "--poll", "5") == "Nothing was due.\n"
     for unfit in ("0", "some"):
-        with pytest.raises(CommandError, match="must be a number above 0 and below 1,000,000"):
+        with pytest.raises(
+            CommandError, match=r"must be above 0 |invalid number value"
+        ):
             command("relay_outbox", "--poll", unfit)
 
 

@@ -36,7 +36,7 @@ class Command(BaseCommand):
         )
         parser.add_argument(
             "--poll",
-            type=number(float, "1"),
+            type=number(float),
             default=POLL.total_seconds(),
             metavar="SECONDS",
             help="The polling interval when nothing is due (default: 1).",
