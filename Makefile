@@ -40,7 +40,7 @@ quick: $(VENV)/.installed-test  ## Run the most useful tests: under a minute on 
 # Tests with database code run on PostgreSQL; all others on SQLite, which starts at once. Slow tests
 # (races, processes, clocks) run in `make test` only.
 QUICK_STORES := contract/test_stores.py \
-    $(patsubst %,engine/test_%.py,atomic_requests calls engine executions failed_records) \
+    $(patsubst %,engine/test_%.py,atomic_requests calls engine executions) \
     $(patsubst %,stores/test_%.py,database_store dialects migrations purge statements stores) \
     $(patsubst %,contrib/messaging/%.py,outbox/test_publishing outbox/test_relay \
     streams/test_sequences webhooks/test_processing)

@@ -19,10 +19,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView, exception_handler
 
-from idempotency_django.decorators import idempotency_exempt, idempotent
+from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy
 from tests.models import Effect
 from tests.support.shared import assert_replays, effects, new_key, post, record
 
@@ -55,10 +54,6 @@ class DRF(IdempotentViewMixin, APIView):
         if reference == "invalid":
             raise ValidationError({"reference": ["wrong"]})
         return Response({"reference": reference}, status=503 if reference == "503" else 201)
-
-
-class Leased(DRF):
-    idempotency_policy = Policy(mode="leased")
 
 
 class _FailsBehind:
@@ -151,30 +146,20 @@ class Bare(APIView):
         return handle(request)
 
 
-@idempotency_exempt  # what it calls is protected
-def hides_marks(request: HttpRequest) -> HttpResponse:
-    """Django opens its transaction around this one, because no mark says otherwise."""
-    return DRF.as_view()(request)
-
-
 urlpatterns = [
     path("drf/", DRF.as_view()),
-    path("leased/", Leased.as_view()),
     path("fails-behind/", FailsBehind.as_view()),
     path("marks/", idempotent(marks)),
     path("swallows/", idempotent(swallows)),
     path("non-atomic/", NonAtomic.as_view()),
-    path("non-atomic-outside/", transaction.non_atomic_requests(DRF.as_view())),
     path("decorated/", decorated),
     path("non-atomic-decorated/", non_atomic_decorated),
     path("middleware/", plain),
     path("non-atomic-middleware/", non_atomic_plain),
-    path("hidden/", hides_marks),
     path("below/", api_view(["POST"])(idempotent(handle))),
     path("drf-middleware/", Bare.as_view()),
 ]
 
-VIEWS = ["/drf/", "/decorated/", "/middleware/", "/hidden/"]
 HANDLED = ["/drf/", "/below/", "/drf-middleware/"]
 
 
@@ -248,18 +233,10 @@ class TestBothWays:
 class TestAtomicRequests:
     """Django opens and ends the request's transaction; an operation in it is a savepoint."""
 
-    @pytest.mark.parametrize("url", VIEWS)
-    @pytest.mark.parametrize("key", [None, new_key()])
-    def test_atomic(self, client: Client, url: str, key: str | None, always_atomic: None) -> None:
-        """With ``ATOMIC_REQUESTS`` all of the view is in one transaction, key or not."""
-        post(client, url, key)
-        assert {inside for _, inside in DRF.in_transaction} == {True}
-
     @pytest.mark.parametrize(
         "url",
         [
             "/non-atomic/",
-            "/non-atomic-outside/",
             "/non-atomic-decorated/",
             "/non-atomic-middleware/",
         ],
@@ -336,16 +313,3 @@ def test_inside_a_test_case(client: Client, django_capture_on_commit_callbacks: 
     with django_capture_on_commit_callbacks(execute=True):
         assert_replays(first, post(client, "/drf/", key))
     assert record(key).replay_count == 1
-
-
-@pytest.mark.django_db(transaction=False)
-class TestLeasedInsideATestCase:
-    """A leased view in a test that is one transaction, which stands for none."""
-
-    def test_replay(self, client: Client) -> None:
-        """It responds and replays."""
-        key = new_key()
-        first = post(client, "/leased/", key)
-        assert first.status_code == 201
-        assert_replays(first, post(client, "/leased/", key))
-        assert effects() == 1

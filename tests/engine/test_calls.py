@@ -69,21 +69,6 @@ def test_once(policy: Policy) -> None:
     assert effects() == 2
 
 
-def test_coroutine_function() -> None:
-    """A coroutine function is called once, too."""
-
-    async def apay(execution: ExecutionContext) -> Any:
-        await sync_to_async(Effect.objects.create)(reference="a")
-        return execution.attempt
-
-    async def twice() -> list[Any]:
-        asked: Any = {"key": "order-17", "scope": "payments", "policy": MODES[1]}
-        return [await aidempotent_call(apay, **asked) for _ in range(2)]
-
-    assert asyncio.run(twice()) == [1, 1]
-    assert effects() == 1
-
-
 def test_fingerprint(policy: Policy) -> None:
     """The same key for something else is refused; the order of members does not matter."""
     call(policy, fingerprint={"amount": 1, "to": "bob"})
@@ -91,17 +76,6 @@ def test_fingerprint(policy: Policy) -> None:
     with pytest.raises(FingerprintMismatch, match=r"'order-17' of pay was already used with"):
         call(policy, fingerprint={"amount": 2, "to": "bob"})
     assert effects() == 1
-
-
-def test_failure(policy: Policy) -> None:
-    """What the function raises is raised, and the next call executes it again."""
-
-    def explode(execution: ExecutionContext) -> Any:
-        raise LookupError("boom")
-
-    with pytest.raises(LookupError, match="boom"):
-        call(policy, explode)
-    assert call(policy)["attempt"] == 2
 
 
 def test_result_of_djangos_types(policy: Policy) -> None:
@@ -132,22 +106,6 @@ def test_result_that_is_not_json(policy: Policy) -> None:
     if policy is MODES[0]:
         assert effects() == 0
     assert call(policy)["attempt"] == 2
-
-
-def test_steps() -> None:
-    """Steps work as in views: the next attempt resumes behind them."""
-    done: list[str] = []
-
-    def transfer(execution: ExecutionContext) -> Any:
-        debit = execution.step("debit", lambda: done.append("debit") or 17)
-        if execution.attempt == 1:
-            raise LookupError
-        return execution.step("credit", lambda: debit + 1)
-
-    with pytest.raises(LookupError):
-        call(MODES[1], transfer)
-    assert call(MODES[1], transfer) == 18
-    assert done == ["debit"]
 
 
 def test_in_progress_and_held() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
+from threading import Event
 from typing import Any, TypeVar
 
 import pytest
@@ -19,7 +20,6 @@ from django.db import IntegrityError, connections, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.urls import path
-from django.utils import timezone
 
 from idempotency_django import engine
 from idempotency_django.decorators import idempotent
@@ -34,15 +34,15 @@ from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.engine.leases import Lease
 from idempotency_django.engine.steps import LONGEST_NAME
 from idempotency_django.errors import ClaimLost, StepsChanged
-from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
-from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status, Step
-from idempotency_django.testing import PATIENCE, an_operation, eventually
+from idempotency_django.stores.records import Claim, Operation, Record, Status, Step
+from idempotency_django.testing import PATIENCE, eventually
 from tests.models import Effect
 from tests.settings import ALIASES
-from tests.support.shared import assert_problem, new_key, post, record
+from tests.support.attempts import STORED, attempt, found, interrupt, leased, taken_over
+from tests.support.shared import assert_problem, effects, new_key, post, record
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
@@ -50,8 +50,6 @@ pytestmark = [
 ]
 
 T = TypeVar("T")
-LEASE = timedelta(seconds=30)
-STORED = Payload(201, (), b"done")
 Handler = Callable[[ExecutionContext], object]
 
 
@@ -59,24 +57,6 @@ Handler = Callable[[ExecutionContext], object]
 def database(request: pytest.FixtureRequest) -> DatabaseStore:
     """A store on each database."""
     return DatabaseStore("default", using=ALIASES[request.param])
-
-
-def leased(**changes: object) -> Operation:
-    return an_operation(**({"lease": LEASE} | changes))
-
-
-def reraise(error: Exception) -> Result:
-    raise error
-
-
-def attempt(store: Store, operation: Operation, handler: Handler) -> Outcome:
-    """One attempt at the operation; the handler's result is the response."""
-
-    def execute(execution: ExecutionContext | None) -> Result:
-        assert execution is not None
-        return Result(handler(execution), STORED)
-
-    return engine.run(store, operation, execute, reraise)
 
 
 def fails(handler: Handler) -> Handler:
@@ -95,29 +75,6 @@ def failed_after(store: Store, operation: Operation, handler: Handler) -> None:
         attempt(store, operation, fails(handler))
 
 
-def status(store: Store, operation: Operation) -> Status:
-    found = store.get(operation.key, operation.scope)
-    assert found is not None
-    return found.status
-
-
-def interrupt(store: Store, operation: Operation) -> None:
-    """Let the lease of the operation be over, whatever its owner believes."""
-    if isinstance(store, MemoryStore):
-        store._entries[operation.key, operation.scope].lease_ends = 0
-    else:
-        rows = IdempotencyKey.objects.using(store.using).filter(key=operation.key)
-        assert rows.update(lease_expires_at=timezone.now() - timedelta(hours=1)) == 1
-
-
-def taken_over(store: Store, operation: Operation) -> Claim:
-    """The claim of the successor of an owner that is still at work."""
-    interrupt(store, operation)
-    claim = store.acquire(operation)
-    assert isinstance(claim, Claim)
-    return claim
-
-
 def stored(store: Store, operation: Operation) -> list[Step]:
     """The steps that are stored, read by an owner."""
     failed_after(store, operation, lambda execution: None)
@@ -130,10 +87,6 @@ def stored(store: Store, operation: Operation) -> list[Step]:
 
 def effect(using: str | None, reference: str = "a") -> int:
     return Effect.objects.using(using or "default").create(reference=reference).pk
-
-
-def effects(using: str | None, reference: str = "a") -> int:
-    return Effect.objects.using(using or "default").filter(reference=reference).count()
 
 
 def dangling(using: str) -> None:
@@ -159,20 +112,16 @@ async def aattempt(
         assert execution is not None
         return Result(await handler(execution), STORED)
 
-    return await engine.arun(store, operation, execute, reraise)
+    return await engine.arun(store, operation, execute, engine.reraise)
 
 
-class TestKnows:
-    """What an execution says of itself."""
+def test_no_secret_in_its_repr(store: Store) -> None:
+    """The owner's token is in no repr that a log may show."""
 
-    def test_no_secret_in_its_repr(self, store: Store) -> None:
-        """The owner's token is in no repr that a log may show."""
-        operation = leased()
+    def handler(execution: ExecutionContext) -> None:
+        assert execution._claim.token not in repr(execution)
 
-        def handler(execution: ExecutionContext) -> None:
-            assert execution._claim.token not in repr(execution)
-
-        attempt(store, operation, handler)
+    attempt(store, leased(), handler)
 
 
 class TestDerivedKeys:
@@ -312,7 +261,7 @@ class TestSteps:
             with pytest.raises(TypeError, match="'a' returned a value that is not JSON"):
                 attempt(store, operation, lambda e: e.step("a", work))
             if store.supports_transactions:
-                assert effects(store.using) == 0
+                assert effects(using=store.using) == 0
             assert stored(store, operation) == []
 
     def test_commits_with_its_work(self, database: DatabaseStore) -> None:
@@ -335,29 +284,8 @@ class TestSteps:
         for _ in range(2):
             with pytest.raises(LookupError):
                 attempt(database, operation, handler)
-        assert (effects(using, "good"), effects(using, "bad")) == (1, 0)
+        assert (effects("good", using), effects("bad", using)) == (1, 0)
         assert [step.name for step in stored(database, operation)] == ["good"]
-
-    def test_retried_within_one_attempt(self, store: Store) -> None:
-        """A step whose error the handler dealt with can be called again."""
-        operation, calls = leased(), []
-
-        def flaky() -> str:
-            calls.append("flaky")
-            if len(calls) == 1:
-                raise ConnectionError
-            return "at last"
-
-        def handler(execution: ExecutionContext) -> list[object]:
-            try:
-                first = execution.step("flaky", flaky)
-            except ConnectionError:
-                first = execution.step("flaky", flaky)
-            return [first, execution.step("next", lambda: 2)]
-
-        failed_after(store, operation, handler)
-        assert attempt(store, operation, handler) == Executed(["at last", 2])
-        assert calls == ["flaky", "flaky"]
 
     def test_refused_at_commit(self, database: DatabaseStore) -> None:
         """A step that the database refuses at COMMIT is not done: it can be called again."""
@@ -371,7 +299,7 @@ class TestSteps:
         failed_after(database, operation, handler)
         assert attempt(database, operation, lambda e: e.step("grant", list)) == Executed("granted")
         assert calls == ["granted"]
-        assert effects(database.using) == 0
+        assert effects(using=database.using) == 0
 
     def test_hook_that_raises(self, database: DatabaseStore) -> None:
         """A step whose hook fails behind the commit is done, and is not called a second time."""
@@ -394,7 +322,7 @@ class TestSteps:
         failed_after(database, operation, handler)
         attempt(database, operation, lambda e: e.step("a", work))
         assert calls == ["worked"]
-        assert effects(database.using) == 1
+        assert effects(using=database.using) == 1
 
 
 class TestChangedSteps:
@@ -429,7 +357,7 @@ class TestChangedSteps:
         for _ in range(2):
             with pytest.raises(StepsChanged, match=f"ended without {named} of an earlier attempt"):
                 attempt(store, operation, self.steps(after, calls))
-            assert status(store, operation) is Status.FAILED
+            assert found(store, operation).status is Status.FAILED
         assert calls == [name for name in after.split() if name not in "abc"]
         # An operator who deploys the old steps again may go on, unless there are new ones.
         if not calls:
@@ -465,6 +393,56 @@ class TestChangedSteps:
         for name in names:
             with pytest.raises(ValueError, match="it must have 1-100 characters"):
                 attempt(store, leased(), lambda e: e.step(name, lambda: 1))  # noqa: B023
+
+
+class TestThreads:
+    """Steps in threads of the handler's."""
+
+    def test_any_order(self) -> None:
+        """Threads of the handler's may begin steps, each time in another order."""
+        store, operation, done = DatabaseStore("default"), leased(), []
+
+        def handler(execution: ExecutionContext) -> list[object]:
+            names = "abc" if execution.attempt == 1 else "cab"
+            with ThreadPoolExecutor(1) as thread:
+                steps = [
+                    thread.submit(_in_thread, execution.step, name, done.append, name)
+                    for name in names
+                ]
+                return [step.result(PATIENCE) for step in steps]
+
+        failed_after(store, operation, handler)
+        assert attempt(store, operation, handler) == Executed([None] * 3)
+        assert sorted(done) == ["a", "b", "c"]
+
+    def test_one_name_twice(self) -> None:
+        """Of two threads that call one step at once, the second is refused before it runs."""
+        done: list[str] = []
+        begun, refused = Event(), Event()
+
+        def wait() -> None:
+            done.append("a")
+            begun.set()
+            assert refused.wait(PATIENCE)
+
+        def handler(execution: ExecutionContext) -> None:
+            with ThreadPoolExecutor(1) as thread:
+                first = thread.submit(_in_thread, execution.step, "a", wait)
+                assert begun.wait(PATIENCE)
+                with pytest.raises(ValueError, match="two steps with the name 'a'"):
+                    execution.step("a", wait)
+                refused.set()
+                first.result(PATIENCE)
+
+        assert isinstance(attempt(DatabaseStore("default"), leased(), handler), Executed)
+        assert done == ["a"]
+
+
+def _in_thread(function: Any, *args: Any) -> object:
+    try:
+        return function(*args)
+    finally:
+        connections.close_all()
 
 
 class NoSteps(MemoryStore):
@@ -542,7 +520,7 @@ class TestLateOwner:
         assert isinstance(attempt(store, operation, handler), InProgress)
         assert store.steps(successors[0]) in ([], ())
         if store.supports_transactions:
-            assert effects(store.using) == 0
+            assert effects(using=store.using) == 0
         assert store.complete(successors[0], STORED)
 
     def test_step_is_not_begun(self, store: Store) -> None:
@@ -587,7 +565,7 @@ class TestLateOwner:
                 assert isinstance(elsewhere.submit(succeed).result(PATIENCE), Executed)
 
         assert isinstance(attempt(database, operation, handler), Replayed)
-        assert (effects(using, "late"), effects(using, "successor")) == (0, 1)
+        assert (effects("late", using), effects("successor", using)) == (0, 1)
 
 
 class TestAtomic:
@@ -601,7 +579,7 @@ class TestAtomic:
             with execution.atomic():
                 assert connections[using].in_atomic_block
                 effect(using)
-            seen.append(elsewhere.submit(effects, using).result(PATIENCE))
+            seen.append(elsewhere.submit(effects, using=using).result(PATIENCE))
 
         attempt(database, leased(), handler)
         assert seen == [1]
@@ -617,7 +595,7 @@ class TestAtomic:
             return "went on"
 
         assert attempt(database, leased(), handler) == Executed("went on")
-        assert effects(using) == 0
+        assert effects(using=using) == 0
 
     @pytest.mark.parametrize("outer", ["atomic", "transaction"])
     def test_within_a_transaction(self, database: DatabaseStore, outer: str) -> None:
@@ -642,7 +620,7 @@ class TestAtomic:
 
         with pytest.raises(LookupError):
             attempt(database, operation, handler)
-        assert effects(using) == 0
+        assert effects(using=using) == 0
 
     def test_store_without_transactions(self) -> None:
         """A store that cannot fence says so."""
@@ -694,7 +672,7 @@ class TestAsync:
             assert len(calls) == 3
 
         run_in_loop(work)
-        assert effects(store.using) == 1
+        assert effects(using=store.using) == 1
 
     def test_result_is_not_json(self, store: Store) -> None:
         """A result that is no JSON is the same clear error, of both kinds."""
@@ -710,7 +688,7 @@ class TestAsync:
             with pytest.raises(TypeError, match="'a' returned a value that is not JSON"):
                 run_in_loop(partial(aattempt, store, leased(), partial(_astep, "a", function)))
         if store.supports_transactions:
-            assert effects(store.using) == 0
+            assert effects(using=store.using) == 0
 
     def test_gathered(self, store: Store) -> None:
         """Steps that are gathered run side by side; those that were stored do not run again."""
@@ -834,7 +812,7 @@ class TestRequests:
         client.raise_request_exception = False
         assert post(client, "/transfers/", key, "error").status_code == 500
         assert post(client, "/transfers/", key, "error").status_code == 500
-        assert (effects(None, "debit"), effects(None, "credit")) == (1, 1)
+        assert (effects("debit"), effects("credit")) == (1, 1)
         assert (record(key).status, record(key).attempt) == ("failed", 2)
 
     def test_changed(self, client: Client) -> None:

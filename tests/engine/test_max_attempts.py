@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from idempotency_django import engine
-from idempotency_django.engine import Executed, Held, Mismatched, Outcome, Result
+from idempotency_django.engine import Executed, Held, Mismatched, Result
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
@@ -19,11 +18,11 @@ from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim, Operation, Payload, Status
 from idempotency_django.testing import an_operation
 from tests.models import Effect
+from tests.support.attempts import LEASE, attempt, found, interrupt
 from tests.support.shared import effects
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-LEASE = timedelta(seconds=99)
 WAYS: list[tuple[Callable[[str], Store], timedelta | None]] = [
     (DatabaseStore, None),
     (DatabaseStore, LEASE),
@@ -38,14 +37,6 @@ def way(request: pytest.FixtureRequest) -> Any:
     return store("default"), an_operation(lease=lease, max_attempts=3)
 
 
-def reraise(error: Exception) -> Result:
-    raise error
-
-
-def run(store: Store, operation: Operation, execute: Callable[[Any], Result]) -> Outcome:
-    return engine.run(store, operation, execute, reraise)
-
-
 def explode(_: object) -> Result:
     Effect.objects.create(reference="attempt")
     raise LookupError("boom")
@@ -56,15 +47,14 @@ def succeed(_: object) -> Result:
     return Result("response", Payload(201, (), b"done"))
 
 
+def is_held(store: Store, operation: Operation) -> bool:
+    return found(store, operation).held
+
+
 def fail_thrice(store: Store, operation: Operation) -> None:
     for _ in range(3):
         with pytest.raises(LookupError, match="boom"):
-            run(store, operation, explode)
-
-
-def held(store: Store, operation: Operation) -> bool:
-    record = store.get(operation.key, operation.scope)
-    return record is not None and record.held
+            attempt(store, operation, explode)
 
 
 def test_held_after_the_last_attempt(way: Any) -> None:
@@ -73,10 +63,10 @@ def test_held_after_the_last_attempt(way: Any) -> None:
     fail_thrice(store, operation)
     left = effects()
     for _ in range(2):
-        assert run(store, operation, succeed) == Held()
-    assert isinstance(run(store, replace(operation, fingerprint="0" * 64), succeed), Mismatched)
+        assert attempt(store, operation, succeed) == Held()
+    assert isinstance(attempt(store, replace(operation, fingerprint="0" * 64), succeed), Mismatched)
     assert effects() == left
-    assert held(store, operation)
+    assert is_held(store, operation)
 
 
 def test_not_before(way: Any) -> None:
@@ -84,16 +74,16 @@ def test_not_before(way: Any) -> None:
     store, operation = way
     for _ in range(2):
         with pytest.raises(LookupError):
-            run(store, operation, explode)
-        assert not held(store, operation)
-    assert run(store, operation, succeed) == Executed("response")
+            attempt(store, operation, explode)
+        assert not is_held(store, operation)
+    assert attempt(store, operation, succeed) == Executed("response")
 
 
-def interrupt(store: Store, operation: Operation) -> Claim:
+def die(store: Store, operation: Operation) -> Claim:
     """An attempt whose process died."""
     claim = store.acquire(replace(operation, lease=LEASE))
     assert isinstance(claim, Claim)
-    assert store.extend(claim, -1)
+    interrupt(store, operation)
     return claim
 
 
@@ -101,21 +91,21 @@ def interrupt(store: Store, operation: Operation) -> Claim:
 def test_interruptions_count(store: Callable[[str], Store]) -> None:
     """After three interruptions of three, nobody executes it a fourth time."""
     one, operation = store("default"), an_operation(lease=LEASE, max_attempts=3)
-    for attempt in (1, 2, 3):
-        assert interrupt(one, operation).attempt == attempt
-    assert run(one, operation, succeed) == Held()
-    assert run(one, operation, succeed) == Held()
+    for number in (1, 2, 3):
+        assert die(one, operation).attempt == number
+    assert attempt(one, operation, succeed) == Held()
+    assert attempt(one, operation, succeed) == Held()
     assert effects() == 0
-    assert held(one, operation)
+    assert is_held(one, operation)
 
 
 def test_interruption_in_the_transactional_mode() -> None:
     """What a transaction left behind by ending in the middle counts there as well."""
     store, operation = DatabaseStore("default"), an_operation(max_attempts=1)
-    interrupt(store, operation)
-    assert run(store, operation, succeed) == Held()
+    die(store, operation)
+    assert attempt(store, operation, succeed) == Held()
     assert effects() == 0
-    assert held(store, operation)
+    assert is_held(store, operation)
 
 
 @pytest.mark.parametrize("lease", [None, LEASE])
@@ -127,13 +117,13 @@ def test_released_by_an_operator(lease: timedelta | None) -> None:
     assert (row.status, row.attempt, row.hold) == (Status.IN_PROGRESS, 3, True)
     assert "boom" in row.error
     release = {"status": Status.FAILED, "lease_expires_at": None, "owner_token": "x" * 32}
-    for attempt in (4, 5):
+    for number in (4, 5):
         with transaction.atomic():
             IdempotencyKey.objects.update(**release)
         with pytest.raises(LookupError):
-            run(store, operation, explode)
-        assert IdempotencyKey.objects.get().attempt == attempt
-        assert run(store, operation, succeed) == Held()
+            attempt(store, operation, explode)
+        assert IdempotencyKey.objects.get().attempt == number
+        assert attempt(store, operation, succeed) == Held()
     IdempotencyKey.objects.update(**release)
-    assert run(store, operation, succeed) == Executed("response")
+    assert attempt(store, operation, succeed) == Executed("response")
     assert IdempotencyKey.objects.get().status == Status.COMPLETED

@@ -55,9 +55,9 @@ def post(
     )
 
 
-def effects(reference: str = "a") -> int:
-    """How often something was really done."""
-    return Effect.objects.filter(reference=reference).count()
+def effects(reference: str = "a", using: str | None = None) -> int:
+    """How often something was really done, in the default database or another one."""
+    return Effect.objects.using(using or "default").filter(reference=reference).count()
 
 
 def effect_counts(using: str = "default") -> Counter[str]:

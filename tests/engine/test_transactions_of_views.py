@@ -1,4 +1,4 @@
-"""Connections on which nothing commits by itself."""
+"""What a view does to transactions and autocommit, and what it is told."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connection, connections, transaction
+from django.db import close_old_connections, connection, connections, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.urls import path
 
 from idempotency_django.decorators import idempotent
+from idempotency_django.models import IdempotencyKey
 from tests.models import Effect
-from tests.support.shared import effects, new_key, post, record
+from tests.support.shared import assert_replays, close_connections, effects, new_key, post, record
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -23,9 +24,46 @@ pytestmark = [
 ]
 
 
+def durable() -> None:
+    with transaction.atomic(durable=True):
+        Effect.objects.create(reference="durable")
+
+
+def isolation() -> None:
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLITE HAS NO ISOLATION LEVELS")
+    with connection.cursor() as cursor:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+
+
+def closes() -> None:
+    close_connections(close_old_connections)
+
+
+def closes_and_asks() -> None:
+    closes()
+    Effect.objects.count()
+
+
+WAYS = {
+    "durable": durable,
+    "isolation": isolation,
+    "autocommit": lambda: transaction.set_autocommit(False),
+    "commit": transaction.commit,
+    "closes": closes,
+    "closes-and-asks": closes_and_asks,
+}
+
+
 def create(request: HttpRequest) -> HttpResponse:
-    Effect.objects.create(reference="a")
+    Effect.objects.create(reference="before")
+    WAYS[json.loads(request.body)["reference"]]()
     return JsonResponse({}, status=201)
+
+
+def fails(request: HttpRequest) -> HttpResponse:
+    """An error of the view's own."""
+    raise RuntimeError("its own")
 
 
 def leaves_it_off(request: HttpRequest) -> HttpResponse:
@@ -41,10 +79,41 @@ def leaves_it_off(request: HttpRequest) -> HttpResponse:
 
 
 urlpatterns = [
-    path("transactional/", idempotent(create)),
+    path("view/", idempotent(create)),
     path("leased/", idempotent(mode="leased")(create)),
+    path("fails/", idempotent(fails)),
     path("leaves/", idempotent(mode="leased")(leaves_it_off)),
 ]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_refused(client: Client, way: str, atomic: bool) -> None:
+    """The error names the transaction and the way out; nothing was done, and the key is free."""
+    key = new_key()
+    for attempt in (1, 2):
+        with pytest.raises(ImproperlyConfigured, match=r"within a transaction, .*mode='leased'"):
+            post(client, "/view/", key, way)
+        if atomic:  # the record of the attempt has gone with the request's transaction
+            assert not IdempotencyKey.objects.exists()
+        else:
+            assert (record(key).status, record(key).attempt) == ("failed", attempt)
+            assert "mode='leased'" in record(key).error
+    assert effects("before") == effects("durable") == 0
+
+
+@pytest.mark.parametrize("way", ["durable", "isolation", "closes", "closes-and-asks"])
+def test_leased(client: Client, way: str) -> None:
+    """In leased mode a view runs in no transaction, and may do all of this."""
+    key = new_key()
+    first = post(client, "/leased/", key, way)
+    assert first.status_code == 201
+    assert_replays(first, post(client, "/leased/", key, way))
+
+
+def test_error_of_the_view(client: Client) -> None:
+    """Any other error is what it is."""
+    with pytest.raises(RuntimeError, match="its own"):
+        post(client, "/fails/", new_key())
 
 
 @pytest.fixture
@@ -64,7 +133,7 @@ class TestSetting:
     """``AUTOCOMMIT: False``: no transaction of ours would ever be committed."""
 
     @pytest.mark.parametrize("atomic_requests", [True, False])
-    @pytest.mark.parametrize("url", ["/transactional/", "/leased/"])
+    @pytest.mark.parametrize("url", ["/view/", "/leased/"])
     def test_refused(
         self, client: Client, url: str, atomic_requests: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -73,8 +142,8 @@ class TestSetting:
         within = atomic_requests and url == "/leased/"
         told = "non_atomic_requests" if within else "AUTOCOMMIT"
         with pytest.raises(ImproperlyConfigured, match=told):
-            post(client, url, new_key())
-        assert effects() == 0
+            post(client, url, new_key(), "durable")
+        assert effects("before") == 0
 
 
 class TestLeftOff:
