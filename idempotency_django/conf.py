@@ -212,7 +212,7 @@ class Settings:
 
     docs_url = setting(
         "DOCS_URL",
-        "https://idempotency-django.readthedocs.io/problems/",
+        "https://idempotency-django.readthedocs.io/problems/#",
         "a URL",
         lambda value: isinstance(value, str),
     )

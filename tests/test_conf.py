@@ -18,7 +18,7 @@ DEFAULTS = {
     "AROUND_EXECUTION": (),
     "CONSUMERS": (),
     "DIALECT": "ietf",
-    "DOCS_URL": "https://idempotency-django.readthedocs.io/problems/",
+    "DOCS_URL": "https://idempotency-django.readthedocs.io/problems/#",
     "HEADER": "Idempotency-Key",
     "MESSAGING_DATABASE": "default",
     "MIDDLEWARE_PROTECTS": "unsafe",

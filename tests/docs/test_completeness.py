@@ -17,6 +17,7 @@ from idempotency_django.policy import FIELDS
 from tests.docs.examples import ROOT
 
 DOCS = ROOT / "docs"
+PROBLEMS = (DOCS / "problems.md").read_text()
 PACKAGE = Path(idempotency_django.__file__).parent
 
 
@@ -40,16 +41,18 @@ def described() -> ModuleType:
     "error", the_errors(errors.IdempotencyError), ids=lambda error: error.__name__
 )
 def test_problem(error: type[errors.IdempotencyError]) -> None:
-    """The type of each problem names a page, which has the problem's title and status."""
-    page = (DOCS / "problems" / f"{error.slug}.md").read_text()
-    assert f"\n# {error.title}\n" in page  # below the description
-    assert f"HTTP/1.1 {error.status} " in page
+    """The type of each problem leads to its section, which begins with its title."""
+    assert f"\n## {error.slug}\n\n*{error.title}.* " in PROBLEMS
+    assert re.search(
+        rf"^\| \[`{error.slug}`\]\S+(,[a-z ]+)? \| {error.status} \|", PROBLEMS, re.MULTILINE
+    )
 
 
-def test_every_problem_page_has_an_error() -> None:
-    """There is no page for a problem that nothing raises."""
-    pages = {path.stem for path in (DOCS / "problems").glob("*.md")} - {"index"}
-    assert pages == {error.slug for error in the_errors(errors.IdempotencyError)}
+def test_every_problem_has_an_error() -> None:
+    """There is no section for a problem that nothing raises."""
+    sections = re.findall(r"^## (.+)$", PROBLEMS, re.MULTILINE)
+    assert {*sections} == {error.slug for error in the_errors(errors.IdempotencyError)}
+    assert len(sections) == len({*sections})
 
 
 def test_settings() -> None:

@@ -243,13 +243,13 @@ CLASSES = [
 
 @pytest.mark.parametrize("error_class", CLASSES)
 def test_problem(error_class: type[errors.IdempotencyError]) -> None:
-    """An error is a problem (RFC 9457) whose type is the page that explains it."""
+    """An error is a problem (RFC 9457) whose type is the address of its explanation."""
     response = problem_response(error_class("What was wrong: é."))
     assert response.status_code == error_class.status
     assert response["Content-Type"] == "application/problem+json"
     assert "Retry-After" not in response
     assert json.loads(response.content) == {
-        "type": f"https://idempotency-django.readthedocs.io/problems/{error_class.slug}",
+        "type": f"https://idempotency-django.readthedocs.io/problems/#{error_class.slug}",
         "title": error_class.title,
         "status": error_class.status,
         "detail": "What was wrong: é.",

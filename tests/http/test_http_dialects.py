@@ -43,7 +43,7 @@ pytestmark = [
 
 
 def problem_type(response: HttpResponse) -> str:
-    return str(json.loads(response.content)["type"]).rpartition("/")[2]
+    return str(json.loads(response.content)["type"]).rpartition("#")[2]
 
 
 def member(*path: str | int) -> Callable[[HttpResponse], Any]:

@@ -107,11 +107,11 @@ class EffectSerializer(serializers.ModelSerializer[Effect]):
 
 
 def assert_problem(response: HttpResponse, status: int, slug: str) -> dict[str, Any]:
-    """The response is a problem (RFC 9457) of a type that has a page in the documentation."""
+    """The response is a problem (RFC 9457) of a type that the documentation explains."""
     assert response.status_code == status
     assert response["Content-Type"] == "application/problem+json"
     problem: dict[str, Any] = json.loads(response.content)
-    assert problem["type"] == f"https://idempotency-django.readthedocs.io/problems/{slug}"
+    assert problem["type"] == f"https://idempotency-django.readthedocs.io/problems/#{slug}"
     assert problem["status"] == status
     assert problem["title"]
     assert problem["detail"]

@@ -1,4 +1,4 @@
-"""The command that the page on streams shows, before a real server of Kafka's protocol."""
+"""The command that the page on consumers shows, before a real server of Kafka's protocol."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.servers import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
 
-PAGE = ROOT / "docs" / "messages" / "streams.md"
+PAGE = ROOT / "docs" / "messages" / "consumers.md"
 
 QUICK = {"session.timeout.ms": "6000", "heartbeat.interval.ms": "200", "fetch.wait.max.ms": "50"}
 """So that the group has its partitions soon."""
