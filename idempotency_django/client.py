@@ -1,11 +1,15 @@
-"""When a client sends a request again, and when it stops. Nothing here sends, or knows Django.
+"""Clients of httpx that retry with the same key: the extra ``[client]``. They need no Django.
 
-A :class:`Call` is one logical operation. Its client tells it about each attempt, and gets the
-seconds to wait before the next one.
+A :class:`Call` is one logical operation: when it is sent again, and when it stops. Its client tells
+it about each attempt, and gets the seconds to wait before the next one.
+
+The clients are no transports: a transport does not notice that the connection is lost while the
+response is read.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import random
 import re
@@ -13,16 +17,35 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from functools import partial
 from math import inf
-from typing import Any, Final
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, Final
 
 import idempotency_django
 
-from ..backoff import Backoff, retry_after
+from .backoff import Backoff, retry_after
+from .lazy import extra
+
+with extra("client"):
+    import anyio
+    import httpx
+
+if TYPE_CHECKING:
+    Base = Any
+else:
+    Base = object
+
+__all__ = [
+    "AsyncIdempotentClient",
+    "IdempotentClient",
+    "OutcomeUnknown",
+    "RetryBudget",
+    "is_retryable",
+    "key_for",
+]
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
 
@@ -35,11 +58,16 @@ _RETRIED: Final = frozenset({408, _IN_PROGRESS, *_NOT_EXECUTED})
 _SERVER_ERRORS: Final = 500
 _TRANSIENT_COST: Final = 14
 _THROTTLED_COST: Final = 5
-_LOST: Final = {
-    "httpx.TransportError",
-    *("requests.ConnectionError", "requests.Timeout", "requests.ChunkedEncodingError"),
-}
-_MISUSED: Final = {"httpx.LocalProtocolError", "httpx.UnsupportedProtocol"}
+_EXTENSION: Final = "idempotency_key"
+_NOT_SENT: Final = (
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.PoolTimeout,
+    httpx.UnsupportedProtocol,
+)
+_LOST: Final = (httpx.TransportError, ConnectionError, TimeoutError)
+_MISUSED: Final = (httpx.LocalProtocolError, httpx.UnsupportedProtocol)
+_ERRORS: Final = 400
 _BACKOFF: Final = Backoff(first=timedelta(milliseconds=500), longest=timedelta(seconds=20))
 _NAMESPACE: Final = uuid.UUID("9f4c2c1e-7c8e-5d0b-9b57-3f1d3a2f8f6a")
 _ENGINE: Final = "idempotency_django.engine"
@@ -131,7 +159,7 @@ class RetryBudget:
             self._left = min(self._left + tokens, self._most)
 
 
-def is_retryable(outcome: object) -> bool:
+def is_retryable(outcome: Any) -> bool:
     """Whether it makes sense to send the same request again, with the same key.
 
     It does after a lost connection, a timeout, 408, 425, 429, any status from 500, a 409 with
@@ -140,7 +168,8 @@ def is_retryable(outcome: object) -> bool:
     always final.
 
     Args:
-        outcome: a response or an exception of httpx or requests.
+        outcome: an exception of httpx, or the response of any library that has ``status_code`` and
+            ``headers``.
     """
     if isinstance(outcome, OutcomeUnknown):
         return True
@@ -148,11 +177,8 @@ def is_retryable(outcome: object) -> bool:
     if isinstance(outcome, BaseException):
         response = getattr(outcome, "response", None)
         if response is None:
-            return _is_lost(outcome)
-    status = getattr(response, "status_code", None)
-    if not isinstance(status, int):
-        return False
-    headers = response.headers  # type: ignore[attr-defined]
+            return isinstance(outcome, _LOST) and not isinstance(outcome, _MISUSED)
+    status, headers = response.status_code, response.headers
     marker = _marker(headers)
     if status in _SUCCESS:
         return marker == "in-progress"
@@ -164,13 +190,6 @@ def is_retryable(outcome: object) -> bool:
     if advice in (True, False, "true", "false"):
         return advice in (True, "true")
     return status != _IN_PROGRESS or "Retry-After" in headers
-
-
-def _is_lost(error: BaseException) -> bool:
-    # By name, so that none of the libraries has to be imported.
-    names = {f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(error).__mro__}
-    lost = isinstance(error, ConnectionError | TimeoutError) or names & _LOST
-    return bool(lost) and not names & _MISUSED
 
 
 def _is_conclusive(response: Any) -> bool:
@@ -273,7 +292,7 @@ class Retries:
         return f'"{key}"' if self.quoted else key
 
 
-def new_key(method: str, url: str) -> str:
+def _new_key(method: str, url: httpx.URL) -> str:
     """A key for a request that has none.
 
     Within an execution it is derived from the execution, so that each attempt at the execution
@@ -287,9 +306,9 @@ def new_key(method: str, url: str) -> str:
     return str(uuid.uuid4())
 
 
-def _shown(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+def _shown(url: httpx.URL) -> str:
+    """The URL without what is confidential in it, or may differ between attempts."""
+    return str(url.copy_with(userinfo=b"", query=None, fragment=None))
 
 
 class Call:
@@ -405,10 +424,131 @@ def _clocks() -> tuple[float, float]:
     return time.monotonic(), time.time()
 
 
-def refuse_body(method: str, url: str) -> ValueError:
-    """The error for a body that cannot be sent twice."""
-    return ValueError(
-        f"The body of {method} {_shown(url)} is a stream, which can be sent only once, so the "
-        "request cannot be retried. Pass the content as bytes. If the server needs no key, "
-        "turn the key off."
-    )
+class _Keyed(Base):  # type: ignore[misc]  # a client of httpx
+    """What both clients share: the key of a request, and the flow of its attempts."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.retries = Retries.taken_from(options)
+        super().__init__(*args, **options)
+
+    def _keyed(self, request: httpx.Request) -> httpx.Request | None:
+        """A copy of the request with a key; ``None``: it is sent as it is."""
+        key = request.extensions.get(_EXTENSION, "")
+        if request.method in SAFE_METHODS or key is None:
+            return None
+        method, url, header = request.method, request.url, self.retries.header
+        if not _can_resend(request):
+            raise ValueError(
+                f"The body of {method} {_shown(url)} is a stream, which can be sent only once, so "
+                "the request cannot be retried. Pass the content as bytes. If the server needs no "
+                "key, turn the key off."
+            )
+        keyed = httpx.Request(
+            method,
+            url,
+            headers=request.headers,
+            stream=request.stream,
+            extensions=request.extensions,
+        )
+        if _EXTENSION in request.extensions:
+            keyed.headers[header] = self.retries.header_value(key)
+        elif header not in keyed.headers:
+            keyed.headers[header] = self.retries.header_value(_new_key(method, url))
+        return keyed
+
+    async def _attempts(
+        self, request: httpx.Request, send: Any, read: Any, close: Any, sleep: Any
+    ) -> httpx.Response:
+        """The response that holds for each attempt. The functions may be async."""
+        call = Call(self.retries, request.headers[self.retries.header])
+        while True:
+            call.begin()
+            try:
+                response = await _result_of(send(request))
+                if response.status_code >= _ERRORS:
+                    await _result_of(read(response))  # despite stream=True
+            except Exception as error:
+                wait = call.failed(error, sent=not isinstance(error, _NOT_SENT))
+                if wait is None:
+                    raise
+            else:
+                try:
+                    wait = call.received(response)
+                except OutcomeUnknown:
+                    await _result_of(close(response))  # despite stream=True
+                    raise
+                if wait is None:
+                    return response  # type: ignore[no-any-return]
+                await _result_of(close(response))
+            await _result_of(sleep(wait))
+
+
+class IdempotentClient(_Keyed, httpx.Client):
+    """An ``httpx.Client`` that sends unsafe requests with a key, and retries them with that key.
+
+    ::
+
+        client = IdempotentClient(base_url="https://shop.example.com")
+        client.post("/charges/", json={"amount": 500}, extensions={"idempotency_key": key})
+
+    Without ``idempotency_key``, a request gets a new key. Within an execution, it gets a key that
+    is the same on each attempt at the execution. ``None`` turns key and retries off. A request with
+    a key follows no redirect.
+
+    A response is returned if it holds for each attempt. Each error of an attempt has the attribute
+    ``idempotency_key``. Safe requests are sent as they are. A request of your own that you pass to
+    ``send()`` is not changed: a copy of it gets the key, and is the response's ``request``.
+
+    Args:
+        args: as for ``httpx.Client``.
+        options: those of :class:`~idempotency_django.client.Retries`, and those of
+            ``httpx.Client``.
+
+    Raises:
+        OutcomeUnknown: raised by requests: no response holds for each attempt.
+        ValueError: raised by requests: the key is invalid, or the body cannot be sent twice.
+    """
+
+    def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        keyed = self._keyed(request)
+        if keyed is None:
+            return super().send(request, **options)
+        send = partial(super().send, **{**options, "follow_redirects": False})
+        read, close = httpx.Response.read, httpx.Response.close
+        return _finished(self._attempts(keyed, send, read, close, time.sleep))
+
+
+class AsyncIdempotentClient(_Keyed, httpx.AsyncClient):
+    """The same as :class:`IdempotentClient`, on ``httpx.AsyncClient``."""
+
+    async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        keyed = self._keyed(request)
+        if keyed is None:
+            return await super().send(request, **options)
+        send = partial(super().send, **{**options, "follow_redirects": False})
+        read, close = httpx.Response.aread, httpx.Response.aclose
+        return await self._attempts(keyed, send, read, close, anyio.sleep)
+
+
+async def _result_of(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def _finished(flow: Coroutine[Any, Any, httpx.Response]) -> httpx.Response:
+    """The result of a coroutine that awaits nothing."""
+    try:
+        flow.send(None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    raise AssertionError("A client that is not async awaited something.")
+
+
+def _can_resend(request: httpx.Request) -> bool:
+    """Whether the body can be sent again.
+
+    The classes for bytes and forms work in sync and async code; those that wrap an iterator or a
+    file work in one of them. A form has no known length if one of its files cannot be rewound.
+    """
+    stream = request.stream
+    both = hasattr(stream, "__iter__") and hasattr(stream, "__aiter__")
+    return both and "Transfer-Encoding" not in request.headers
