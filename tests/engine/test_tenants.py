@@ -19,13 +19,13 @@ from idempotency_django.models import IdempotencyKey, IdempotencyStep
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.records import Operation, Payload
 from idempotency_django.testing import PATIENCE, an_operation, eventually
+from tests.support.machine import patience
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(connection.vendor != "postgresql", reason="only PostgreSQL has schemas"),
 ]
 
-LEASE = timedelta(seconds=1)
 STORED = Payload(201, (), b"done")
 
 
@@ -75,7 +75,8 @@ def aattempt(store: DatabaseStore, operation: Operation, handler: Callable[[], o
 @pytest.mark.parametrize("run", [attempt, aattempt])
 def test_leases_are_renewed_where_they_were_made(tenants: DatabaseStore, run: Any) -> None:
     """A handler that outlives its lease runs once, at each of two tenants with the same key."""
-    operation, ran, both = an_operation(lease=LEASE), [], threading.Barrier(2, timeout=PATIENCE)
+    operation = an_operation(lease=timedelta(seconds=patience(1)))
+    ran, both = [], threading.Barrier(2, timeout=PATIENCE)
 
     def handler(schema: str) -> str:
         ran.append(schema)
