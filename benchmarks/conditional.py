@@ -39,13 +39,11 @@ PEER: Final = "django-concurrency"
 EXTENSIONS: Final = "drf-extensions"
 
 TEXT: Final = """\
-Times are for one change of one row, without HTTP but for the PUT, in {rounds} interleaved rounds of
-{calls} changes. A transition creates one row besides. The PUT's conditions are compared without a
-key, which no peer has."""
+Times are for one change of one row, in {rounds} interleaved rounds of {calls} changes."""
 
 RACES: Final = """\
-{threads} threads load the same row and change it at the same moment, {races} times; the most of all
-races is shown. What is right is one."""
+{threads} threads load the same row and change it at the same moment, {races} times. One of them
+should have an effect; the most of all races is shown."""
 
 Change = Callable[[Any], object]
 

@@ -35,9 +35,7 @@ PEER_AGAIN: Final = "django-outbox-pattern, a duplicate"
 
 TEXT: Final = """\
 The handler creates one row. Times are for one message, without a broker, in {rounds} interleaved
-rounds of {calls} messages. django-outbox-pattern is set up as its documentation says; its consumer
-looks whether the message is there, and calls the handler if not, so that two deliveries at the same
-moment are both handled: its `UNIQUE` constraint then refuses one, if `save()` has come so far."""
+rounds of {calls} messages. django-outbox-pattern is set up as its documentation says."""
 
 consumer = Consumer("benchmark")
 

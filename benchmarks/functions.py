@@ -25,7 +25,6 @@ DATABASE: Final = "database"
 FENCED: Final = "fenced"
 REDIS: Final = "redis"
 POWERTOOLS: Final = "powertools"
-VALIDATED: Final = "validated"
 LABELS: Final = {
     BARE: "bare function",
     DATABASE: "`idempotent_call`",
@@ -72,8 +71,6 @@ def protected(variant: str, work: Work = create, lease: timedelta = LEASE) -> Fu
             return _ours(work, Policy(mode="leased", lease=lease), fenced=True)
         case "redis":
             return _ours(work, Policy(store="redis", lease=lease))
-        case "validated":
-            return _powertools(work, lease, payload_validation_jmespath="amount")
     return _powertools(work, lease)
 
 

@@ -15,15 +15,9 @@ from benchmarks.targets import LIMITS
 
 TEXT: Final = """\
 {rounds} interleaved rounds of {requests} requests each; a ratio is the median of the rounds' ratios
-to the bare view. The middleware is `startproject`'s, connections persist, and authentication costs
-nothing.
-
-Each kind of request is measured with servers that are reached directly (local), and with servers
-that are reached over a relay ({away}). The relay is a process of the benchmark's own that delays
-each direction by {delay:g} ms; that is about as far as another machine of the same data centre. It
-costs some time of its own, too: a `SELECT 1` took {local_database:.2f} ms locally and
-{far_database:.2f} ms over the relay, a `PING` of Redis {local_redis:.2f} ms and
-{far_redis:.2f} ms."""
+to the bare view. The servers are reached directly (local), or over a relay that delays each
+direction by {delay:g} ms ({away}), as from another machine of the same data centre. A `SELECT 1`
+took {local_database:.2f} ms locally and {far_database:.2f} ms over the relay."""
 
 SENT: Final = """\
 What one request takes and sends. CPU is the processor time of a local request: of all threads of
@@ -56,16 +50,15 @@ def section(
     }
     delay = ROUND_TRIP / 2 * 1000
     text = TEXT.format(rounds=rounds, requests=requests, delay=delay, away=AWAY, **probed)
-    parts: list[str | Table] = [
-        text,
-        comparison.times("request"),
+    details: list[str | Table] = [
         SENT.format(counted=COUNTED_OVER),
         comparison.efforts("request"),
         _parts(comparison, LOCAL, "locally"),
         _parts(comparison, FAR, AWAY),
     ]
     targets = [limit.target(comparison) for limit in LIMITS]
-    return Section("In process", parts, targets, opening(comparison))
+    parts = [text, comparison.times("request")]
+    return Section("In process", parts, targets, opening(comparison), details)
 
 
 def _parts(comparison: Comparison, distance: str, place: str) -> str:

@@ -41,7 +41,7 @@ RELAY_PEER: Final = "django-outbox-pattern's `publish`"
 TEXT: Final = """\
 The transaction creates one row. {rounds} interleaved rounds of {calls} transactions each; a relay
 then sends {messages} messages to a broker that confirms at once, so that only the work on the
-database is measured. {writers} processes write to {groups} groups at the same time, and to none."""
+database is measured."""
 
 _numbers = count()
 
@@ -92,7 +92,7 @@ def measure(rounds: int, calls: int, messages: int) -> Section:
 
     share = _share(calls, rounds=max(3, rounds // 4))
     parts = [
-        TEXT.format(rounds=rounds, calls=calls, messages=messages, writers=WRITERS, groups=GROUPS),
+        TEXT.format(rounds=rounds, calls=calls, messages=messages),
         table,
         rates,
     ]

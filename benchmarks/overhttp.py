@@ -26,15 +26,13 @@ SLEEP = 0.5  # seconds that the handler of a duplicated request takes
 START_TIMEOUT = 60  # seconds
 
 ONE_BY_ONE = f"""\
-{WORKERS} worker processes with {THREADS} threads each, {CONNECTIONS} connections that are kept
-alive, {{rounds}} interleaved rounds of {{requests}} requests; the time is the client's. Refused are
-first requests, with a new key each, that were refused with a 4xx: django-idempotency-key has one
-lock for all keys, and waits 0.1 s for it."""
+{WORKERS} worker processes with {THREADS} threads each, {CONNECTIONS} connections, {{rounds}}
+interleaved rounds of {{requests}} requests. Refused are first requests with a new key:
+django-idempotency-key has one lock for all keys."""
 
 AT_ONCE = f"""\
-{DUPLICATES} connections sent one request at the same moment to a handler that sleeps for {SLEEP} s;
-races: {{races}}. The last refusal is the time at which the last refused duplicate had its response,
-the median over these races."""
+{DUPLICATES} connections sent one request at the same moment, {{races}} times, to a handler that
+takes {SLEEP} s:"""
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Final
 
-from aws_lambda_powertools.utilities.idempotency.exceptions import IdempotencyValidationError
 from django.db import connections
 
 from benchmarks import models
@@ -29,7 +28,6 @@ from benchmarks.functions import (
     REDIS,
     REFUSALS,
     SUCCESSOR,
-    VALIDATED,
     Order,
     create,
     made_by,
@@ -46,45 +44,27 @@ LATE_AFTER: Final = 2  # leases
 PATIENCE: Final = 30  # seconds
 
 COST: Final = """\
-What the view does (validation, one INSERT, the result as a dict) as a plain function, without HTTP:
-{rounds} interleaved rounds of {calls} calls. `idempotent_call` is given the order as its
-fingerprint. [Powertools for AWS Lambda](https://docs.aws.amazon.com/powertools/python/latest/) is
-set up as its documentation says: `@idempotent_function`, a `CachePersistenceLayer` with a client of
-redis-py, the key by `event_key_jmespath`, and a registered context that says how much time is left.
-It is not given the payload to compare: with `payload_validation_jmespath`, a second identical call
-{validated}."""
+What the view does as a plain function, without HTTP: {rounds} interleaved rounds of {calls} calls.
+[Powertools for AWS Lambda](https://docs.aws.amazon.com/powertools/python/latest/) is set up as its
+documentation says, with Redis."""
 
 PROMISES: Final = """\
-{threads} threads called the function with one key at the same moment, {races} times; the function
-takes {sleep} s. Then owners in a process of their own: a slow one, which works for {late} leases
-(Powertools: for {late} times what its context said is left), and a paused one, which SIGSTOP holds
-for as long and then lets go on. Meanwhile another process calls with the same key. The effect is a
-row for each time that the function ran to its end and committed. Lambda ends a function when its
-time is over, so Powertools meets no such owners there."""
+{threads} threads called the function with one key at the same moment, {races} times. Then an owner
+worked for {late} leases, or was paused for as long, while another process called with the same key.
+An effect is a committed row. Lambda ends a function when its time is over, so Powertools meets no
+such owners there."""
 
 
 def measure(site: Site, rounds: int, calls: int, races: int, owners: int) -> Section:
     comparison = compare(site, "function", LABELS, (BARE,), rounds, calls)
     parts = [
-        COST.format(rounds=rounds, calls=calls, validated=_validated()),
+        COST.format(rounds=rounds, calls=calls),
         comparison.times("call"),
-        comparison.efforts("call"),
-        PROMISES.format(threads=THREADS, races=races, sleep=SLEEP, late=LATE_AFTER),
+        PROMISES.format(threads=THREADS, races=races, late=LATE_AFTER),
         _promises(races, owners),
     ]
-    return Section("Around a plain function, beside Powertools", parts)
-
-
-def _validated() -> str:
-    """What a second identical call gets of Powertools, where the payload is to be compared."""
-    function = protected(VALIDATED)
-    key = new_key()
-    first = function(key, ORDER)
-    try:
-        again = function(key, ORDER)
-    except IdempotencyValidationError as error:
-        return f"is refused ({type(error).__name__})"
-    return "gets the first result" if again == first else "gets another result"
+    title = "Around a plain function, beside Powertools"
+    return Section(title, parts, details=[comparison.efforts("call")])
 
 
 def _promises(races: int, owners: int) -> Table:

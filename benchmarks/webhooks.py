@@ -37,9 +37,7 @@ PEER_SLOW: Final = "dj-stripe, a handler of 100 ms"
 TEXT: Final = """\
 A signed event of Stripe is delivered to the view, in the process of the benchmark. The handler
 creates one row. {rounds} interleaved rounds of {calls} deliveries each; the numbers are the medians
-of the rounds' 95th percentiles. dj-stripe calls its handlers before it responds, unless the project
-has a callback that does something else. Each delivery of `WebhookReceiver` is handled after its
-response was measured."""
+of the rounds' 95th percentiles. dj-stripe calls its handlers before it responds."""
 
 _numbers = count()
 _slowness = [0.0]
