@@ -40,7 +40,7 @@ from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.testing import PATIENCE, an_operation, in_threads
 from tests.models import Effect
-from tests.support.attempts import STORED
+from tests.support.attempts import STORED, found
 from tests.support.shared import effects
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -565,6 +565,26 @@ class TestAudit:
             )
         assert IdempotencyKey.objects.get().error == "TypeError: no JSON"
         assert sent == ["claimed", "failed"]
+
+    def test_error_without_a_text(self, store: Store) -> None:
+        """An error whose text cannot be made is raised as itself, and the record names its class."""
+
+        class Unprintable(Exception):
+            def __str__(self) -> str:
+                raise ValueError("no text")
+
+            __repr__ = __str__
+
+        def explode(claim: Claim) -> Result:
+            raise Unprintable
+
+        operation = an_operation()
+        with pytest.raises(Unprintable):
+            run(store, operation, explode)
+        assert found(store, operation).status is Status.FAILED
+        if store.supports_transactions:
+            assert "Unprintable" in IdempotencyKey.objects.get().error
+        assert run(store, operation) == Executed("response")
 
     def test_unreachable_store_does_not_hide_the_error(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sent: list[str]

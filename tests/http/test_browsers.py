@@ -86,14 +86,6 @@ class TestForms:
         assert_problem(client.post("/order/", body, content_type=encoded), 422, "mismatch")
         assert effects() == 1
 
-    def test_changed(self) -> None:
-        """Another form under the key is a mismatch, not a second effect."""
-        client, key = Client(), new_key()
-        client.post("/order/", {"idempotency_key": key, "reference": "a"})
-        other = client.post("/order/", {"idempotency_key": key, "reference": "b"})
-        assert_problem(other, 422, "mismatch")
-        assert effects() == 1
-
     def test_beside_a_header_that_the_browser_made_up(self) -> None:
         """The form's own key counts, also where a key must have a format of the project's."""
         client = Client()

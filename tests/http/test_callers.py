@@ -149,13 +149,6 @@ class TestCredentials:
         assert b"secret" not in refused.content
         assert effects() == 1
 
-    def test_refreshed(self, path: str) -> None:
-        """A refreshed token is refused likewise: it executes nothing twice."""
-        key = new_key()
-        assert send(path, key, "token-1").status_code == 201
-        assert_problem(send(path, key, "token-1-refreshed"), 422, "mismatch")
-        assert effects() == 1
-
     def test_rejected_first(self, path: str) -> None:
         """Whom the view itself rejects leaves the key free for others."""
         key = new_key()
@@ -251,13 +244,6 @@ def test_users_without_a_primary_key(client: Client) -> None:
 
 
 urlpatterns.append(path("named/", Named.as_view()))
-
-
-urlpatterns.append(path("unknown/", idempotent(principal=lambda call: "")(with_token)))
-
-
-leased = idempotent(mode="leased", principal=known)(with_token)
-urlpatterns.append(path("leased/", leased))
 
 
 class Key:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, Group, User
-from django.core.exceptions import ImproperlyConfigured
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.http import (
     HttpRequest,
@@ -26,7 +25,6 @@ from hypothesis import strategies as st
 from idempotency_django import errors
 from idempotency_django.http.bodies import body_of
 from idempotency_django.http.invocations import (
-    invocation_of,
     key_header,
     operation_name,
     principal_of,
@@ -36,7 +34,6 @@ from idempotency_django.http.responses import NEVER_STORED_HEADERS, payload_of, 
 from idempotency_django.http.serving import Adapter, serve
 from idempotency_django.policy import DEFAULTS, Policy, keys
 from idempotency_django.policy.digests import digest
-from idempotency_django.policy.invocation import Form
 from tests.support.properties import VISIBLE_ASCII
 
 factory = RequestFactory()
@@ -136,20 +133,6 @@ def test_proxy_is_the_same_user() -> None:
     assert principal_of(Employee(pk=42)) == principal_of(User(pk=42))
 
 
-def test_user_that_cannot_be_told_apart() -> None:
-    """Users without a primary key would share one name: the project must say what to do."""
-    request = a_post(headers={"Authorization": "Basic x"})
-    request.user = Person(None)
-    with pytest.raises(ImproperlyConfigured, match=r"Person.* principal="):
-        invocation_of(request, Policy().resolved())
-
-
-@pytest.mark.parametrize("claims", [{"sub": 17}, {"a set"}, 17, True])
-def test_claims_name_nobody(claims: object) -> None:
-    """What authenticated the request and has no primary key leaves it to the credentials."""
-    assert principal_of(None, claims) == ""
-
-
 # What is asked for.
 
 
@@ -190,17 +173,6 @@ METHODS = pytest.mark.parametrize("method", ["POST", "PUT", "PATCH"])
 
 
 @METHODS
-def test_multipart_by_field_and_file(method: str) -> None:
-    """A form is known by its fields, in the order of their values, and by its files' content."""
-    body = body_of(multipart(method=method))
-    assert isinstance(body, Form)
-    assert body.fields == {"text": ["1", "2"], "note": ["é"]}
-    (file,) = body.files
-    assert (file.field, file.name, file.media_type, file.size) == ("photo", "a.png", "image/png", 2)
-    assert len(file.sha256) == 64
-
-
-@METHODS
 @pytest.mark.parametrize("change", [{"content": b"\x00\xfe"}, {"name": "b.png"}, {"note": "e"}])
 def test_other_content_is_a_new_request(method: str, change: dict[str, Any]) -> None:
     """Another file, file name or text is another request."""
@@ -216,15 +188,6 @@ def test_never_kept(name: str) -> None:
     first = HttpResponse(b"a", "text/plain")
     first[name.title()] = "1"
     assert name not in replay(first)
-
-
-def test_body_that_is_not_to_be_stored() -> None:
-    """With max_response_bytes=0 status and headers are kept."""
-    payload = payload_of(
-        HttpResponse("x", "text/plain", headers={"Location": "/o/1/"}), policy(max_response_bytes=0)
-    )
-    assert payload.body is None
-    assert dict(payload.headers)["Location"] == "/o/1/"
 
 
 # Problems.

@@ -1,4 +1,4 @@
-"""Both dialects of HTTP, over every way to protect a view: one contract for all of them.
+"""Both dialects of HTTP, on views of Django and of REST framework.
 
 ``SPOKEN`` has a row for each dialect: what its clients get back.
 """
@@ -30,7 +30,6 @@ from idempotency_django.http.problems import error_body
 from idempotency_django.policy import Policy, scopes
 from idempotency_django.testing import in_threads
 from tests.models import Effect
-from tests.support import ways
 from tests.support.shared import effects, logged_in, new_key
 from tests.support.ways import MIDDLEWARE
 
@@ -123,12 +122,6 @@ def create(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"reference": data["reference"], "read": sorted(data)}, status=201)
 
 
-async def acreate(request: HttpRequest) -> HttpResponse:
-    data = request.POST or json.loads(request.body)
-    await Effect.objects.acreate(reference=data["reference"])
-    return JsonResponse({"reference": data["reference"], "read": sorted(data)}, status=201)
-
-
 class NoCsrf(SessionAuthentication):
     def enforce_csrf(self, request: Request) -> None:
         """Not what is tested here."""
@@ -147,12 +140,6 @@ class Create(APIView):
         return Response(shown, status=201)
 
 
-def by_middleware(policy: Policy) -> Any:
-    view = ways.copied(create)
-    view.idempotency_policy = policy
-    return view
-
-
 def by_mixin(policy: Policy) -> Any:
     body = {"idempotency_policy": policy}
     return type("Mixed", (IdempotentViewMixin, Create), body).as_view()
@@ -160,9 +147,7 @@ def by_mixin(policy: Policy) -> Any:
 
 WAYS: dict[str, Callable[[Policy], Any]] = {
     "decorator": lambda policy: idempotent(policy=policy)(create),
-    "async": lambda policy: idempotent(policy=policy)(acreate),
     "mixin": by_mixin,
-    "middleware": by_middleware,
 }
 each_way = pytest.mark.parametrize("way", WAYS)
 

@@ -27,9 +27,6 @@ every_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 with_tokens = pytest.mark.parametrize(
     "way", [way for way in WAYS if way.tokens], ids=lambda way: way.name
 )
-with_guard = pytest.mark.parametrize(
-    "way", [way for way in WAYS if way.guarded], ids=lambda way: way.name
-)
 
 
 @pytest.fixture(autouse=True)
@@ -100,16 +97,4 @@ def test_credentials_that_nobody_knows(way: Way, users: dict[str, User]) -> None
     assert is_replay(by_header(way, key, "Bearer opaque-1"))
     for other in ("Bearer opaque-2", None):
         assert_nothing_given_away(by_header(way, key, other))
-    assert effects() == 1
-
-
-@with_guard
-def test_permission_withdrawn(way: Way, users: dict[str, User]) -> None:
-    """A caller who has lost the permission is refused as if the key were new."""
-    key, alice = new_key(), users["alice"]
-    assert by_session(way, key, alice).status_code == 201
-    alice.user_permissions.clear()
-    refused = by_session(way, key, alice)
-    assert_nothing_given_away(refused)
-    assert refused.status_code == by_session(way, new_key(), alice).status_code == 403
     assert effects() == 1

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import pytest
-from django.contrib.auth import login
-from django.contrib.auth.models import User
 from django.http import (
     HttpRequest,
     HttpResponse,
@@ -18,9 +16,7 @@ from django.template import Context, Template
 from django.test import Client
 from django.urls import path
 from pytest_django.asserts import assertRedirects
-from rest_framework import renderers, viewsets
-from rest_framework.authentication import SessionAuthentication
-from rest_framework.permissions import IsAuthenticated
+from rest_framework import renderers
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -29,7 +25,6 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from tests.models import Effect
 from tests.support.shared import (
-    EffectSerializer,
     assert_problem,
     assert_replays,
     effects,
@@ -53,27 +48,6 @@ def page(request: HttpRequest) -> HttpResponse:
 async def async_page(request: HttpRequest) -> HttpResponse:
     """The same, async."""
     await Effect.objects.acreate(reference="a")
-    return HttpResponse(f"<input value={get_token(request)}>")
-
-
-@idempotent
-def login_as_json(request: HttpRequest) -> HttpResponse:
-    """Logs the caller in, which changes the token, and responds without it."""
-    user = User.objects.create(username="ann")
-    login(request, user)
-    return JsonResponse({"id": user.pk}, status=201)
-
-
-@idempotent
-def login_and_redirect(request: HttpRequest) -> HttpResponse:
-    """The same, with a redirect, which is labelled as HTML."""
-    login(request, User.objects.create(username="ann"))
-    return HttpResponseRedirect("/home/", content=b"<p>Go home</p>")
-
-
-@idempotent(rebuild=lambda record, request: HttpResponse("rebuilt"))
-def rebuilt(request: HttpRequest) -> HttpResponse:
-    """A page that can be made again."""
     return HttpResponse(f"<input value={get_token(request)}>")
 
 
@@ -110,22 +84,6 @@ def negotiating(request: HttpRequest) -> HttpResponse:
     return HttpResponse("made,1", content_type="text/csv")
 
 
-@idempotent
-def nothing(request: HttpRequest) -> HttpResponse:
-    """Responds with nothing, in HTML."""
-    return HttpResponse(b"", status=201)
-
-
-class Browsable(IdempotentViewMixin, viewsets.ModelViewSet[Effect]):
-    """Has pages, for the users who are logged in."""
-
-    authentication_classes = [SessionAuthentication]
-    permission_classes = [IsAuthenticated]
-    renderer_classes = [renderers.JSONRenderer, renderers.BrowsableAPIRenderer]
-    queryset = Effect.objects.all()
-    serializer_class = EffectSerializer
-
-
 class PagesOnly(IdempotentViewMixin, APIView):
     """Has nothing but pages."""
 
@@ -152,13 +110,8 @@ urlpatterns = [
     path("redirect-drf/", Redirecting.as_view()),
     path("page/", page),
     path("async-page/", async_page),
-    path("login/", login_as_json),
-    path("login-redirect/", login_and_redirect),
-    path("rebuilt/", rebuilt),
     path("thanks/", thanks),
     path("negotiating/", negotiating),
-    path("nothing/", nothing),
-    path("browsable/", Browsable.as_view({"post": "create"})),
     path("pages/", PagesOnly.as_view()),
     path("template/", TokenPage.as_view()),
 ]

@@ -478,24 +478,19 @@ def cases(places: Any, *without: set[str]) -> list[Any]:
 class TestChecks:
     """Whatever checks the caller does so before each replay, or nothing runs."""
 
-    @pytest.mark.parametrize(("make", "check"), cases(FUNCTIONS))
-    def test_functions(self, make: Any, check: Decorator, settings: Any) -> None:
-        """Around a view: below ``@idempotent`` it is refused, around ``as_view()`` it is asked."""
-        meet(lambda: make(check), settings)
-
-    @pytest.mark.parametrize(("make", "check"), cases(ABOVE))
-    def test_above(self, make: Any, check: Decorator, settings: Any) -> None:
-        """Above ``@idempotent`` it is asked; only the middleware may not see that."""
-        meet(lambda: make(check), settings)
-
-    @pytest.mark.parametrize(("make", "check"), cases(METHODS, OBJECTS, REQUEST_FIRST))
-    def test_methods(self, make: Any, check: Decorator, settings: Any) -> None:
-        """Around a handler or ``dispatch()``."""
-        meet(lambda: make(check), settings)
-
-    @pytest.mark.parametrize(("make", "check"), cases(METHODS_ABOVE, OBJECTS, REQUEST_FIRST))
-    def test_above_methods(self, make: Any, check: Decorator, settings: Any) -> None:
-        """Above ``@idempotent`` on a handler."""
+    @pytest.mark.parametrize(
+        ("make", "check"),
+        [
+            *cases(FUNCTIONS),
+            *cases(ABOVE),
+            *cases(METHODS, OBJECTS, REQUEST_FIRST),
+            *cases(METHODS_ABOVE, OBJECTS, REQUEST_FIRST),
+        ],
+    )
+    def test_everywhere(self, make: Any, check: Decorator, settings: Any) -> None:
+        """Below ``@idempotent`` it is refused, above it and around ``as_view()`` it is asked. Only
+        the middleware may not see that.
+        """
         meet(lambda: make(check), settings)
 
     @pytest.mark.parametrize("place", [name for name in FUNCTIONS if "@idempotent" not in name])
