@@ -50,8 +50,8 @@ class Nowhere(Publisher):
     """A broker that confirms at once."""
 
     def publish(self, batch: Batch) -> None:
-        for place in range(len(batch.messages)):
-            batch.note(batch.group_of(place), None)
+        for message in batch:
+            batch.note(message)
 
 
 @domain_event

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...lazy import lazily
 
 if TYPE_CHECKING:
-    from .brokers.base import Batch, BrokerUnavailable, Deferred, Outgoing, Publisher, Refused
+    from .brokers.base import Batch, Outgoing, Publisher, Refused
     from .brokers.celery import CeleryPublisher
     from .brokers.http import Endpoint, HttpPublisher
     from .brokers.kafka import KafkaPublisher
@@ -29,11 +29,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Accepted",
     "Batch",
-    "BrokerUnavailable",
     "CeleryPublisher",
     "Consumer",
     "Contents",
-    "Deferred",
     "Duplicate",
     "Endpoint",
     "Event",
@@ -76,11 +74,9 @@ __getattr__ = lazily(
     {
         "Accepted": "streams",
         "Batch": "brokers.base",
-        "BrokerUnavailable": "brokers.base",
         "CeleryPublisher": "brokers.celery",
         "Consumer": "consumers",
         "Contents": "verifiers",
-        "Deferred": "brokers.base",
         "Duplicate": "consumers",
         "Endpoint": "brokers.http",
         "Event": "events",

@@ -18,7 +18,6 @@ Celery beat sends them, so that nothing waits for long::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import closing
 
 from celery import shared_task
@@ -40,14 +39,11 @@ def process_inbox(batch: int = BATCH) -> dict[str, int]:
 
 
 @shared_task(name="idempotency_django.contrib.messaging.tasks.relay_outbox", ignore_result=True)
-def relay_outbox(topics: Sequence[str] = ()) -> int:
+def relay_outbox() -> int:
     """Send the messages of the outbox that are due, and return how many were tried.
 
     Several may run at the same time, and one that was killed may run again. ``manage.py
     relay_outbox`` keeps its connections to brokers and sends sooner.
-
-    Args:
-        topics: send these topics only; empty: all.
     """
-    with closing(Relay(topics)) as relay:
+    with closing(Relay()) as relay:
         return relay.drain()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from heapq import heappop, heappush
+from typing import Any, Final
 
 from ....errors import OperationInProgress, StoreUnavailable
 from ....stores import reference
-from ..databases import reason
 from ..events import Event
+
+HANDLER_OUTAGES: Final = (StoreUnavailable, ImportError)
+"""The errors of handlers in the relay's process that are no message's: whether it was handled
+before is unknown, or the code that handles it cannot be imported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,17 +63,8 @@ class Outgoing:
         )
 
 
-class BrokerUnavailable(Exception):
-    """The result of a message that could not be sent because of an outage, for example of the
-    broker.
-
-    That is no message's fault, so no attempt is counted. The relay lets the topic wait, longer each
-    time, and closes the publisher: its next call creates a new client.
-    """
-
-
 class Refused(Exception):
-    """The result of a refused message: it counts as an attempt.
+    """A message was refused, which counts as an attempt at it.
 
     Args:
         why: what is wrong with it.
@@ -84,24 +78,11 @@ class Refused(Exception):
         self.final = final
 
 
-class Deferred(Exception):
-    """The result of a message that has to wait; others are sent, and no attempt is counted.
-
-    Args:
-        why: what is in the way.
-        delay: when to send it again.
-    """
-
-    def __init__(self, why: str, *, delay: timedelta = timedelta(0)) -> None:
-        super().__init__(why)
-        self.delay = delay
-
-
 class Batch:
     """The messages that a publisher is to send, and what has become of each.
 
-    Only the first unconfirmed message of a group may be under way. A message without a group is
-    one of its own.
+    A loop over it gets those that may be begun now: of each group the first one. The group's next
+    one follows as soon as :meth:`note` says that it was sent.
 
     Args:
         messages: what to send.
@@ -109,68 +90,52 @@ class Batch:
             was sent only before the end of its lease.
 
     Attributes:
-        results: by its place, what is wrong with a message that was tried; ``None``: nothing.
-        outage: the place of a message that could not be sent, and why: it ends the batch.
+        messages: all of them.
+        begun: the messages that were begun and not noted, by their ids.
+        results: what is wrong with each message that was tried, by its id; ``None``: nothing.
     """
 
     def __init__(self, messages: Sequence[Outgoing], deadline: float) -> None:
         self.messages = messages
-        self.results: dict[int, Exception | None] = {}
-        self.outage: tuple[int, BrokerUnavailable] | None = None
+        self.begun: dict[str, Outgoing] = {}
+        self.results: dict[str, Exception | None] = {}
         self._deadline = deadline
-        self._is_over = False
-        self._waiting: dict[str | int, deque[int]] = {}
-        for place in range(len(messages)):
-            self._waiting.setdefault(self.group_of(place), deque()).append(place)
+        self._lines: dict[str, list[tuple[int, Outgoing]]] = {}
+        for place, message in reversed([*enumerate(messages)]):
+            self._lines.setdefault(_line_of(message), []).append((place, message))
+        self._ready = sorted(line.pop() for line in self._lines.values())
 
-    @property
-    def groups(self) -> list[str | int]:
-        """The groups, in the order of their first messages."""
-        return list(self._waiting)
+    def __iter__(self) -> Iterator[Outgoing]:
+        while self._ready and time.monotonic() < self._deadline:
+            _, message = heappop(self._ready)
+            self.begun[message.message_id] = message
+            yield message
 
-    def group_of(self, place: int) -> str | int:
-        """The group of the message at the place."""
-        return self.messages[place].group or place
-
-    def next(self, group: str | int) -> int | None:
-        """The place of the group's next message; ``None``: none may be begun now."""
-        self._is_over = self._is_over or time.monotonic() >= self._deadline
-        waiting = self._waiting[group]
-        return waiting[0] if waiting and not self._is_over else None
-
-    def note(self, group: str | int, error: Exception | None) -> None:
-        """Note what has become of the group's next message.
+    def note(self, message: Outgoing, error: Exception | None = None) -> None:
+        """Note what has become of a message that was begun.
 
         Args:
-            group: the group.
-            error: ``None`` if the broker has confirmed it. Else its group waits:
-                :exc:`Refused` (or any other exception but these) if it is refused,
-                :exc:`Deferred` if it has to wait, and :exc:`BrokerUnavailable` during an outage of
-                the broker.
+            message: the message.
+            error: why it was not sent, and its group has to wait. It counts as an attempt, but for
+                :exc:`~idempotency_django.errors.OperationInProgress`. ``None``: it was.
         """
-        waiting = self._waiting[group]
-        place = waiting.popleft()
-        if error is not None:
-            waiting.clear()
-        if isinstance(error, BrokerUnavailable):
-            self._is_over, self.outage = True, (place, error)
-        else:
-            self.results[place] = error
-
-    def end(self, outage: BrokerUnavailable) -> None:
-        """End the batch: nothing more can be sent."""
-        place = min((waiting[0] for waiting in self._waiting.values() if waiting), default=None)
-        if place is not None and self.outage is None:
-            self._is_over, self.outage = True, (place, outage)
+        del self.begun[message.message_id]
+        self.results[message.message_id] = error
+        if error is None and (line := self._lines[_line_of(message)]):
+            heappush(self._ready, line.pop())
 
     def refuse_unnoted(self, why: str) -> None:
         """Refuse the messages of which nothing was noted, though there was time for them.
 
         Another attempt would send them again, and end the same way.
         """
-        for group, waiting in self._waiting.items():
-            if waiting and not self._is_over:
-                self.note(group, Refused(why, final=True))
+        for message in [*self.begun.values(), *self]:
+            self.note(message, Refused(why, final=True))
+
+
+def _line_of(message: Outgoing) -> str:
+    """What a message waits in: its group, or a line of its own."""
+    return f"group {message.group}" if message.group else message.message_id
 
 
 class Publisher:
@@ -189,62 +154,37 @@ class Publisher:
     def publish(self, batch: Batch) -> None:
         """Send the messages of a batch, and :meth:`~Batch.note` what has become of each.
 
-        Messages of one group must reach the broker in their order: :meth:`Batch.next` says which
-        one may be sent. By default, :meth:`send` gets one message after the other.
+        By default, :meth:`send` gets one message after the other.
 
         Raises:
-            Exception: any error counts as :exc:`BrokerUnavailable`: only what is noted counts as an
-                attempt at a message. What the broker has confirmed, and was not noted, is sent
-                again.
+            Exception: an outage: no attempt is counted. The relay lets the topic wait, longer each
+                time, and closes the publisher, so that its next call creates a new client. What
+                the broker has confirmed, and was not noted, is sent again.
         """
-        for place, message in enumerate(batch.messages):
-            group = batch.group_of(place)
-            if batch.next(group) == place:
-                try:
-                    error = self.send(message)
-                except Exception as raised:  # noqa: BLE001  # what was sent before is known
-                    error = unavailable(raised)
-                batch.note(group, error)
+        for message in batch:
+            try:
+                self.send(message)
+            except Exception as error:
+                if self.is_outage(error):
+                    raise
+                batch.note(message, error)
+            else:
+                batch.note(message)
 
-    def send(self, message: Outgoing) -> Exception | None:
+    def send(self, message: Outgoing) -> None:
         """Send one message, and wait until the broker has confirmed it.
 
-        Returns:
-            What :meth:`Batch.note` takes. After :exc:`BrokerUnavailable`, no other is sent.
-
         Raises:
-            Exception: any error counts as :exc:`BrokerUnavailable`.
+            Refused: the message is not accepted; others may be.
+            Exception: any other error is an outage, unless :meth:`is_outage` says otherwise.
         """
         raise NotImplementedError
+
+    def is_outage(self, error: Exception) -> bool:
+        """Whether an error of :meth:`send` affects all messages; else it is this message's."""
+        return not isinstance(error, Refused | OperationInProgress)
 
     def close(self) -> None:
         """Close the connection, after an outage or at the end of the relay; ``publish()`` may be
         called again.
         """
-
-
-def unavailable(error: Exception) -> BrokerUnavailable:
-    """The outage that an error of the client means; ``error`` is its cause."""
-    if isinstance(error, BrokerUnavailable):
-        return error
-    found = BrokerUnavailable(reason(error))
-    found.__cause__ = error
-    return found
-
-
-def result_of(handle: Callable[[], object]) -> Exception | None:
-    """Handle a message in the relay's own process; the result that its publisher returns.
-
-    Raises:
-        StoreUnavailable: whether it was handled before is unknown.
-        ImportError: the handler, or what it needs, cannot be imported.
-    """
-    try:
-        handle()
-    except OperationInProgress as error:
-        return Deferred(str(error), delay=timedelta(seconds=error.remaining or 0))
-    except (StoreUnavailable, ImportError):
-        raise
-    except Exception as error:  # noqa: BLE001  # it is the message's
-        return error
-    return None

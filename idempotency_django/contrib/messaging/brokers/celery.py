@@ -48,16 +48,25 @@ class CeleryPublisher(Publisher):
         self._connection: Any = None
         self._producer: Any = None
 
-    def send(self, message: Outgoing) -> Exception | None:
-        try:
-            self._apply(message)
-        except (OSError, OperationalError, ImportError):
-            raise
-        except Exception as error:
-            if getattr(error, "code", None) in _NO_EXCHANGE:
-                raise
-            return error  # any error is the message's
-        return None
+    def send(self, message: Outgoing) -> None:
+        task = self._tasks.get(message.type)
+        args, kwargs = _arguments(message)
+        options = {
+            "task_id": message.message_id,
+            "headers": {CAUSED_BY: message.reference},
+            "add_to_parent": False,
+        }
+        if not self._app.conf.task_always_eager:
+            options |= {"timeout": self._timeout, "confirm_timeout": self._timeout}
+            options |= {"retry": True, "retry_policy": _AGAIN, "producer": self._opened()}
+        if task is None:  # other workers know it
+            self._app.send_task(message.type, args, kwargs, **options)
+        else:
+            task.apply_async(args, kwargs, **options)
+
+    def is_outage(self, error: Exception) -> bool:
+        is_missing = getattr(error, "code", None) in _NO_EXCHANGE
+        return is_missing or isinstance(error, OSError | OperationalError | ImportError)
 
     def close(self) -> None:
         connection, self._connection, self._producer = self._connection, None, None
@@ -69,22 +78,6 @@ class CeleryPublisher(Publisher):
         """The project's tasks: each of them says how it is sent."""
         autodiscover_modules("tasks")
         return self._app.tasks
-
-    def _apply(self, message: Outgoing) -> None:
-        app, task = self._app, self._tasks.get(message.type)
-        args, kwargs = _arguments(message)
-        options = {
-            "task_id": message.message_id,
-            "headers": {CAUSED_BY: message.reference},
-            "add_to_parent": False,
-        }
-        if not app.conf.task_always_eager:
-            options |= {"timeout": self._timeout, "confirm_timeout": self._timeout}
-            options |= {"retry": True, "retry_policy": _AGAIN, "producer": self._opened()}
-        if task is None:  # other workers know it
-            app.send_task(message.type, args, kwargs, **options)
-        else:
-            task.apply_async(args, kwargs, **options)
 
     def _opened(self) -> Any:
         if self._producer is None:

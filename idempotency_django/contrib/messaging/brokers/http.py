@@ -18,7 +18,7 @@ from ....conf import seconds_of
 from ....lazy import extra
 from ..events import write_time
 from ..verifiers import StandardWebhooks
-from .base import Batch, Outgoing, Publisher, Refused, unavailable
+from .base import Batch, Outgoing, Publisher, Refused
 
 with extra("webhooks"):
     import httpx
@@ -97,33 +97,26 @@ class HttpPublisher(Publisher):
 
     def publish(self, batch: Batch) -> None:
         # Here, and not in the event loop: it may ask the database.
-        endpoints = [self._found(message) for message in batch.messages]
+        endpoints = {message.message_id: self._found(message) for message in batch.messages}
         asyncio.run(self._publish(batch, endpoints))
 
     async def _publish(
-        self, batch: Batch, endpoints: Sequence[Endpoint | Exception | None]
+        self, batch: Batch, endpoints: Mapping[str, Endpoint | Exception | None]
     ) -> None:
-        free = asyncio.Semaphore(CONCURRENCY)
         async with httpx.AsyncClient(timeout=self._timeout, **self._options) as client:
 
-            async def follow(group: str | int) -> None:
-                while True:
-                    async with free:
-                        if (place := batch.next(group)) is None:
-                            return
-                        error = await self._post(client, batch.messages[place], endpoints[place])
-                    batch.note(group, error)
+            async def send() -> None:
+                for message in batch:
+                    found = endpoints[message.message_id]
+                    if isinstance(found, Endpoint):
+                        found = await self._post(client, message, found)
+                    batch.note(message, found)
 
-            await asyncio.gather(*map(follow, batch.groups))
+            await asyncio.gather(*(send() for _ in range(CONCURRENCY)))
 
     async def _post(
-        self,
-        client: httpx.AsyncClient,
-        message: Outgoing,
-        endpoint: Endpoint | Exception | None,
+        self, client: httpx.AsyncClient, message: Outgoing, endpoint: Endpoint
     ) -> Exception | None:
-        if endpoint is None or isinstance(endpoint, Exception):
-            return endpoint
         headers, content = _signed(message, endpoint)
         # Not read: a receiver could send a response without an end.
         request = client.stream(
@@ -138,11 +131,12 @@ class HttpPublisher(Publisher):
             return error
 
     def _found(self, message: Outgoing) -> Endpoint | Exception | None:
+        """The receiver of a message; an error is the message's, unless it affects all of them."""
         try:
             return self._endpoint_of(message)
-        except (InterfaceError, OperationalError, ImportError) as error:
-            return unavailable(error)
-        except Exception as error:  # noqa: BLE001  # any error is the message's
+        except (InterfaceError, OperationalError, ImportError):
+            raise
+        except Exception as error:  # noqa: BLE001  # any other error is the message's
             return error
 
 

@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ....lazy import extra
 from ..events import STRUCTURED
-from .base import Batch, Publisher, unavailable
+from .base import Batch, Outgoing, Publisher
 from .loop import POLL, Incoming
 
 with extra("kafka"):
@@ -85,41 +85,34 @@ class KafkaPublisher(Publisher):
 
     def publish(self, batch: Batch) -> None:
         self._producer = producer = self._producer or Producer(self._config, logger=logger)
-        for group in batch.groups:
-            self._send(producer, batch, group)
-        while len(producer):  # each is confirmed, or fails, within the timeout
+        outages: list[KafkaException] = []
+
+        def note(message: Outgoing, problem: KafkaError | None, _: Message | None = None) -> None:
+            if problem is not None and problem.code() not in _REFUSED:
+                outages.append(KafkaException(problem))
+            else:
+                batch.note(message, problem and KafkaException(problem))
+
+        while True:
+            for message in batch if not outages else ():
+                try:
+                    producer.produce(
+                        self._kafka_topic,
+                        key=message.group.encode() or None,
+                        value=message.event().to_json().encode(),
+                        headers={"content-type": STRUCTURED.encode()},
+                        on_delivery=partial(note, message),  # called by poll()
+                    )
+                except KafkaException as error:
+                    note(message, error.args[0])
+            if not len(producer):  # each is confirmed, or fails, within the timeout
+                break
             producer.poll(0.1)
+        for outage in outages:
+            raise outage
 
     def close(self) -> None:
         self._producer = None  # it has nothing to send: publish() waits for all confirmations
-
-    def _send(self, producer: Producer, batch: Batch, group: str | int) -> None:
-        """Begin to send a group's next message. Once it is confirmed, the one after it follows."""
-
-        def note(problem: KafkaError | None, _: Message | None = None) -> None:
-            error: Exception | None = None
-            if problem is not None:
-                kind = KafkaException(problem)
-                error = kind if problem.code() in _REFUSED else unavailable(kind)
-            batch.note(group, error)
-            self._send(producer, batch, group)
-
-        place = batch.next(group)
-        if place is None:
-            return
-        message = batch.messages[place]
-        try:
-            producer.produce(
-                self._kafka_topic,
-                key=message.group.encode() or None,
-                value=message.event().to_json().encode(),
-                headers={"content-type": STRUCTURED.encode()},
-                on_delivery=note,  # called by poll()
-            )
-        except KafkaException as error:
-            note(error.args[0])
-        except ValueError as error:
-            batch.note(group, error)
 
 
 class KafkaSource:

@@ -13,7 +13,7 @@ from ....conf import seconds_of
 from ....lazy import extra
 from ....policy import digest
 from ..events import STRUCTURED
-from .base import BrokerUnavailable, Outgoing, Publisher, Refused
+from .base import Outgoing, Publisher, Refused
 from .loop import POLL, Incoming, as_text
 
 with extra("rabbitmq"):
@@ -75,23 +75,19 @@ class KombuPublisher(Publisher):
         self._options = dict(connection or {})
         self._connection: kombu.Connection | None = None
         self._producer: kombu.Producer | None = None
-        self._returned: list[Exception] = []
+        self._returned: list[tuple[Any, ...]] = []  # error, exchange, routing key, message
 
     def close(self) -> None:
         connection, self._connection, self._producer = self._connection, None, None
         if connection is not None:
             connection.collect(socket_timeout=1)  # also where the broker does not respond
 
-    def send(self, message: Outgoing) -> Exception | None:
-        try:
-            body = message.event().to_json().encode()
-        except ValueError as error:
-            return error
+    def send(self, message: Outgoing) -> None:
         self._returned.clear()
         producer = self._producer or self._open()
         try:
             producer.publish(
-                body,
+                message.event().to_json().encode(),
                 content_type=STRUCTURED,
                 content_encoding="utf-8",
                 message_id=message.message_id,
@@ -102,24 +98,27 @@ class KombuPublisher(Publisher):
                 **self._route(message),
             )
         except MessageNacked:
-            return Refused(
+            raise Refused(
                 "The broker refused the message (basic.nack). Check whether a queue is full."
-            )
-        except (AccessRefused, NotFound):  # for any message
-            raise
-        except ChannelError as error:  # for this one, such as one that is too large for RabbitMQ
+            ) from None
+        except ChannelError:
             self.close()
-            return error
-        except Exception as error:
-            code = getattr(error, "response", {}).get("Error", {}).get("Code")  # of botocore
-            if code in _UNFIT_FOR_SQS:
-                return Refused(str(error))
             raise
-        if self._returned and not self._exchange:
-            raise BrokerUnavailable(
-                f"The queue {self._queue!r} no longer exists. It is declared again."
+        for error, exchange, routing_key, _ in self._returned:  # RabbitMQ could route it nowhere
+            if not self._exchange:
+                raise LookupError(
+                    f"The queue {self._queue!r} no longer exists. It is declared again."
+                )
+            raise Refused(
+                f"No queue is bound to the routing key {routing_key!r} of the exchange "
+                f"{exchange!r} ({error}), so the message was not delivered. Bind a queue."
             )
-        return self._returned.pop() if self._returned else None
+
+    def is_outage(self, error: Exception) -> bool:
+        if isinstance(error, ChannelError):  # such as a message that is too large for RabbitMQ
+            return isinstance(error, AccessRefused | NotFound)
+        code = getattr(error, "response", {}).get("Error", {}).get("Code")  # of botocore
+        return code not in _UNFIT_FOR_SQS and super().is_outage(error)
 
     def _route(self, message: Outgoing) -> dict[str, Any]:
         if self._exchange:
@@ -134,28 +133,22 @@ class KombuPublisher(Publisher):
         self._connection = connection = kombu.Connection(
             self._url, connect_timeout=self._timeout, heartbeat=0, **self._options
         )
-        confirms = connection.transport.driver_type == "amqp"
-        if confirms:
-            waits = {"read_timeout": self._timeout, "write_timeout": self._timeout}
-            own = {"confirm_publish": True}
-            connection.transport_options = {**waits, **(connection.transport_options or {}), **own}
+        on_return = None
+        if connection.transport.driver_type == "amqp":
+            connection.transport_options = {
+                "read_timeout": self._timeout,
+                "write_timeout": self._timeout,
+                **(connection.transport_options or {}),
+                "confirm_publish": True,
+            }
+            on_return = self._note_returned
         if not self._exchange:
             open_queue(connection, self._queue)
-        self._producer = kombu.Producer(
-            connection.channel(), on_return=self._note_returned if confirms else None
-        )
+        self._producer = kombu.Producer(connection.channel(), on_return=on_return)
         return self._producer
 
-    def _note_returned(
-        self, error: Exception, exchange: Any, routing_key: str, message: Any
-    ) -> None:
-        """Called with a message that the broker could route nowhere."""
-        self._returned.append(
-            Refused(
-                f"No queue is bound to the routing key {routing_key!r} of the exchange "
-                f"{exchange!r} ({error}), so the message was not delivered. Bind a queue."
-            )
-        )
+    def _note_returned(self, *returned: Any) -> None:
+        self._returned.append(returned)
 
 
 def _fit(text: str) -> str:

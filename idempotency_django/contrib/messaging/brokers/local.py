@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from ..consumers import consumer_at
 from ..databases import reason
 from ..dead_letters import release
 from ..errors import DeadLettered, UnknownEventType
-from .base import Outgoing, Publisher, Refused, result_of
+from .base import HANDLER_OUTAGES, Outgoing, Publisher, Refused
 
 
 class LocalPublisher(Publisher):
@@ -35,14 +34,7 @@ class LocalPublisher(Publisher):
         if not consumers:
             raise ValueError("it has no consumers. List paths such as 'shop.consumers.billing'")
 
-    def send(self, message: Outgoing) -> Exception | None:
-        error = result_of(partial(self._handle, message))
-        if isinstance(error, DeadLettered):
-            why = f" The last error: {reason(error.__cause__)}" if error.__cause__ else ""
-            return Refused(f"{error}{why}", final=True)
-        return error
-
-    def _handle(self, message: Outgoing) -> None:
+    def send(self, message: Outgoing) -> None:
         event = message.event()
         handling = [each for each in self.consumers if each.handles(event.type)]
         if not handling:
@@ -52,8 +44,15 @@ class LocalPublisher(Publisher):
                 "this type, or publish to another topic."
             )
         for consumer in handling:
-            # The claim is committed first, so that an attempt counts that ends the relay.
-            consumer.handle(event, redelivered=True)
+            try:
+                # The claim is committed first, so that an attempt counts that ends the relay.
+                consumer.handle(event, redelivered=True)
+            except DeadLettered as error:
+                why = f" The last error: {reason(error.__cause__)}" if error.__cause__ else ""
+                raise Refused(f"{error}{why}", final=True) from error
+
+    def is_outage(self, error: Exception) -> bool:
+        return isinstance(error, HANDLER_OUTAGES)
 
     def release(self, message: Outgoing, by: str) -> None:
         """Release the records of the consumers that dead-lettered a message: it is retried.

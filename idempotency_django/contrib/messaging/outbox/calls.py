@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from importlib import import_module
 from inspect import isasyncgenfunction, isgeneratorfunction
 from typing import Any, Final
@@ -17,7 +16,7 @@ from django.core.signing import BadSignature, Signer
 
 from ....engine import ExecutionContext, plan_call, run_plan
 from ....policy import Policy, digest
-from ..brokers.base import Outgoing, Publisher, Refused, result_of
+from ..brokers.base import HANDLER_OUTAGES, Outgoing, Publisher, Refused
 from ..consumers import without_exits
 from ..databases import database
 from ..models import MessageState, OutboxMessage
@@ -136,8 +135,11 @@ def found(path: str) -> Callable[..., Any]:
 class CallPublisher(Publisher):
     """Calls the function of each message, in the process of the relay, one after the other."""
 
-    def send(self, message: Outgoing) -> Exception | None:
-        return result_of(partial(_call, message))
+    def send(self, message: Outgoing) -> None:
+        _call(message)
+
+    def is_outage(self, error: Exception) -> bool:
+        return isinstance(error, HANDLER_OUTAGES)
 
 
 def _call(message: Outgoing) -> None:

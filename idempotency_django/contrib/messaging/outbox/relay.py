@@ -8,9 +8,10 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from operator import attrgetter
 from typing import Any, Final
@@ -19,9 +20,10 @@ from django.db import Error as DatabaseFault
 from django.db.models import Case, F, Q, QuerySet, Value, When
 
 from ....backoff import Backoff
+from ....errors import OperationInProgress
 from ....models import DatabaseNow
 from ..brokers.base import Batch as Sending
-from ..brokers.base import BrokerUnavailable, Deferred, Outgoing, Publisher, Refused, unavailable
+from ..brokers.base import Outgoing, Publisher, Refused
 from ..databases import database, reason, unindexed, with_zone
 from ..loops import handling, hanging, repeat
 from ..models import MessageState, OutboxMessage
@@ -104,7 +106,6 @@ class Batch:
 
     token: str
     messages: Sequence[OutboxMessage]
-    _settled: set[int] = field(default_factory=set)
 
     @classmethod
     def claim(cls, topics: Q, size: int, lease: timedelta) -> Batch:
@@ -118,46 +119,59 @@ class Batch:
         of_each = 1 + (size - len(heads)) // groups
         return cls(token, OUTBOX.rows(using, heads, claimed, of_each=of_each))
 
-    def mark_sent(self, messages: Sequence[OutboxMessage], retention: timedelta) -> int:
-        """Note that the broker has confirmed these; how many were still this relay's to note."""
-        noted = OUTBOX.finish(
-            self._owned(messages),
+    def mark_sent(self, messages: Sequence[OutboxMessage], retention: timedelta) -> None:
+        """Note that the broker has confirmed these."""
+        self._finish(
             messages,
             state=MessageState.DONE,
             sent_at=DatabaseNow(),
             purge_at=DatabaseNow() + retention,
             process_after=None,
-            token="",
             error="",
         )
-        self._settled.update(message.pk for message in messages)
-        return noted
 
-    def mark_failed(self, message: OutboxMessage, topic: Topic, error: Exception) -> MessageState:
-        """Note that a message was refused, or has to wait; what the message is now."""
-        is_refused = not isinstance(error, Deferred)
-        delay = error.delay if isinstance(error, Deferred | Refused) else timedelta(0)
-        attempts = message.attempts + is_refused
-        is_final = isinstance(error, Refused) and error.final
-        changes: dict[str, Any] = {"attempts": attempts, "token": "", "error": reason(error)}
-        if is_refused and (is_final or attempts >= topic.max_attempts):
+    def mark_failed(self, message: OutboxMessage, topic: Topic, error: Exception) -> None:
+        """Note that a message was refused, or has to wait."""
+        attempts, delay = message.attempts + 1, timedelta(0)
+        is_final = attempts >= topic.max_attempts
+        if isinstance(error, OperationInProgress):  # no attempt has begun
+            attempts, is_final = message.attempts, False
+            delay = timedelta(seconds=error.remaining or 0)
+        elif isinstance(error, Refused):
+            delay, is_final = error.delay, is_final or error.final
+        changes: dict[str, Any] = {"attempts": attempts, "error": reason(error)}
+        if is_final:
             changes |= {"state": MessageState.DEAD, "process_after": None}
+            logger.error(
+                "The message %s of the topic %r is a dead letter after attempt %d%s. Fix the "
+                "cause, and retry or discard it in the admin. The last error: %s",
+                message.message_id,
+                message.topic,
+                attempts,
+                ", and its group waits" if message.stream else "",
+                changes["error"],
+            )
         else:
-            again = max(BACKOFF.jittered(attempts), delay)
-            changes |= {"state": MessageState.PENDING, "process_after": DatabaseNow() + again}
-        OUTBOX.finish(self._owned([message]), [message], **changes)
-        self._settled.add(message.pk)
-        return MessageState(changes["state"])
+            delay = max(delay, BACKOFF.jittered(attempts))
+            changes["process_after"] = DatabaseNow() + delay
+            logger.warning(
+                "The message %s of the topic %r was not sent: %s. It is sent again later.",
+                message.message_id,
+                message.topic,
+                changes["error"].rstrip("."),
+            )
+        self._finish([message], **changes)
 
-    def note_away(self, message: OutboxMessage, error: Exception) -> None:
+    def note_outage(self, message: OutboxMessage, error: Exception) -> None:
         """Note why a message waits, which is not its fault."""
         self._owned([message]).update(error=reason(error))
 
     def release(self) -> None:
         """Let the next relay have what was not sent."""
-        left = [message for message in self.messages if message.pk not in self._settled]
-        if left:
-            self._owned(left).update(token="", process_after=DatabaseNow())
+        self._owned(self.messages).update(token="", process_after=DatabaseNow())
+
+    def _finish(self, messages: Sequence[OutboxMessage], **changes: Any) -> None:
+        OUTBOX.finish(self._owned(messages), messages, token="", **changes)
 
     def _owned(self, messages: Iterable[OutboxMessage]) -> QuerySet[OutboxMessage]:
         rows = OutboxMessage.objects.using(database())
@@ -192,26 +206,27 @@ class TopicSender:
     resumes_at: float = 0  # by time.monotonic()
     publisher: Publisher | None = None
 
-    def send(self, messages: Sequence[OutboxMessage], deadline: float) -> Sending:
-        """Send messages; what has become of each, by its place."""
+    def send(self, sending: Sending) -> Exception | None:
+        """Send messages, and note what has become of each; the outage that has stopped it."""
         self.turn = time.monotonic()
-        sending = Sending([outgoing(message) for message in messages], deadline)
         try:
             if self.publisher is None:
                 self.publisher = topic(self.name).publisher()
             self.publisher.publish(sending)
         except Exception as error:  # noqa: BLE001  # it says nothing of any message
-            sending.end(unavailable(error))
+            self._pause(error, failures=1 if sending.results else self.failures + 1)
+            return error
+        self.failures = 0
         sending.refuse_unnoted(
             f"{type(self.publisher).__name__}.publish() has not noted what has become of the "
-            "message. It must call batch.note() for each: with None if the broker has confirmed "
-            "it, else with an exception."
+            "message. It must call batch.note() for each: with an error, unless the broker has "
+            "confirmed it."
         )
-        return sending
+        return None
 
-    def pause(self, error: BrokerUnavailable) -> None:
+    def _pause(self, error: Exception, failures: int) -> None:
         """Let the topic wait, longer each time; then the publisher creates a new client."""
-        self.failures += 1
+        self.failures = failures
         wait = BACKOFF.jittered(self.failures).total_seconds()
         self.resumes_at = time.monotonic() + wait
         logger.error(
@@ -219,7 +234,7 @@ class TopicSender:
             "No message is lost, and no attempt is counted.",
             self.name,
             wait,
-            str(error).rstrip(" .:"),
+            reason(error).rstrip(" .:"),
             exc_info=error,
         )
         self.close()
@@ -231,50 +246,6 @@ class TopicSender:
                 self.publisher.close()
         except Exception:
             logger.warning("The publisher of %r could not be closed.", self.name, exc_info=True)
-
-
-def _unit_of(message: OutboxMessage) -> str:
-    """The unit of waiting: the message's group, or the message itself."""
-    name: str = message.stream or message.message_id
-    return name
-
-
-def note_sent(batch: Batch, known: Topic, sent: Sequence[OutboxMessage]) -> None:
-    """Note what the broker has confirmed."""
-    if not sent:
-        return
-    noted = batch.mark_sent(sent, known.retention)
-    if noted < len(sent):
-        logger.warning(
-            "The relay sent %s of the topic %r after its lease ended, so another relay may send "
-            "the same messages. Consumers recognise duplicates by their id. Find out what takes "
-            "the publisher so long.",
-            counted(len(sent) - noted),
-            known.name,
-        )
-    logger.info("Sent %s of the topic %r.", counted(len(sent)), known.name)
-
-
-def note_failure(batch: Batch, known: Topic, message: OutboxMessage, error: Exception) -> None:
-    """Note why a message was not sent, and has to wait."""
-    state = batch.mark_failed(message, known, error)
-    if state == MessageState.DEAD:
-        logger.error(
-            "The message %s of the topic %r is a dead letter after attempt %d%s. Fix the "
-            "cause, and retry or discard it in the admin. The last error: %s",
-            message.message_id,
-            message.topic,
-            message.attempts + 1,
-            ", and its group waits" if message.stream else "",
-            reason(error),
-        )
-    elif not isinstance(error, Deferred):
-        logger.warning(
-            "The message %s of the topic %r was refused: %s. It is sent again later.",
-            message.message_id,
-            message.topic,
-            reason(error).rstrip("."),
-        )
 
 
 BATCH_SIZE: Final = 100
@@ -289,31 +260,19 @@ class Relay:
     """Sends the messages of the outbox. Any number of them may run, in any number of processes.
 
     Args:
-        topics: the topics to send; by default all of ``IDEMPOTENCY["OUTBOX"]``.
         batch_size: the most messages to claim at once.
         lease: for how long. It begins nothing in the second half, nor after :data:`BATCH_TIME`, so
             that what was sent is noted within it; else another relay sends it as well.
 
     Attributes:
-        refused: how many messages it has tried, and no broker has taken.
-
-    Raises:
-        ImproperlyConfigured: there is no such topic.
+        tally: how many messages it has ``"sent"``, and how many times it ``"failed"`` to send one,
+            or could not send a topic.
     """
 
-    def __init__(
-        self,
-        topics: Collection[str] = (),
-        *,
-        batch_size: int = BATCH_SIZE,
-        lease: timedelta = LEASE,
-    ) -> None:
-        for name in topics:
-            topic(name)
-        self.topics = topics
+    def __init__(self, *, batch_size: int = BATCH_SIZE, lease: timedelta = LEASE) -> None:
         self.batch_size = batch_size
         self.lease = lease
-        self.refused = 0
+        self.tally = Counter[str]()
         self._senders: dict[str, TopicSender] = {}
         self._was_claimed = False
 
@@ -336,59 +295,52 @@ class Relay:
         """Claim what is due once, and send it; how many messages were tried."""
         deadline = time.monotonic() + min(BATCH_TIME, self.lease / 2).total_seconds()
         batch = Batch.claim(self._wanted(), self.batch_size, self.lease)
-        self._was_claimed = bool(batch.messages)
-        by_sender: dict[str, list[OutboxMessage]] = {}
+        self._was_claimed, tried = bool(batch.messages), 0
+        by_topic: dict[str, list[OutboxMessage]] = {}
         for message in batch.messages:
-            by_sender.setdefault(message.topic, []).append(message)
-        senders = [self._senders.setdefault(name, TopicSender(name)) for name in by_sender]
+            by_topic.setdefault(message.topic, []).append(message)
+        senders = [self._senders.setdefault(name, TopicSender(name)) for name in by_topic]
         try:
             # In turns: a slow topic may use up the time, and the others come first then.
-            tried = 0
             for sender in sorted(senders, key=attrgetter("turn")):
+                if time.monotonic() >= deadline:
+                    break
                 # Until it is noted what was sent: no other thread sends it in between.
                 with handling(OUTBOX.name, sender.name, f"messages of the topic {sender.name!r}"):
-                    tried += self._send(batch, sender, by_sender[sender.name], deadline)
-            return tried
+                    tried += self._send(batch, sender, by_topic[sender.name], deadline)
         finally:
-            batch.release()
+            if tried < len(batch.messages):
+                batch.release()
+        return tried
 
     def _send(
         self, batch: Batch, sender: TopicSender, messages: list[OutboxMessage], deadline: float
     ) -> int:
-        if time.monotonic() >= deadline:
-            return 0
         # What was not sent before, and its group, come last: the error may stop all others.
-        failing = {_unit_of(message) for message in messages if message.error}
-        messages.sort(key=lambda message: _unit_of(message) in failing)
-        sending = sender.send(messages, deadline)
-        if results := sending.results:
-            known, sender.failures = topic(sender.name), 0
-            note_sent(batch, known, [messages[at] for at, error in results.items() if not error])
-            failures = {messages[at]: error for at, error in results.items() if error}
-            self.refused += len(failures)
-            for message, error in failures.items():
-                note_failure(batch, known, message, error)
-        if sending.outage:
-            place, outage = sending.outage
-            sender.pause(outage)
-            batch.note_away(messages[place], outage)
+        failing = {each.stream or each.pk for each in messages if each.error}
+        messages.sort(key=lambda message: (message.stream or message.pk) in failing)
+        sending = Sending([outgoing(message) for message in messages], deadline)
+        outage, results = sender.send(sending), sending.results
+        if results:
+            known = topic(sender.name)
+            tried = [message for message in messages if message.message_id in results]
+            if sent := [message for message in tried if results[message.message_id] is None]:
+                batch.mark_sent(sent, known.retention)
+            for message in tried:
+                if error := results[message.message_id]:
+                    batch.mark_failed(message, known, error)
+            self.tally += Counter("failed" if error else "sent" for error in results.values())
+        if outage:
+            self.tally["failed"] += 1
+            begun = [message for message in messages if message.message_id in sending.begun]
+            batch.note_outage((begun or messages)[0], outage)
         return len(results)
 
     def _wanted(self) -> Q:
         """The topics that this relay sends now."""
         now = time.monotonic()
         waiting = [name for name, sender in self._senders.items() if sender.resumes_at > now]
-        return Q(to__in={*self.names} - {*waiting, *hanging(OUTBOX.name)})
-
-    @property
-    def names(self) -> Collection[str]:
-        """The topics that it sends."""
-        return self.topics or topics()
-
-    @property
-    def unreachable(self) -> list[str]:
-        """The topics of which nothing could be sent when it was tried last."""
-        return [name for name, sender in self._senders.items() if sender.failures]
+        return Q(to__in={*topics()} - {*waiting, *hanging(OUTBOX.name)})
 
     def close(self) -> None:
         """Leave the brokers."""
@@ -408,17 +360,16 @@ def run_relay(
 
     Args:
         stop: when to stop.
-        relay: what sends them; by default a relay of all topics. It is closed at the end.
+        relay: what sends them. It is closed at the end.
         poll: how long to wait when there was nothing to send.
         health: a file that is touched every second, unless a publisher hangs; empty: none.
     """
     relay = relay or Relay()
     with closing(relay):
-        names = ", ".join(map(repr, relay.names))
+        names = ", ".join(map(repr, topics()))
         logger.info("The relay sends the topics %s, from the database %r.", names, database())
         log_abandoned()
-        what = " ".join(["relay", *relay.topics])
-        repeat(relay.work, stop, what=what, poll=poll, health=health)
+        repeat(relay.work, stop, what="relay", poll=poll, health=health)
 
 
 def log_abandoned() -> None:

@@ -17,6 +17,7 @@ class Broker(Publisher):
     """Keeps what it gets, in the order that it comes in."""
 
     got: list[Outgoing] = []
+    refused: Exception | None = None
     refuse: Callable[[Outgoing], Exception | None] = staticmethod(lambda message: None)
     before: Callable[[Sequence[Outgoing]], None] = staticmethod(lambda messages: None)
 
@@ -24,11 +25,14 @@ class Broker(Publisher):
         type(self).before(batch.messages)
         super().publish(batch)
 
-    def send(self, message: Outgoing) -> Exception | None:
-        error = type(self).refuse(message)
-        if error is None:
-            self.got.append(message)
-        return error
+    def send(self, message: Outgoing) -> None:
+        self.refused = type(self).refuse(message)
+        if self.refused is not None:
+            raise self.refused
+        self.got.append(message)
+
+    def is_outage(self, error: Exception) -> bool:
+        return error is not self.refused
 
 
 def publish_order() -> None:

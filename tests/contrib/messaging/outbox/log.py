@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import random
 
-from idempotency_django.contrib.messaging import Outgoing, Publisher
+from idempotency_django.contrib.messaging import Outgoing, Publisher, Refused
 
 
 class LogPublisher(Publisher):
     """Appends to a file, and refuses some."""
 
-    def send(self, message: Outgoing) -> Exception | None:
+    def send(self, message: Outgoing) -> None:
         if random.random() * int(os.environ["OUTBOX_REFUSED"]) < 1:
-            return ValueError("refused")
+            raise Refused("refused")
         log = os.open(os.environ["OUTBOX_LOG"], os.O_WRONLY | os.O_APPEND)
         try:
             os.write(log, message.event().to_json().encode() + b"\n")
         finally:
             os.close(log)
-        return None

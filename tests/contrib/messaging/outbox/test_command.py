@@ -39,10 +39,10 @@ def test_the_relay_runs_until_sigterm(broker: type[Broker], verbosity: int) -> N
 
 def test_once_says_what_was_sent_and_what_was_not(broker: type[Broker]) -> None:
     """Nothing was due, one was sent, one was refused."""
-    assert relay("--once") == "Nothing was due.\n"
+    assert relay("--once") == "Messages: none was due.\n"
     publish_order()
-    assert relay("--once") == "Sent 1 message.\n"
+    assert relay("--once") == "Messages: 1 sent.\n"
     broker.refuse = staticmethod(lambda message: ValueError("no"))  # type: ignore[assignment]
     publish_order()
-    assert relay("--once") == "Not sent: 1 message. See the log for the reason.\n"
+    assert relay("--once") == "Messages: 1 failed.\n"
     assert relay("--once", verbosity=0) == ""

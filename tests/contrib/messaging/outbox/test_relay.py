@@ -208,7 +208,9 @@ def test_order_after_an_outage(using: str, monkeypatch: pytest.MonkeyPatch) -> N
     relay = Relay()
     relay.send_batch()
     relay.send_batch()
-    assert (got(), relay.refused) == ([], 1)  # the one after it was not tried
+    assert got() == []
+    rows = OutboxMessage.objects.using(using).values_list("payload", "attempts")
+    assert dict(rows) == {"1": 1, "2": 0}  # the one after it was not tried
     refuse()
     make_due(using)
     relay.drain()
@@ -216,9 +218,7 @@ def test_order_after_an_outage(using: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @every_kind
-def test_paused_past_its_lease(
-    using: str, group: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_paused_past_its_lease(using: str, group: str | None) -> None:
     """A relay that was paused can mark nothing over the next one; ids tell the duplicates."""
     publish_each([1, 2], using, group=group)
     other = Relay()
@@ -236,7 +236,6 @@ def test_paused_past_its_lease(
     assert len({message.message_id for message in Broker.got}) == 2
     assert states(using) == {1: "done", 2: "pending"}
     assert OutboxMessage.objects.using(using).get(payload="2").attempts == 1
-    assert "after its lease ended" in caplog.text
     make_due(using)
     other.drain()
     assert got() == [1, 1, 2, 2]
@@ -257,7 +256,6 @@ def test_slow_broker(using: str, group: str | None, monkeypatch: pytest.MonkeyPa
     assert sorted(states(using).values()) == ["done"] * 2 + ["pending"] * 3
     assert Relay().drain() == 3
     assert got() == [1, 2, 3, 4, 5]
-    assert relay.refused == 0
 
 
 @every_kind

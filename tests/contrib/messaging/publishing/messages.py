@@ -32,17 +32,22 @@ class NotSent(Exception):
     """Stands for a message that was not tried."""
 
 
+class Outage(Exception):
+    """Stands for a message that was not sent, because of an error that affects all of them."""
+
+
 def published(
     publisher: Publisher, messages: Sequence[Outgoing], deadline: float = math.inf
 ) -> list[Exception | None]:
     """What has become of each message, as a relay finds out."""
     batch = Batch(messages, deadline)
-    publisher.publish(batch)
     unsent: Exception = NotSent()
-    if batch.outage:
+    try:
+        publisher.publish(batch)
+    except Exception as error:  # noqa: BLE001  # as a relay does
         publisher.close()
-        unsent = batch.outage[1]
-    return [batch.results.get(place, unsent) for place in range(len(messages))]
+        unsent = Outage(repr(error))
+    return [batch.results.get(message.message_id, unsent) for message in messages]
 
 
 def failures(results: Sequence[Exception | None]) -> list[bool]:

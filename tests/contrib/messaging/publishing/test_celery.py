@@ -17,7 +17,7 @@ from django.db import transaction
 from django.test import override_settings
 
 from idempotency_django.contrib.celery import CAUSED_BY, IdempotentTask
-from idempotency_django.contrib.messaging import BrokerUnavailable, CeleryPublisher, Relay
+from idempotency_django.contrib.messaging import CeleryPublisher, Relay
 from idempotency_django.contrib.messaging.models import OutboxMessage
 from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.errors import FingerprintMismatch
@@ -27,7 +27,7 @@ from tests.models import Effect
 from tests.support.servers import Server
 from tests.support.shared import LONG_AGO
 
-from .messages import outgoing, published
+from .messages import Outage, outgoing, published
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -272,5 +272,5 @@ def test_broker_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
             "celery", app=f"{__name__}.client", timeout=timedelta(seconds=1)
         )
         [result] = published(publisher, [outgoing("a", type="shop.pay", data={})])
-        assert isinstance(result, BrokerUnavailable)
+        assert isinstance(result, Outage)
         assert "refused" in str(result)

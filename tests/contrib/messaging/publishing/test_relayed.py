@@ -12,15 +12,15 @@ import pytest
 from django.db import transaction
 
 from idempotency_django.contrib.messaging import (
-    BrokerUnavailable,
     Consumer,
-    Deferred,
     Event,
+    Outgoing,
     Refused,
     Relay,
     publish,
 )
 from idempotency_django.contrib.messaging.models import OutboxMessage
+from idempotency_django.errors import OperationInProgress
 from tests.contrib.messaging.outbox.conftest import Broker as Memory
 from tests.contrib.messaging.outbox.conftest import broker as memory  # noqa: F401  # a fixture
 from tests.contrib.messaging.outbox.conftest import outbox
@@ -45,6 +45,13 @@ def consumer() -> Consumer:
         Effect.objects.create(reference=event.id)
 
     return billing
+
+
+def in_progress(seconds: float) -> OperationInProgress:
+    """The error where another process is handling the message for so long."""
+    error = OperationInProgress()
+    error.remaining = seconds
+    return error
 
 
 def relayed(broker: Broker, *kill: str) -> int:
@@ -92,13 +99,12 @@ def test_killed_after_sending(broker: Broker, request: pytest.FixtureRequest) ->
     [
         (ValueError("no"), "pending", 1, timedelta(0)),
         (Refused("busy", delay=timedelta(minutes=10)), "pending", 1, timedelta(seconds=590)),
-        (Deferred("busy", delay=timedelta(minutes=10)), "pending", 0, timedelta(seconds=590)),
-        (BrokerUnavailable("gone"), "pending", 0, timedelta(0)),
+        (in_progress(seconds=600), "pending", 0, timedelta(seconds=590)),
         (Refused("gone", final=True), "dead", 1, None),
     ],
 )
 @pytest.mark.parametrize("group", [None, "a"])
-def test_what_a_publisher_returns(
+def test_what_a_publisher_refuses(
     error: Exception, state: str, attempts: int, delay: timedelta | None, group: str | None
 ) -> None:
     """A publisher says when a message is to be sent again, whether that was an attempt at it, and
@@ -122,10 +128,17 @@ def test_what_a_publisher_returns(
 
 
 @pytest.mark.usefixtures("memory")
-@pytest.mark.parametrize("error", [Deferred("busy"), BrokerUnavailable("gone")])
-def test_never_used_up_by_others(error: Exception) -> None:
+@pytest.mark.parametrize("is_outage", [False, True])
+def test_never_used_up_by_others(is_outage: bool) -> None:
     """What is not the message's fault never uses up its attempts."""
-    Memory.refuse = staticmethod(lambda message: error)
+    error = ConnectionError("gone") if is_outage else OperationInProgress()
+
+    def fail(message: Outgoing) -> Exception:
+        if is_outage:
+            raise error
+        return error
+
+    Memory.refuse = staticmethod(fail)
     with outbox(orders={"MAX_ATTEMPTS": 1}):
         with transaction.atomic():
             publish("orders", {}, type="order.paid")

@@ -18,11 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from idempotency_django.contrib import messaging
 from idempotency_django.contrib.messaging import Consumer, KafkaPublisher, KombuPublisher
-from idempotency_django.contrib.messaging.brokers.base import (
-    Batch,
-    BrokerUnavailable,
-    Refused,
-)
+from idempotency_django.contrib.messaging.brokers.base import Batch, Refused
 from idempotency_django.contrib.messaging.outbox.topics import Topic
 from tests.faults.wires import wire_to
 from tests.support.kafka import bootstrap, kafka, make_topic
@@ -31,7 +27,7 @@ from tests.support.servers import Server, free_port
 from tests.support.sqs import kombu_url, make_queue, sqs
 
 from .brokers import PUBLISHERS, Broker, kombu_broker
-from .messages import NotSent, failures, grouped, outgoing, published
+from .messages import NotSent, Outage, failures, grouped, outgoing, published
 
 hanging_up = pytest.mark.filterwarnings(  # py-amqp leaves the socket to the garbage collector
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
@@ -47,7 +43,7 @@ def rabbit_broker(rabbit: Server) -> Iterator[Broker]:
 def assert_away(results: Sequence[Exception | None], *texts: str) -> None:
     """The broker is away, which is said in one of these words, and no message is blamed for it."""
     for result in results:
-        assert isinstance(result, BrokerUnavailable)
+        assert isinstance(result, Outage)
         assert any(text in str(result) for text in texts), result
 
 
@@ -98,7 +94,7 @@ def test_too_large_for_the_broker(rabbit_broker: Broker) -> None:
     with rabbit_broker.publisher() as publisher:
         results = published(publisher, [*grouped("a-1"), large, outgoing("small")])
     assert failures(results) == [False, True, False]
-    assert not isinstance(results[1], BrokerUnavailable)
+    assert not isinstance(results[1], Outage)
     assert "larger than" in str(results[1])
 
 
@@ -200,20 +196,23 @@ def test_sqs_restarted() -> None:
 
 
 def test_batch() -> None:
-    """What was not sent when the broker went away is no message's fault."""
-    batch = Batch(grouped("a-1", "a-2", "b-1", "b-2", "c-1"), math.inf)
-    assert [batch.next(group) for group in batch.groups] == [0, 2, 4]
-    batch.note("a", None)
-    assert batch.next("a") == 1
+    """Of each group one message at a time may be begun; none that follows one that failed."""
+    messages = grouped("a-1", "a-2", "b-1", "b-2", "c-1")
+    a1, a2, b1, _, c1 = messages
+    batch = Batch(messages, math.inf)
+    assert [*batch] == [a1, b1, c1]
+    assert [*batch] == []
+    batch.note(a1)
     refused = ValueError("b-1")
-    batch.note("b", refused)
-    assert batch.next("b") is None
-    gone = BrokerUnavailable("gone")
-    batch.note("c", gone)
-    assert [batch.next(group) for group in batch.groups] == [None] * 3
+    batch.note(b1, refused)
+    assert [*batch] == [a2]
+    batch.note(c1)
+    assert [*batch] == []
     batch.refuse_unnoted("not noted")
-    assert batch.results == {0: None, 2: refused}
-    assert batch.outage == (4, gone)
+    unnoted = batch.results.pop("a-2")
+    assert isinstance(unnoted, Refused)
+    assert unnoted.final
+    assert batch.results == {"a-1": None, "b-1": refused, "c-1": None}
 
 
 consumer = Consumer("billing")

@@ -7,12 +7,10 @@ from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
-from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand
 
 from .....management import number, stop_on_signals
 from ...outbox.relay import POLL, Relay, run_relay
-from ...queue import counted
 
 
 class Command(BaseCommand):
@@ -28,13 +26,6 @@ class Command(BaseCommand):
             "--once", action="store_true", help="Exit as soon as nothing is due, for cron."
         )
         parser.add_argument(
-            "--topic",
-            action="append",
-            default=[],
-            metavar="TOPIC",
-            help="Send only this topic. Can be repeated.",
-        )
-        parser.add_argument(
             "--poll",
             type=number(float),
             default=POLL.total_seconds(),
@@ -48,31 +39,14 @@ class Command(BaseCommand):
             help="A file that is touched every second, for a liveness probe.",
         )
 
-    def handle(self, *, once: bool, topic: list[str], **options: Any) -> None:
-        try:
-            relay = Relay(topic)
-        except ImproperlyConfigured as error:
-            raise CommandError(str(error)) from error
+    def handle(self, *, once: bool, **options: Any) -> None:
         say = self.stdout.write if options["verbosity"] else str
-        with closing(relay), stop_on_signals() as stop:
+        with closing(Relay()) as relay, stop_on_signals() as stop:
             if once:
-                say(_outcome(relay.drain(stop), relay))
+                relay.drain(stop)
+                counts = [f"{number} {each}" for each, number in sorted(relay.tally.items())]
+                say(f"Messages: {', '.join(counts) or 'none was due'}.")
             else:
-                say(f"The relay sends {', '.join(relay.names)}. It ends on SIGTERM.")
+                say("The relay runs. It ends on SIGTERM.")
                 poll = timedelta(seconds=options["poll"])
                 run_relay(stop, relay, poll=poll, health=options["health"])
-
-
-def _outcome(tried: int, relay: Relay) -> str:
-    """The summary of the due messages."""
-    sentences = []
-    if sent := tried - relay.refused:
-        sentences.append(f"Sent {counted(sent)}.")
-    if relay.refused:
-        sentences.append(f"Not sent: {counted(relay.refused)}. See the log for the reason.")
-    if relay.unreachable:
-        sentences.append(
-            f"{', '.join(relay.unreachable)} cannot be sent now; see the log for the reason. No "
-            "message is lost. Run this again."
-        )
-    return " ".join(sentences) or "Nothing was due."
