@@ -88,10 +88,12 @@ class KafkaPublisher(Publisher):
         outages: list[KafkaException] = []
 
         def note(message: Outgoing, problem: KafkaError | None, _: Message | None = None) -> None:
-            if problem is not None and problem.code() not in _REFUSED:
-                outages.append(KafkaException(problem))
+            if problem is None:
+                batch.note(message)
+            elif problem.code() in _REFUSED:
+                batch.note(message, KafkaException(problem))
             else:
-                batch.note(message, problem and KafkaException(problem))
+                outages.append(KafkaException(problem))
 
         while True:
             for message in batch if not outages else ():

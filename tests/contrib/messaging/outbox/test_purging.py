@@ -145,9 +145,7 @@ def test_relay_command(using: str) -> None:
     assert command("relay_outbox", "--once") == "Messages: none was due.\n"
     assert command("relay_outbox", "--once", "--poll", "5") == "Messages: none was due.\n"
     for unfit in ("0", "some"):
-        with pytest.raises(
-            CommandError, match=r"must be above 0 |invalid number value"
-        ):
+        with pytest.raises(CommandError, match=r"must be above 0 |invalid number value"):
             command("relay_outbox", "--poll", unfit)
 
 
