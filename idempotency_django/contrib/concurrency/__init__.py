@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 from ...lazy import lazily
 
 if TYPE_CHECKING:
-    from .admin import VersionedAdmin
     from .conditions import preconditions
     from .drf import PreconditionMixin
-    from .forms import VersionedForm
+    from .forms import VersionedAdmin, VersionedForm
     from .natural import once_per
     from .transitions import AlreadyThere, Moved, transition
     from .versions import Versioned, VersionField, compare_and_swap
@@ -36,7 +35,7 @@ __getattr__ = lazily(
         "PreconditionMixin": "drf",
         "VersionField": "versions",
         "Versioned": "versions",
-        "VersionedAdmin": "admin",
+        "VersionedAdmin": "forms",
         "VersionedForm": "forms",
         "compare_and_swap": "versions",
         "once_per": "natural",

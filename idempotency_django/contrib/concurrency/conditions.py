@@ -26,7 +26,7 @@ from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist
 from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
-from django.utils.http import parse_etags, quote_etag
+from django.utils.http import parse_etags
 
 from ...errors import IdempotencyError
 from ...http import PROTECTED, is_marked, name_of, problem_response
@@ -55,11 +55,6 @@ def version_etag(obj: Any, *, named_by_key: bool) -> str | None:
         if isinstance(field, VersionField):
             return f'"{key}{getattr(obj, field.attname)}"'
     return None
-
-
-def quoted(etag: str | None) -> str | None:
-    """The ETag of a project's own function, in quotation marks."""
-    return etag and quote_etag(etag)
 
 
 def set_etag(response: HttpResponseBase, etag: str | None) -> None:
@@ -130,8 +125,8 @@ def run_conditionally(
         etag = etag_of(obj)
         if etag is None and required:
             raise ImproperlyConfigured(
-                f"{type(obj).__name__} has no ETag, so no If-Match can hold. Give the model a "
-                "VersionField, or make an ETag: get_etag(self, obj), or etag= of @preconditions."
+                f"{type(obj).__name__} has no version, so no If-Match can hold. Give the model a "
+                "VersionField."
             )
         compare(request.headers, etag)
         response = run(obj)
@@ -145,7 +140,6 @@ def preconditions(
     /,
     *,
     require: Collection[str] = CHANGES,
-    etag: Callable[[Any], str | None] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Execute a Django view only if ``If-Match`` and ``If-None-Match`` hold; send ETags.
 
@@ -155,8 +149,6 @@ def preconditions(
         find: called with what the view is called with; returns the object of a model at the URL, or
             raises ``Http404``. Let it find only what the caller may have.
         require: the methods that are refused (428) without ``If-Match``.
-        etag: makes the ETag of an object; by default of its version, and of its primary key if that
-            is not in the URL.
 
     Raises:
         ImproperlyConfigured: the view is async, or a decorator is below it.
@@ -171,9 +163,7 @@ def preconditions(
             look_up = functools.partial(find, request, *args, **kwargs)
 
             def etag_of(obj: Any) -> str | None:
-                if etag is None:
-                    return version_etag(obj, named_by_key=str(obj.pk) in in_url)
-                return quoted(etag(obj))
+                return version_etag(obj, named_by_key=str(obj.pk) in in_url)
 
             def run(_locked: Any) -> HttpResponseBase:
                 response: HttpResponseBase = view(request, *args, **kwargs)

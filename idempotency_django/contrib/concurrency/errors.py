@@ -56,8 +56,6 @@ class ConcurrentModification(
 ):
     """The object was changed or deleted by another process after it was loaded; nothing was
     written.
-
-    It can be caught within a transaction, which stays usable.
     """
 
 

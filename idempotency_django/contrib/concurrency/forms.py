@@ -1,11 +1,15 @@
-"""Forms of versioned models, which carry the version that the user saw."""
+"""Forms of versioned models, also in the admin, which carry the version that the user saw."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from django.contrib.admin import ModelAdmin
+from django.contrib.admin.utils import flatten_fieldsets
 from django.core.exceptions import ImproperlyConfigured
+from django.db import models
 from django.forms import ModelForm
+from django.http import HttpRequest
 
 from .versions import CARRIES_VERSION, version_field
 
@@ -42,3 +46,22 @@ class VersionedForm(ModelForm):  # type: ignore[type-arg]  # Django's is not gen
 
 
 setattr(VersionedForm, CARRIES_VERSION, True)
+
+
+class VersionedAdmin(ModelAdmin):  # type: ignore[type-arg]  # Django's is not generic at run time
+    """A ``ModelAdmin`` for a :class:`~idempotency_django.contrib.concurrency.Versioned` model.
+
+    Its form carries the version in a hidden field. Two people who edit the same object do not
+    overwrite each other: the second one gets the form again, with an error message. A form of your
+    own is a :class:`VersionedForm`, too.
+    """
+
+    form = VersionedForm
+
+    def get_fieldsets(self, request: HttpRequest, obj: models.Model | None = None) -> Any:
+        fieldsets = list(super().get_fieldsets(request, obj))
+        name = version_field(self.model).name
+        if name not in flatten_fieldsets(fieldsets):
+            title, options = fieldsets[-1]
+            fieldsets[-1] = (title, {**options, "fields": [*options["fields"], name]})
+        return fieldsets

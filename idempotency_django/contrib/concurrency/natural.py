@@ -51,8 +51,8 @@ def once_per(
     Raises:
         ImproperlyConfigured: no unique constraint is over exactly the fields, or the function
             has no such parameter. These are raised by the decorated function:
-        FingerprintMismatch: the row was made with another value of another argument. Without the
-            record, the arguments that are fields of the model are compared with the row.
+        FingerprintMismatch: the row was made with another value of another argument, as its record
+            says.
         OperationInProgress: another process is running it for this key.
         ResponseNotStored: it was run, and its row was deleted since.
         IntegrityError: another constraint refused what the function wrote.
@@ -68,15 +68,64 @@ def once_per(
             f"UniqueConstraint(fields=[{listed}], name=…) to its Meta.constraints, without "
             "condition=."
         )
+    permanent = (policy or Policy()).replace(ttl=None)
+    scope = f"once_per:{model._meta.label_lower}:{','.join(fields)}"
 
     def decorate(function: Function) -> Function:
-        once = _OncePer(function, fields, model, policy or Policy())
+        name = f"{function.__module__}.{function.__qualname__}"
+        signature = inspect.signature(function)
+        unknown = [field for field in fields if field not in signature.parameters]
+        if unknown or iscoroutinefunction(function):
+            what = f"no parameter {unknown[0]!r}" if unknown else "no transaction: it is async"
+            raise ImproperlyConfigured(
+                f"@once_per is on {name}, which has {what}. Put it on a plain function that has "
+                "the fields of the natural key as parameters."
+            )
 
         @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return once.row(*args, **kwargs)
+        def row_of_call(*args: Any, **kwargs: Any) -> models.Model:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            others = dict(bound.arguments)
+            lookup = {field: others.pop(field) for field in fields}
+            using = router.db_for_write(model)
+            rows = model._base_manager.using(using).filter(**lookup)
+            pairs = ", ".join(f"{field}={value!r}" for field, value in lookup.items())
+            named = f"{model._meta.verbose_name} with {pairs}"
 
-        return call
+            def execute(_: ExecutionContext) -> None:
+                with in_transaction(using):  # the claim's own, unless it is leased
+                    if rows.exists():
+                        return
+                    function(*bound.args, **bound.kwargs)
+                    refuse_marked(using, name)
+                    if not rows.exists():
+                        raise RuntimeError(
+                            f"{name} created no {named}, so the next call would run it again. "
+                            "Create that row, in the database that the model is written to."
+                        )
+
+            if None in lookup.values():
+                raise ValueError(
+                    f"{named} has no natural key. A unique constraint treats NULLs as different, "
+                    "so many such rows could exist."
+                )
+            key = _key(lookup)
+            try:
+                idempotent_call(
+                    execute, key=key, scope=scope, fingerprint=others, name=name, policy=permanent
+                )
+            except FingerprintMismatch:
+                raise _foreign(FingerprintMismatch(_OTHER_VALUES.format(named))) from None
+            except IntegrityError:
+                if not rows.exists():  # it was another constraint
+                    raise
+            row = rows.first()
+            if row is None:
+                raise _foreign(ResponseNotStored(_DELETED.format(named)))
+            return row
+
+        return row_of_call
 
     return decorate
 
@@ -88,108 +137,14 @@ def _is_unique(model: type[models.Model], names: set[str]) -> bool:
     return names in sets
 
 
-class _OncePer:
-    """A function, its natural key, and the rows that it makes."""
-
-    def __init__(
-        self, function: Function, fields: tuple[str, ...], model: type[models.Model], policy: Policy
-    ) -> None:
-        self.function = function
-        self.fields = fields
-        self.model = model
-        self.policy = policy.replace(ttl=None)
-        self.name = f"{function.__module__}.{function.__qualname__}"
-        self.signature = inspect.signature(function)
-        unknown = [field for field in fields if field not in self.signature.parameters]
-        if unknown or iscoroutinefunction(function):
-            what = f"no parameter {unknown[0]!r}" if unknown else "no transaction: it is async"
-            raise ImproperlyConfigured(
-                f"@once_per is on {self.name}, which has {what}. Put it on a plain function that "
-                "has the fields of the natural key as parameters."
-            )
-
-    def row(self, *args: Any, **kwargs: Any) -> models.Model:
-        """The row of a call: a new row, or the existing one."""
-        bound = self.signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        others = dict(bound.arguments)
-        lookup = {field: others.pop(field) for field in self.fields}
-        if None in lookup.values():
-            raise ValueError(
-                f"{self._named(lookup)} has no natural key. A unique constraint treats NULLs as "
-                "different, so many such rows could exist."
-            )
-
-        def execute(_: ExecutionContext) -> None:
-            using = router.db_for_write(self.model)
-            with in_transaction(using):  # the claim's own, unless it is leased
-                if self._existing(lookup, others) is None:
-                    self.function(*bound.args, **bound.kwargs)
-                    refuse_marked(using, self.name)
-                    self._validate_made(lookup)
-
-        try:
-            idempotent_call(
-                execute,
-                key=self._key(lookup),
-                scope=f"once_per:{self.model._meta.label_lower}:{','.join(self.fields)}",
-                fingerprint=others,
-                name=self.name,
-                policy=self.policy,
-            )
-        except FingerprintMismatch:
-            raise self._mismatch(lookup) from None
-        except IntegrityError:
-            if self._existing(lookup, others) is None:  # it was another constraint
-                raise
-        row = self._rows(lookup).first()
-        if row is None:
-            raise _foreign(ResponseNotStored(_DELETED.format(self._named(lookup))))
-        return row
-
-    def _rows(self, lookup: Mapping[str, Any]) -> models.QuerySet[models.Model]:
-        rows = self.model._base_manager.using(router.db_for_write(self.model))
-        return rows.filter(**lookup)
-
-    def _existing(
-        self, lookup: Mapping[str, Any], others: Mapping[str, Any]
-    ) -> models.Model | None:
-        """The existing row, if it was created with the same arguments."""
-        row = self._rows(lookup).first()
-        fields = {
-            name for each in self.model._meta.concrete_fields for name in (each.name, each.attname)
-        }
-        compared = {name: value for name, value in others.items() if name in fields}
-        if row is not None and not self._rows(lookup).filter(**compared).exists():
-            raise self._mismatch(lookup)
-        return row
-
-    def _validate_made(self, lookup: Mapping[str, Any]) -> None:
-        if not self._rows(lookup).exists():
-            raise RuntimeError(
-                f"{self.name} created no {self._named(lookup)}, so the next call would run it "
-                "again. Create that row, in the database that the model is written to."
-            )
-
-    def _key(self, lookup: Mapping[str, Any]) -> str:
-        """The key, so that people can read it; a digest where it is too long."""
-        values = {name: getattr(value, "pk", value) for name, value in lookup.items()}
-        key = ";".join(f"{name}={quote(str(value), safe='')}" for name, value in values.items())
-        return key if len(key) <= keys.MAX_LENGTH else digest(key)
-
-    def _named(self, lookup: Mapping[str, Any]) -> str:
-        pairs = ", ".join(f"{name}={value!r}" for name, value in lookup.items())
-        return f"{self.model._meta.verbose_name} with {pairs}"
-
-    def _mismatch(self, lookup: Mapping[str, Any]) -> FingerprintMismatch:
-        return _foreign(
-            FingerprintMismatch(
-                f"The {self._named(lookup)} already exists with other values. It was neither "
-                "created again nor changed."
-            )
-        )
+def _key(lookup: Mapping[str, Any]) -> str:
+    """The key, so that people can read it; a digest where it is too long."""
+    values = {name: getattr(value, "pk", value) for name, value in lookup.items()}
+    key = ";".join(f"{name}={quote(str(value), safe='')}" for name, value in values.items())
+    return key if len(key) <= keys.MAX_LENGTH else digest(key)
 
 
+_OTHER_VALUES = "The {} already exists with other values. It was neither created again nor changed."
 _DELETED = (
     "The {} was created and deleted before, so it is not created again: this call may be a late "
     "retry. To create another one on purpose, use another natural key, for example with the "

@@ -15,14 +15,12 @@ has another version than the object in memory.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, Final
 
 from django.apps import apps
 from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured, ValidationError
-from django.db import connections, models, transaction
+from django.db import models
 from django.db.models import F
 from django.forms import Field as FormField
 from django.forms import HiddenInput
@@ -87,19 +85,6 @@ def version_field(model: type[models.Model]) -> VersionField:
     return found[0]
 
 
-@dataclass
-class _Save:
-    """One call of ``save()``.
-
-    Attributes:
-        expected: the version that the row must have; ``None``: there is no row yet.
-        stale: whether the row has another version.
-    """
-
-    expected: int | None
-    stale: bool = False
-
-
 class Versioned(models.Model):
     """A model whose ``save()`` and ``delete()`` are refused if the row was changed meanwhile.
 
@@ -109,8 +94,9 @@ class Versioned(models.Model):
     takes the version back, but no other value of the object.
 
     Raises:
-        ConcurrentModification: raised by ``save()`` and ``delete()``; nothing was written. A
-            transaction around them stays usable.
+        ConcurrentModification: raised by ``save()`` and ``delete()``; nothing was written. To
+            catch it within a transaction, put an ``atomic()`` around the call, as for each error of
+            the database.
     """
 
     class Meta:
@@ -118,23 +104,14 @@ class Versioned(models.Model):
 
     def save(self, **options: Any) -> None:  # by name only, as in Django 6
         fields = options.get("update_fields")
-        connection = connections[options.get("using") or write_alias(self)]
         if fields:
             options["update_fields"] = {*fields, version_field(type(self)).name}
         inserts = self._state.adding and not (fields or options.get("force_update"))
-        saving = self._versioned = _Save(None if inserts else _expected(self))
-        usable = connection.in_atomic_block and not connection.needs_rollback
-        # With several tables, an UPDATE of one may come before the other's is refused.
-        atomic = transaction.atomic(using=connection.alias) if self._meta.parents else nullcontext()
+        self._saved_version = None if inserts else _expected(self)
         try:
-            with atomic:
-                super().save(**options)
-        except ConcurrentModification:
-            if saving.stale and usable:  # Django has marked the transaction, as for any error
-                transaction.set_rollback(False, using=connection.alias)
-            raise
+            super().save(**options)
         finally:
-            self.__dict__.pop("_versioned", None)  # a receiver may have saved it again
+            self.__dict__.pop("_saved_version", None)  # a receiver may have saved it again
 
     # The one place where Django lets the WHERE of an UPDATE be changed. It is private: with its
     # public names alone, save() would need two statements and a transaction. It takes other
@@ -142,18 +119,18 @@ class Versioned(models.Model):
     def _do_update(  # type: ignore[override]
         self, base_qs: Any, using: str, *args: Any, **options: Any
     ) -> Any:
-        saving: _Save | None = self.__dict__.get("_versioned")
         field = version_field(type(self))
-        if saving is None or field.model is not base_qs.model:  # a fixture; another table
+        is_saved = "_saved_version" in self.__dict__  # and no fixture
+        if not is_saved or field.model is not base_qs.model:
             return super()._do_update(base_qs, using, *args, **options)
-        if saving.expected is None:
+        expected = self._saved_version
+        if expected is None:
             return False  # Django goes on with an INSERT
-        unchanged = base_qs.filter(**{field.attname: saving.expected})
+        unchanged = base_qs.filter(**{field.attname: expected})
         updated = super()._do_update(unchanged, using, *args, **options)
         if not updated:
-            saving.stale = True
-            raise _stale(self, saving.expected)
-        _advance(self, saving.expected, using)
+            raise _stale(self, expected)
+        _advance(self, expected, using)
         return updated
 
     def delete(self, using: str | None = None, keep_parents: bool = False) -> Any:

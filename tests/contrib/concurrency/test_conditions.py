@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from idempotency_django.contrib.concurrency.conditions import compare, quoted, version_etag
+from idempotency_django.contrib.concurrency.conditions import compare, version_etag
 from idempotency_django.contrib.concurrency.errors import PreconditionFailed
 from tests.contrib.concurrency.models import Base, Extended, Ticket
 
@@ -73,11 +73,3 @@ def test_etag_of_versions() -> None:
     assert version_etag(Ticket(pk=17, version=3), named_by_key=False) == '"17.3"'
     assert version_etag(Extended(revision=7), named_by_key=True) == '"7"'
     assert version_etag(Base(), named_by_key=True) is None
-
-
-@pytest.mark.parametrize(
-    ("made", "sent"), [('"3"', '"3"'), ("3", '"3"'), ('W/"3"', 'W/"3"'), (None, None)]
-)
-def test_quoted(made: str | None, sent: str | None) -> None:
-    """What a project's own function returns is sent in quotation marks."""
-    assert quoted(made) == sent

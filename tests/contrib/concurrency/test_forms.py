@@ -11,19 +11,14 @@ from django import forms
 from django.contrib import admin
 from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured, ValidationError
-from django.db import connection
-from django.db.models import F
-from django.db.models.signals import pre_save
 from django.forms import modelform_factory
 from django.http import HttpRequest
 from django.test import Client
 from django.urls import path
-from django.utils.html import escape
 
 from idempotency_django.contrib.concurrency import VersionedAdmin, VersionedForm
 from idempotency_django.contrib.concurrency.errors import ConcurrentModification
 from idempotency_django.contrib.concurrency.versions import STALE
-from idempotency_django.testing.contract import in_threads
 from tests.contrib.concurrency.models import Deed, Extended, Owner, Ticket
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
@@ -156,25 +151,6 @@ class TestAdmin:
         assert 'value="second"' in refused.content.decode()
         found = Ticket.objects.get()
         assert (found.title, found.amount, found.version) == ("FIRST", 1, 2)
-
-    @pytest.mark.skipif(connection.vendor == "sqlite", reason="there, one writes at a time")
-    def test_faster(self, client: Client, page: Callable[[str], Any]) -> None:
-        """Who is overtaken after the validation sees the same message, and nothing is lost."""
-        ticket = Ticket.objects.create(title="a")
-
-        def overtake() -> None:
-            Ticket.objects.update(title="faster", version=F("version") + 1)
-
-        def receive(**_: Any) -> None:
-            pre_save.disconnect(receive, Ticket)
-            in_threads([overtake])
-
-        url = f"/admin/tests/ticket/{ticket.pk}/change/"
-        shown = hidden(page(f"{ticket.pk}/change/"))
-        pre_save.connect(receive, Ticket)
-        response = client.post(url, {"title": "second", "amount": "2", **shown})
-        assert escape(str(STALE)) in response.content.decode()
-        assert Ticket.objects.get().title == "faster"
 
     def test_without_fieldsets(self, client: Client, page: Callable[[str], Any]) -> None:
         """An admin that names no fields has the version in its form, whatever it is called."""

@@ -579,7 +579,7 @@ class TestRefusals:
     def test_no_etag(self) -> None:
         """A view that requires what nobody could send is refused."""
         base = Base.objects.create()
-        with pytest.raises(ImproperlyConfigured, match="Base has no ETag"):
+        with pytest.raises(ImproperlyConfigured, match="Base has no version"):
             Client().put(f"/unversioned/{base.pk}/", headers={"If-Match": '"1"'})
 
     def test_order_of_decorators(self) -> None:

@@ -243,7 +243,7 @@ class TestInheritance:
                 setattr(second, field, "second")
         first.save()
         with transaction.atomic(using=using):
-            with pytest.raises(ConcurrentModification):
+            with pytest.raises(ConcurrentModification), transaction.atomic(using=using):
                 second.save()
             found = row(first)
         values = {getattr(found, f, "first") for f in ("deadline", "title", "note", "name")}
