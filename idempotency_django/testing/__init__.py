@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from .crashes import crash
     from .drf import IdempotentAPIClient
-    from .effects import Effect, effects_outside
+    from .effects import effects_outside
     from .races import Race, race
 
 __all__ = [
@@ -41,7 +41,6 @@ __all__ = [
     "PATIENCE",
     "RESPONSE",
     "SECOND",
-    "Effect",
     "IdempotentAPIClient",
     "IdempotentTestClient",
     "Race",
@@ -64,7 +63,6 @@ __getattr__ = lazily(
         "MOMENT": "contract",
         "PATIENCE": "contract",
         "SECOND": "contract",
-        "Effect": "effects",
         "IdempotentAPIClient": "drf",
         "IdempotentTestClient": "clients",
         "Race": "races",

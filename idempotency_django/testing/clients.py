@@ -16,22 +16,18 @@ from ..policy import UNSAFE_METHODS
 BODY = "wsgi.input"
 
 
-def copied_body(environ: dict[str, Any], name: str = BODY) -> bytes | None:
+def copied_body(environ: dict[str, Any]) -> bytes | None:
     """Read the body of a request that is not sent yet, which stays readable.
 
     ``None``: it is not the test client's, so that it may be readable only once.
-
-    Args:
-        environ: the request, as a test client has it.
-        name: of the body in it.
     """
-    payload = environ.get(name)
+    payload = environ.get(BODY)
     if payload is None:
         return b""
     if not isinstance(payload, FakePayload) or payload.read_started:
         return None
     body: bytes = payload.read()
-    environ[name] = FakePayload(body)
+    environ[BODY] = FakePayload(body)
     return body
 
 
@@ -88,20 +84,17 @@ def assert_replayed(first: HttpResponseBase, second: HttpResponseBase) -> None:
     Raises:
         AssertionError: it is not; it shows the difference.
     """
-    wrong = difference(first, second)
+    wrong = []
     if second.get(REPLAYED_HEADER) != "true":
-        wrong = [f"it has no header {REPLAYED_HEADER}", *wrong]
+        wrong.append(f"it has no header {REPLAYED_HEADER}")
+    if second.status_code != first.status_code:
+        wrong.append(
+            f"its status is {second.status_code}, not {first.status_code}: {_start(second)}"
+        )
+    elif getattr(first, "content", None) != getattr(second, "content", None):
+        wrong.append(f"its body is {_start(second)}, not {_start(first)}")
     if wrong:
         raise AssertionError(f"The second response is not a replay: {', and '.join(wrong)}.")
-
-
-def difference(first: HttpResponseBase, second: HttpResponseBase) -> list[str]:
-    """The differences of the second response, in words."""
-    if second.status_code != first.status_code:
-        return [f"its status is {second.status_code}, not {first.status_code}: {_start(second)}"]
-    if getattr(first, "content", None) != getattr(second, "content", None):
-        return [f"its body is {_start(second)}, not {_start(first)}"]
-    return []
 
 
 def _start(response: HttpResponseBase) -> str:

@@ -81,14 +81,13 @@ def crash(send: Callable[[], R], at: At = "after-effect") -> R:
     if process.exitcode != -signal.SIGKILL:
         raise AssertionError(f"The process was not killed at {at!r}: {reader.recv()}.")
     reader.close()
-    pause = _PAUSE
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
         _end_leases()
         response = send()
         if getattr(response, "status_code", 0) not in _BUSY:
             break
-        time.sleep(pause)  # the server may not have noticed yet that the process is dead
-        pause = min(pause * 2, _LONGEST_PAUSE)
+        # The server may not have noticed yet that the process is dead.
+        time.sleep(min(_PAUSE * 2**attempt, _LONGEST_PAUSE))
     return response
 
 

@@ -13,7 +13,6 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
@@ -24,53 +23,26 @@ from ..engine import current_execution, current_step
 logger = logging.getLogger("idempotency_django")
 
 Kind = Literal["network", "process", "file"]
-Situation = Literal["transactional", "leased"]
 
-DID: Final[dict[Kind, str]] = {
+_DID: Final[dict[Kind, str]] = {
     "network": "talked to",
     "process": "started",
     "file": "wrote to",
 }
 """What an effect of each kind did to its peer."""
-_ADVICE: Final[dict[Situation, str]] = {
-    "transactional": (
-        "within its transaction{where}. No rollback undoes that, and a retry does it again. Do it "
-        "after the commit, by after_commit() or transaction.on_commit(). Or give the policy "
-        "mode='leased', and make it a step."
-    ),
-    "leased": (
-        "outside of a step{where}. A retry after an interruption does it again. Make it a step: "
-        "request.idempotency.step()."
-    ),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """Something outside of the handler's transaction. Its ``str()`` says what to do about it.
-
-    Attributes:
-        operation: whose handler did it, such as ``"POST /charges/"``.
-        kind: ``"network"``, ``"process"`` or ``"file"``.
-        peer: what it was done to: ``"api.stripe.com:443"``, a program, a file.
-        where: the innermost line of the project, such as ``"shop/views.py:12"``; empty: unknown.
-        situation: ``"transactional"`` or ``"leased"``.
-    """
-
-    operation: str
-    kind: Kind
-    peer: str
-    where: str
-    situation: Situation
-
-    def __str__(self) -> str:
-        where = f" at {self.where}" if self.where else ""
-        advice = _ADVICE[self.situation].format(where=where)
-        return f"{self.operation} {DID[self.kind]} {self.peer} {advice}"
+_TRANSACTIONAL: Final = (
+    "within its transaction{where}. No rollback undoes that, and a retry does it again. Do it "
+    "after the commit, by after_commit() or transaction.on_commit(). Or give the policy "
+    "mode='leased', and make it a step."
+)
+_LEASED: Final = (
+    "outside of a step{where}. A retry after an interruption does it again. Make it a step: "
+    "request.idempotency.step()."
+)
 
 
 @contextmanager
-def effects_outside() -> Iterator[list[Effect]]:
+def effects_outside() -> Iterator[list[str]]:
     """Notice what handlers do in the block that no rollback undoes; for tests.
 
     ::
@@ -79,8 +51,9 @@ def effects_outside() -> Iterator[list[Effect]]:
             client.post("/charges/", headers={"Idempotency-Key": "6c1a"})
         assert not effects, effects[0]
 
-    The list has each connection, process and file that a handler used within its transaction, or
-    outside of a step in the leased mode. Databases, caches and brokers are left out, by the
+    The list has a sentence for each connection, process and file that a handler used within its
+    transaction, or outside of a step in the leased mode: what it is, where, and what to do about
+    it. Databases, caches and brokers are left out, by the
     modules of their clients, and so are log files, Unix sockets, what ``tempfile`` opens, and
     compiled modules.
 
@@ -90,7 +63,7 @@ def effects_outside() -> Iterator[list[Effect]]:
     runner keeps in ``mail.outbox``.
     """
     _install()
-    noticed: list[Effect] = []
+    noticed: list[str] = []
     _watches.append(noticed)
     try:
         yield noticed
@@ -98,7 +71,7 @@ def effects_outside() -> Iterator[list[Effect]]:
         _watches.remove(noticed)
 
 
-_watches: Final[list[list[Effect]]] = []
+_watches: Final[list[list[str]]] = []
 _here = threading.local()  # busy: the hook itself runs; looked_up: the last host name, and its port
 
 
@@ -134,8 +107,8 @@ def _note(kind: Kind, peer: str) -> None:
     where = _place(sys._getframe())
     if where is None:
         return
-    situation: Situation = "leased" if execution.operation.lease else "transactional"
-    effect = Effect(execution.operation.name, kind, peer, where, situation)
+    advice = (_LEASED if execution.operation.lease else _TRANSACTIONAL).format(where=where)
+    effect = f"{execution.operation.name} {_DID[kind]} {peer} {advice}"
     for noticed in _watches:
         if effect not in noticed:
             noticed.append(effect)
@@ -248,7 +221,7 @@ def _place(frame: FrameType | None) -> str | None:
         if not is_hook and (frozen or _is_innocent(module)):
             return None
         if _is_project(code.co_filename):
-            return f"{_relative(code.co_filename)}:{frame.f_lineno}"
+            return f" at {os.path.relpath(code.co_filename)}:{frame.f_lineno}"
         if module == _AROUND_HANDLERS or (module, code.co_name) == _OF_ASYNC_CODE:
             break
         frame = frame.f_back
@@ -263,8 +236,3 @@ def _is_innocent(module: str) -> bool:
 @lru_cache(maxsize=4096)
 def _is_project(file: str) -> bool:
     return not file.startswith(("<", _HERE, *_INSTALLED))
-
-
-def _relative(file: str) -> str:
-    path = Path(file)
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

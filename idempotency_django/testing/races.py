@@ -38,12 +38,10 @@ class Race:
     @property
     def executed(self) -> int:
         """The number of duplicates that were executed: below 400, and not a replay."""
-        return len([each for each in self.responses if _is_executed(each)])
-
-
-def _is_executed(response: Any) -> bool:
-    status = getattr(response, "status_code", 0)
-    return status < 400 and REPLAYED_HEADER not in getattr(response, "headers", {})
+        succeeded = [each for each in self.responses if getattr(each, "status_code", 0) < 400]
+        return len(
+            [each for each in succeeded if REPLAYED_HEADER not in getattr(each, "headers", ())]
+        )
 
 
 class _Meeting:

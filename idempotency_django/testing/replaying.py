@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import pytest
 from django.db import connections
-from django.test import Client, TestCase
+from django.test import Client
 from django.test.client import FakePayload
 from django.urls import Resolver404, resolve
 
@@ -34,8 +34,9 @@ from .writes import rehearsal
 
 _OVERWRITING: Final = frozenset({"PUT", "PATCH", "DELETE"})
 """Methods that may write the same values again, as long as they add nothing."""
-_ADDS: Final = re.compile(r"INSERT|MERGE|REPLACE|.* SET .*= \(", re.IGNORECASE | re.DOTALL)
-"""A statement that adds a row, or computes a value, such as ``SET amount = (amount + 1)``."""
+_OVERWRITES: Final = re.compile(r"DELETE|UPDATE(?!.* SET .*= \()", re.IGNORECASE | re.DOTALL)
+"""A statement that adds no row and computes no value, such as ``SET amount = (amount + 1)``."""
+_SHOWN: Final = 200  # characters of a statement
 _ADVICE: Final = {
     "unprotected": "Nothing protects this endpoint, so a client that retries does it twice. "
     "Protect it with IdempotentViewMixin, @idempotent or a policy under IdempotencyMiddleware. If "
@@ -55,31 +56,22 @@ class _Test:
         self.name = item.nodeid
         self.is_off = item.get_closest_marker(OFF) is not None
         self.ignore = frozenset(item.config.getini(IGNORE))
-        self.counts = Counter(unsafe=0, sent=0)
-        self.findings: dict[str, None] = {}
-        self._shown = 0
+        self.counts = Counter(unsafe=0, sent=0, found=0)
+        self.findings: list[str] = []
 
-    def find(self, request: str, effects: Iterable[object], advice: str) -> None:
-        """Keep a finding."""
-        shown = "\n".join(f"    {effect}" for effect in effects)
+    def find(self, request: str, effects: Iterable[str], advice: str) -> None:
+        """Keep a finding, once."""
+        shown = "\n".join(f"    {' '.join(effect.split())[:_SHOWN]}" for effect in effects)
         found = f"{request} of {self.name} was sent again, and had an effect:\n{shown}\n{advice}"
-        self.findings[found] = None
-
-    @property
-    def report(self) -> str:
-        """The findings that no report has shown so far."""
-        return "\n\n".join(list(self.findings)[self._shown :])
+        if found not in self.findings:
+            self.findings.append(found)
 
     def fail(self) -> None:
-        """Fail the test if there are any."""
-        if self.report:
-            pytest.fail(self.report, pytrace=False)
-
-    def show(self, report: pytest.TestReport) -> None:
-        """Show them in a report of the test."""
-        if self.report and self.report not in report.longreprtext:
-            report.sections.append(("Captured idempotency replay", self.report))
-        self._shown = len(self.findings)
+        """Fail the test if it, or a fixture that ends, has new findings."""
+        findings, self.findings = self.findings, []
+        self.counts["found"] += len(findings)
+        if findings:
+            pytest.fail("\n\n".join(findings), pytrace=False)
 
 
 class Replays:
@@ -87,7 +79,6 @@ class Replays:
 
     def __init__(self) -> None:
         self._test: _Test | None = None
-        self._captures = 0  # how many blocks capture on_commit hooks
         self._undo = ExitStack()
         self._counts: Counter[str] = Counter()
 
@@ -96,8 +87,6 @@ class Replays:
     def pytest_sessionstart(self) -> None:
         """Put ourselves between the tests' clients and the project."""
         self._undo.enter_context(patch.object(Client, "request", self._twice(Client.request)))
-        capture = staticmethod(self._capturing(TestCase.captureOnCommitCallbacks))
-        self._undo.enter_context(patch.object(TestCase, "captureOnCommitCallbacks", capture))
 
     def pytest_sessionfinish(self) -> None:
         """Leave the clients."""
@@ -115,8 +104,8 @@ class Replays:
             if endpoint is None or endpoint.how in ("exempt", "inbox") or body is None:
                 return send(client, **environ)
             if _takes_key(client, environ, endpoint):
-                if self._is_counted():
-                    return send(client, **environ)
+                if any(each.force_debug_cursor for each in connections.all()):
+                    return send(client, **environ)  # the test counts queries: a key adds some
                 environ[meta_name(conf.header)] = str(uuid4())
             cookies = copy.copy(client.cookies)  # a retry knows none of the response's
             with _noting_claims() as claims:
@@ -133,36 +122,16 @@ class Replays:
                 suppress(Exception),  # the retry's own
             ):
                 send(retrying, **{**environ, BODY: FakePayload(body)})
-            if claims_again and _scopes(claims_again).isdisjoint(_scopes(claims)):
+            if claims_again and claims_again.isdisjoint(claims):
                 return response  # it has ended its session, so the retry is another caller's
-            found: list[Any] = [*effects.writes, *effects.others]
             if not is_protected and environ["REQUEST_METHOD"] in _OVERWRITING:
-                found = [each for each in effects.writes if _ADDS.match(each.sql)]
-                found += effects.others
-            if found:
+                effects = [each for each in effects if not _OVERWRITES.match(each)]
+            if effects:
                 line = f"{environ['REQUEST_METHOD']} {_path(environ)}"
-                test.find(line, found, _advice(endpoint, is_protected=is_protected))
+                test.find(line, effects, _advice(endpoint, is_protected=is_protected))
             return response
 
         return request
-
-    def _is_counted(self) -> bool:
-        """Whether the test counts hooks or statements, to which a key would add some."""
-        return bool(self._captures) or any(each.force_debug_cursor for each in connections.all())
-
-    def _capturing(self, capture: Callable[..., Any]) -> Callable[..., Any]:
-        """Know of the blocks in which a test counts hooks."""
-
-        @contextmanager
-        def capture_on_commit_callbacks(**options: Any) -> Iterator[Any]:
-            self._captures += 1
-            try:
-                with capture(**options) as callbacks:
-                    yield callbacks
-            finally:
-                self._captures -= 1
-
-        return capture_on_commit_callbacks
 
     # The tests.
 
@@ -188,16 +157,10 @@ class Replays:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, Any, Any]:
-        """Show what was found in a test that fails for another reason: it may be the reason.
-
-        Count, also for the process that starts the others of pytest-xdist.
-        """
+        """Count, also for the process that starts the others of pytest-xdist."""
         report = yield
-        test = self._test
-        if test and (report.failed or hasattr(report, "wasxfail")):
-            test.show(report)
-        if test and report.when == "teardown":
-            setattr(report, OPTION, {**test.counts, "found": len(test.findings)})
+        if self._test and report.when == "teardown":
+            setattr(report, OPTION, dict(self._test.counts))
         return report
 
     def pytest_runtest_logreport(self, report: Any) -> None:
@@ -218,22 +181,18 @@ class Replays:
 
 
 @contextmanager
-def _noting_claims() -> Iterator[list[Operation]]:
-    """The operations that the block claims: what it does is protected."""
-    claims: list[Operation] = []
+def _noting_claims() -> Iterator[set[str]]:
+    """The scopes in which the block claims a key: what it does is protected."""
+    scopes: set[str] = set()
 
     def note(operation: Operation, **_: Any) -> None:
-        claims.append(operation)
+        scopes.add(operation.scope)
 
     signals.claimed.connect(note)
     try:
-        yield claims
+        yield scopes
     finally:
         signals.claimed.disconnect(note)
-
-
-def _scopes(claims: Iterable[Operation]) -> set[str]:
-    return {operation.scope for operation in claims}
 
 
 def _is_worth_a_retry(first: Any, *, is_protected: bool) -> bool:
@@ -246,14 +205,10 @@ def _is_worth_a_retry(first: Any, *, is_protected: bool) -> bool:
     return not any(each.in_atomic_block and each.needs_rollback for each in connections.all())
 
 
-def _is_protected(endpoint: Endpoint) -> bool:
-    return bool(endpoint.how) and not endpoint.problem
-
-
 def _takes_key(client: Any, environ: dict[str, Any], endpoint: Endpoint) -> bool:
     """Whether the request has no key, and its endpoint takes one, but does not need it."""
     header, policy = meta_name(conf.header), (endpoint.policy or Policy()).resolved()
-    if header in environ or header in client.defaults or not _is_protected(endpoint):
+    if header in environ or header in client.defaults or endpoint.problem or not endpoint.how:
         return False
     is_optional = policy.key is None and not policy.requires_key(environ["REQUEST_METHOD"])
     return is_optional and policy.key_format in ("any", "uuid")

@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from typing import Any, Final
@@ -28,10 +27,6 @@ _WRITE: Final = re.compile(
     rf"\s+(?:ONLY\s+)?{_TABLE}",
     re.IGNORECASE,
 )
-_WRITE_BELOW: Final = re.compile(  # not the UPDATE of FOR UPDATE, or of ON CONFLICT DO UPDATE
-    rf"\b(?:INSERT\s+INTO|DELETE\s+FROM)\s+{_TABLE}|\bUPDATE\s+{_TABLE}[\"`]?\s+SET\b",
-    re.IGNORECASE,
-)
 _SAVEPOINT: Final = re.compile(r"(ROLLBACK TO )?SAVEPOINT (\S+)")
 _LAST_LOGIN: Final = re.compile(r"UPDATE \S+ SET [\"`]?last_login[\"`]? = [^,]+ WHERE ")
 _OURS: Final = "idempotency_django"
@@ -41,14 +36,12 @@ _TASK_SIGNALS: Final = (
     ("django_tasks.signals", "task_enqueued"),
     ("django.tasks.signals", "task_enqueued"),
 )
-_SHOWN: Final = 200  # characters of a statement
 
 
 def table_written(sql: str) -> str | None:
     """The table that a statement writes to; ``None``: it does not write."""
-    sql = sql.lstrip()
-    found = _WRITE_BELOW.search(sql) if sql[:4].upper() == "WITH" else _WRITE.match(sql)
-    return next(filter(None, found.groups())) if found else None
+    found = _WRITE.match(sql.lstrip())
+    return found[1] if found else None
 
 
 def bookkeeping_tables() -> frozenset[str]:
@@ -64,36 +57,11 @@ def bookkeeping_tables() -> frozenset[str]:
     return frozenset(tables)
 
 
-@dataclass(frozen=True)
-class Write:
-    """A statement that wrote rows."""
-
-    sql: str
-    table: str
-
-    def __str__(self) -> str:
-        line = " ".join(self.sql.split())
-        return line if len(line) <= _SHOWN else line[: _SHOWN - 1] + "…"
-
-
-@dataclass
-class Effects:
-    """The effects of a request that a retry must not repeat.
-
-    Attributes:
-        writes: what it wrote.
-        others: the e-mails, ``on_commit`` hooks and tasks, each in words.
-    """
-
-    writes: list[Write] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)
-
-
 class _Log:
     """Notes what is written over a connection in a transaction, but for what is rolled back."""
 
     def __init__(self, connection: BaseDatabaseWrapper, ignored: Collection[str]) -> None:
-        self.writes: list[Write] = []
+        self.writes: list[str] = []
         self._vendor = connection.vendor
         self._ignored = ignored
         self._savepoints: dict[str, int] = {}
@@ -111,21 +79,22 @@ class _Log:
             # SQLite counts the rows of a RETURNING when they are fetched.
             is_counted = self._vendor != "sqlite" or "RETURNING" not in text
             if not (is_counted and context["cursor"].rowcount == 0):
-                self.writes.append(Write(text, table))
+                self.writes.append(text)
         return result
 
 
 @contextmanager
-def rehearsal(ignore: Collection[str] = ()) -> Iterator[Effects]:
-    """Note what this thread does in the block, and undo it.
+def rehearsal(ignore: Collection[str] = ()) -> Iterator[list[str]]:
+    """Note what this thread does in the block that a retry must not repeat, and undo it.
 
+    Noted are the statements that write rows, and in words e-mails, ``on_commit`` hooks and tasks.
     Undone are rows, on connections that are open already, ``on_commit`` hooks, e-mails, entries of
     caches in memory, and the log of queries. Tasks are only noted. Nothing is logged.
 
     Args:
         ignore: tables that may be written to.
     """
-    effects = Effects()
+    effects: list[str] = []
     opened = [each for each in connections.all() if each.connection is not None and _allows(each)]
     with ExitStack() as undo:
         undo.enter_context(_silence())
@@ -139,16 +108,16 @@ def rehearsal(ignore: Collection[str] = ()) -> Iterator[Effects]:
         ignored = bookkeeping_tables().union(ignore)
         logs = [_Log(each, ignored) for each in opened]
         with ExitStack() as noting:
-            noting.enter_context(_noting_tasks(effects.others))
+            noting.enter_context(_noting_tasks(effects))
             for connection, log in zip(opened, logs, strict=True):
                 noting.enter_context(connection.execute_wrapper(log.around))
             yield effects
-        effects.writes += [write for log in logs for write in log.writes]
-        effects.others += [f"e-mail {message.subject!r}" for message in outbox()[sent:]]
+        effects[:0] = [write for log in logs for write in log.writes]
+        effects += [f"e-mail {message.subject!r}" for message in outbox()[sent:]]
         del outbox()[sent:]
         for each in opened:
             added = [hook[1] for hook in each.run_on_commit[hooks[each.alias] :]]
-            effects.others += [f"on_commit hook {name}" for name in map(_named, added) if name]
+            effects += [f"on_commit hook {name}" for name in map(_named, added) if name]
 
 
 def outbox() -> list[Any]:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import partial
 
 from idempotency_django.stores import Claim, Operation, Payload, Record
-from idempotency_django.testing import RESPONSE, an_operation, in_threads
-from idempotency_django.testing.contract import NEXT, StepsContract, as_record
+from idempotency_django.testing import RESPONSE, an_operation, eventually, in_threads
+from idempotency_django.testing.contract import NEXT, StoreContract, as_record
 
 
 def claims_in(acquired: Iterable[Claim | Record]) -> list[Claim]:
@@ -17,7 +17,7 @@ def claims_in(acquired: Iterable[Claim | Record]) -> list[Claim]:
     return [each for each in acquired if isinstance(each, Claim)]
 
 
-class BatchesContract(StepsContract):
+class BatchesContract(StoreContract):
     """A batch of operations has the same results as each operation alone."""
 
     def several(self, count: int, **changes: object) -> list[Operation]:
@@ -76,6 +76,14 @@ class BatchesContract(StepsContract):
             assert claims[-1].operation == new
             assert all(self.store.complete_many([(claim, RESPONSE) for claim in claims]))
         assert not self.store.complete(before[1], RESPONSE)  # which was interrupted
+
+    def test_expired_record_refuses_in_a_batch(self) -> None:
+        """An expired record that refuses is returned to a batch, too."""
+        operation = self.an_expired()
+        eventually(lambda: self.record(operation).expired)
+        with self.store.transaction():
+            [found] = self.store.acquire_many([operation])
+        assert as_record(found).expired
 
     def test_late_owner_in_a_batch(self) -> None:
         """Of several responses, those of late owners are not written; the others are."""

@@ -11,13 +11,13 @@ from django_redis import get_redis_connection
 
 from idempotency_django.contrib.redis import RedisStore
 from idempotency_django.stores.records import Operation, Record
-from idempotency_django.testing import RESPONSE, StoreContract, an_operation
+from idempotency_django.testing import RESPONSE, an_operation
 from tests.contract import clocks
 from tests.contract.batches import BatchesContract
 from tests.support.servers import Server
 
 
-class TestRedisStore(BatchesContract, StoreContract):
+class TestRedisStore(BatchesContract):
     """The Redis store on Valkey, which forgets by itself what is expired."""
 
     forgets_expired = True

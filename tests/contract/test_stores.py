@@ -8,13 +8,12 @@ from django.conf import settings
 from idempotency_django.contrib.cached import CachedStore
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
-from idempotency_django.testing import StoreContract
 from tests.contract.batches import BatchesContract
 
 ALL_DATABASES = pytest.mark.django_db(transaction=True, databases="__all__")
 
 
-class TestMemoryStore(BatchesContract, StoreContract):
+class TestMemoryStore(BatchesContract):
     """The store in memory."""
 
     @pytest.fixture(autouse=True)
@@ -22,7 +21,7 @@ class TestMemoryStore(BatchesContract, StoreContract):
         self.store = MemoryStore("memory")
 
 
-class _DatabaseStore(BatchesContract, StoreContract):
+class _DatabaseStore(BatchesContract):
     name: str
     cached: bool = False
     combines: bool = True

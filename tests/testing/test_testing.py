@@ -149,13 +149,14 @@ def test_rehearsal(name: str) -> None:
             transaction.set_rollback(True, using=using)
         effects.filter(reference="missing").delete()
         effects.filter(reference="missing").update(reference="b")
-    assert noted.writes == []
+    assert noted == []
     with rehearsal() as noted:
         effects.create(reference="a")
         with transaction.atomic(using=using):
             effects.update(reference="b")
             transaction.set_rollback(True, using=using)
-    assert [each.table for each in noted.writes] == ["tests_effect"]
+    [written] = noted
+    assert table_written(written) == "tests_effect"
     assert not effects.exists()
 
 
@@ -168,9 +169,6 @@ def test_rehearsal(name: str) -> None:
         ("\n  REPLACE INTO shop_charge VALUES (1)", "shop_charge"),
         ('UPDATE "public"."shop_charge" SET "a" = 1', "shop_charge"),
         ('DELETE FROM ONLY "shop_charge"', "shop_charge"),
-        ('WITH old AS (SELECT 1) INSERT INTO "shop_charge" SELECT * FROM old', "shop_charge"),
-        ('WITH old AS (UPDATE "shop_charge" SET "a" = 1 RETURNING 1) SELECT 1', "shop_charge"),
-        ('WITH old AS (SELECT 1) SELECT 1 FROM "shop_charge" FOR UPDATE OF "shop_charge"', None),
         ('SELECT 1 FROM "shop_charge" FOR UPDATE', None),
         ("SAVEPOINT x", None),
         ('UPDATE OR IGNORE "shop_charge" SET "a" = 1', "shop_charge"),
