@@ -212,6 +212,49 @@ class TestFinding:
         record(alias, key="~", scope="user:42|POST /x/")
         assert set(listed(auditor, q=text)) == found
 
+    @pytest.mark.parametrize(
+        ("text", "keys"),
+        [
+            ("/api/orders/1", {"a", "b"}),
+            ("/api/orders/17/", {"b"}),
+            ("/kunden/m\N{LATIN SMALL LETTER U WITH DIAERESIS}ller/", {"c"}),
+            ("user:8", {"a", "b"}),
+            ("user:81", {"b"}),
+            ("tenant:1", {"c"}),
+            ("orders", set()),
+            ("/api/%", set()),
+            ("x", {"x"}),
+        ],
+    )
+    def test_search_by_path_and_caller(
+        self, alias: str, auditor: Client, text: str, keys: set[str]
+    ) -> None:
+        """A search finds the paths and the principals that begin with it."""
+        record(alias, key="a", scope="s", path="/api/orders/1/", principal="user:8")
+        record(alias, key="b", scope="s", path="/api/orders/17/", principal="user:81")
+        record(alias, key="c", scope="s", path="/kunden/müller/", principal="tenant:1")
+        record(alias, key="x", scope="s")
+        assert set(listed(auditor, q=text)) == keys
+
+    def test_search_among_the_newest(
+        self, alias: str, auditor: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It looks at the newest records; keys are found always."""
+        for number in range(4):
+            record(alias, key=f"k{number}", scope="s", path="/api/")
+        monkeypatch.setattr(changelist, "NEWEST", 2)
+        assert set(listed(auditor, q="/api/")) == {"k2", "k3"}
+        assert listed(auditor, q="k0") == ["k0"]
+
+    def test_reach_of_a_search(self, auditor: Client) -> None:
+        """The page says how far the search reaches."""
+        said = auditor.get(LIST).content.decode()
+        reach = (
+            f"Among the newest {changelist.NEWEST:,} records, it also finds the last "
+            f"{changelist.FOUND}"
+        )
+        assert reach in said
+
     @pytest.mark.skipif("postgres" not in settings.ALIASES, reason="the rest knows no other order")
     def test_prefixes_are_in_the_index(self) -> None:
         """PostgreSQL sorts keys and scopes byte by byte, whatever the language of the database."""
@@ -246,7 +289,8 @@ INSERT INTO idempotency_django_idempotencykey (
     replay_count, principal, method, path)
 SELECT md5(n::text), 'user:' || mod(n, 5000) || '|POST /api/charges/', 'POST /api/charges/',
     repeat('f', 64), 'completed', 1, '', 201, '[]', decode(md5(n::text), 'hex'), '',
-    now() - n * interval '1 second', now(), now(), now() + interval '1 hour', 0, '', 'POST', ''
+    now() - n * interval '1 second', now(), now(), now() + interval '1 hour', 0,
+    'user:' || mod(n, 5000), 'POST', '/api/charges/' || mod(n, 300) || '/'
 FROM generate_series(1, %s) n
 """
 
@@ -270,6 +314,9 @@ def test_big_table(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         {"p": 100},
         {"q": "00ab"},
         {"q": "user:4711|"},
+        {"q": "user:4711"},
+        {"q": "/api/charges/17/"},
+        {"q": "/nowhere/"},
         {"q": "POST /api/charges/"},
         {"state": "in_progress"},
         {"state": "interrupted"},
@@ -504,28 +551,20 @@ class TestDetail:
         made = record(alias, response_body=b"0123456789a")
         assert ">0123456789<" in page(operator, detail(made))
 
-    def test_purged_meanwhile(self, alias: str, operator: Client) -> None:
+    def test_purged_meanwhile(
+        self, alias: str, operator: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """A record that is purged while its page is made is not found."""
         made = record(alias)
-        shown = IdempotencyKeyAdmin.get_queryset
+        found = IdempotencyKeyAdmin.get_object
 
-        def purged(admin: Any, request: Any) -> Any:
-            rows = shown(admin, request)
-            if made in rows:  # it has been found for the page
-                return rows
-            return rows.none()
+        def vanish(admin: Any, *args: Any) -> Any:
+            row = found(admin, *args)
+            IdempotencyKey.objects.using(alias).all().delete()
+            return row
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(IdempotencyKeyAdmin, "get_queryset", purged)
-            found = IdempotencyKeyAdmin.get_object
-
-            def vanish(admin: Any, *args: Any) -> Any:
-                row = found(admin, *args)
-                IdempotencyKey.objects.using(alias).all().delete()
-                return row
-
-            patch.setattr(IdempotencyKeyAdmin, "get_object", vanish)
-            assert operator.get(detail(made)).status_code == 404
+        monkeypatch.setattr(IdempotencyKeyAdmin, "get_object", vanish)
+        assert operator.get(detail(made)).status_code == 404
 
 
 class TestReadOnly:
@@ -554,6 +593,35 @@ class TestReadOnly:
         client.force_login(User.objects.create_superuser("root"))
         assert client.post(detail(made, "delete"), {"post": "yes"}).status_code == 403
         assert "delete_selected" not in page(client, LIST)
+
+
+class TestFingerprint:
+    """A digest of what was asked for, which a guess can be compared with."""
+
+    def test_without_the_permission(self, alias: str, auditor: Client) -> None:
+        """Without ``view_response`` it is neither shown nor fetched, on no page."""
+        made = record(alias, fingerprint="f00d" * 16)
+        with CaptureQueriesContext(connections[alias]) as queries:
+            pages = [
+                auditor.get(url).content.decode() for url in (LIST, f"{LIST}{made.pk}/change/")
+            ]
+        assert [page for page in pages if "f00d" in page] == []
+        column = connections[alias].ops.quote_name("fingerprint")
+        assert [query for query in queries if column in query["sql"]] == []
+
+    def test_with_the_permission(self, alias: str) -> None:
+        """Holders of ``view_response`` see it on the page of the record, and not in the list."""
+        made = record(alias, fingerprint="f00d" * 16)
+        holder = member("view_idempotencykey", "view_response")
+        assert "f00d" * 16 in holder.get(f"{LIST}{made.pk}/change/").content.decode()
+        assert "f00d" not in holder.get(LIST).content.decode()
+
+    def test_not_filtered_by(self, alias: str) -> None:
+        """Nobody finds out what it begins with by asking which records have it."""
+        record(alias)
+        holder = member("view_idempotencykey", "view_response")
+        for lookup in ("fingerprint=f", "fingerprint__startswith=f"):
+            assert holder.get(f"{LIST}?{lookup}").status_code == 400
 
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)

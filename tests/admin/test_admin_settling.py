@@ -354,33 +354,6 @@ class TestBothWays:
         assert BUTTON in said
 
     @pytest.mark.parametrize("way", WAYS)
-    def test_resumed_meanwhile(self, alias: str, settler: Client, way: str) -> None:
-        """What was resumed since is not settled."""
-        store, claim = interrupted(alias, hold=False)
-        seen = row(alias)
-        resumed = store.acquire(an_operation(key=claim.key, lease=timedelta(hours=1)))
-        assert isinstance(resumed, Claim)
-        before = state(alias)
-        told = messages(settle(settler, seen, way))
-        assert told[0].endswith(
-            "Only an interrupted record can be settled; this one is in progress."
-        )
-        assert state(alias) == before
-        assert not LogEntry.objects.exists()
-
-    @pytest.mark.parametrize("way", WAYS)
-    def test_completed_by_a_late_owner(self, alias: str, settler: Client, way: str) -> None:
-        """What its late owner has completed meanwhile keeps the owner's response."""
-        store, claim = interrupted(alias)
-        seen = row(alias)
-        assert store.complete(claim, RESPONSE)
-        told = messages(settle(settler, seen, way))
-        assert told[0].endswith("Only an interrupted record can be settled; this one is completed.")
-        found = store.get(claim.key, claim.scope)
-        assert found is not None
-        assert found.payload == RESPONSE
-
-    @pytest.mark.parametrize("way", WAYS)
     def test_in_use(self, alias: str, settler: Client, way: str) -> None:
         """What a transaction holds at this moment is neither settled nor waited for."""
         if not connections[alias].features.has_select_for_update_skip_locked:

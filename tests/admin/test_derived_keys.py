@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from django.http import HttpRequest, JsonResponse
+from django.http import JsonResponse
 from django.test import Client
 from django.urls import path
 
@@ -18,7 +18,6 @@ from tests.urls import urlpatterns as tests_urls
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
-MEMORY = {"default": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"}}
 derived: list[dict[str, str]] = []
 
 
@@ -33,25 +32,12 @@ def pay(request: Any) -> JsonResponse:
     return JsonResponse({})
 
 
-def scoped(call: Any) -> str:
-    return f"tenant:{call.query}"
-
-
-@idempotent(scope=scoped)
-def in_scopes(request: HttpRequest) -> JsonResponse:
-    return JsonResponse({})
-
-
-urlpatterns = [*tests_urls, path("pay/", pay), path("scoped/", in_scopes)]
+urlpatterns = [*tests_urls, path("pay/", pay)]
 
 
 @pytest.fixture(autouse=True)
 def _clean() -> None:
     derived.clear()
-
-
-def page_of(record: IdempotencyKey) -> str:
-    return detail(record)
 
 
 def paid(reference: str = "a") -> tuple[str, dict[str, str]]:
@@ -70,10 +56,10 @@ class TestPage:
         key, handed_out = paid(reference)
         record = IdempotencyKey.objects.get(key=key)
         client = member("view_idempotencykey", "view_response")
-        said = client.get(page_of(record)).content.decode()
+        said = client.get(detail(record)).content.decode()
         assert handed_out["charge"] in said
         assert handed_out["refund"] not in said
-        said = client.get(page_of(record), {"name": "refund"}).content.decode()
+        said = client.get(detail(record), {"name": "refund"}).content.decode()
         assert handed_out["charge"] in said
         assert handed_out["refund"] in said
 
@@ -81,11 +67,11 @@ class TestPage:
         """Without ``view_response`` nobody sees them: a guess could be compared with them."""
         record = IdempotencyKey.objects.get(key=paid()[0])
         auditor = member("view_idempotencykey", "settle", "delete_idempotencykey")
-        said = auditor.get(page_of(record), {"name": "charge"}).content.decode()
+        said = auditor.get(detail(record), {"name": "charge"}).content.decode()
         assert "Derived keys" not in said
         assert derived[-1]["charge"] not in said
-        assert member("view_response").get(page_of(record)).status_code == 403
-        assert Client().get(page_of(record)).status_code == 302
+        assert member("view_response").get(detail(record)).status_code == 403
+        assert Client().get(detail(record)).status_code == 302
 
     def test_rotation(self, settings: Any) -> None:
         """They are made of what is stored, so that a rotation of SECRET_KEY changes nothing."""
@@ -93,12 +79,12 @@ class TestPage:
         record = IdempotencyKey.objects.get(key=key)
         settings.SECRET_KEY = "new"
         client = member("view_idempotencykey", "view_response")
-        assert handed_out["charge"] in client.get(page_of(record)).content.decode()
+        assert handed_out["charge"] in client.get(detail(record)).content.decode()
 
     def test_names_are_text(self) -> None:
         """A name is shown, never taken for HTML, and empty ones are ignored."""
         record = IdempotencyKey.objects.get(key=paid()[0])
         client = member("view_idempotencykey", "view_response")
-        said = client.get(page_of(record), {"name": "<b>x</b>" + "n" * 200}).content.decode()
+        said = client.get(detail(record), {"name": "<b>x</b>" + "n" * 200}).content.decode()
         assert "<b>x" not in said
-        assert client.get(page_of(record), {"name": ""}).status_code == 200
+        assert client.get(detail(record), {"name": ""}).status_code == 200

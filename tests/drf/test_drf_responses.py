@@ -33,12 +33,6 @@ class Create(IdempotentViewMixin, APIView):
 
     def post(self, request: Request) -> HttpResponse:
         Effect.objects.create(reference="a")
-        if request.data.get("as") == "bytes":
-            return HttpResponse(b"\x00\xff", content_type="application/x-own")
-        if request.data.get("as") == "nothing":
-            return Response(status=204)
-        if request.data.get("as") == "vendor":
-            return HttpResponse(b'{"n": 1.50}', content_type="application/vnd.own+json; v=1")
         return Response({"detail": "made"}, status=201, headers={"Location": "/a/"})
 
 

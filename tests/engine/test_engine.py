@@ -567,7 +567,7 @@ class TestAudit:
         assert sent == ["claimed", "failed"]
 
     def test_error_without_a_text(self, store: Store) -> None:
-        """An error whose text cannot be made is raised as itself, and the record names its class."""
+        """An error whose text cannot be made is raised as itself, and the record names it."""
 
         class Unprintable(Exception):
             def __str__(self) -> str:

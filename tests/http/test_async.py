@@ -33,7 +33,6 @@ from idempotency_django.engine import Executed, Outcome, Replayed, Result, lease
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.errors import StoreUnavailable
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import keys
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.testing import PATIENCE, an_operation
@@ -629,30 +628,6 @@ class TestCancelledWhileAsking:
             assert isinstance(again, Replayed if status is Status.COMPLETED else Executed)
 
         in_loop(work)
-
-    def test_before_the_claim(self) -> None:
-        """A cancellation while the key is looked for: nothing is claimed, and no view is called."""
-        asked, opened = threading.Event(), threading.Event()
-
-        def key_of(_: Any) -> str:
-            asked.set()
-            assert opened.wait(PATIENCE)
-            return "derived"
-
-        view = idempotent(key=keys.instead_of_header(key_of))(create)
-        request = AsyncRequestFactory().post("/", b'{"reference": "a"}', "application/json")
-
-        async def work() -> None:
-            task = asyncio.ensure_future(view(request))
-            await asyncio.to_thread(asked.wait, PATIENCE)
-            task.cancel()
-            await asyncio.sleep(0)
-            opened.set()
-            await asyncio.wait([task], timeout=PATIENCE)
-            assert task.cancelled()
-
-        in_loop(work)
-        assert (effects(), IdempotencyKey.objects.count()) == (0, 0)
 
     def test_while_it_waits_for_another(self) -> None:
         """Who waits for somebody else's execution leaves at once, and frees nothing of it."""

@@ -10,7 +10,6 @@ from django.db import OperationalError
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.urls import path
-from django.views.generic import View
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -20,7 +19,6 @@ from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.models import IdempotencyKey
 from tests.models import Effect
 from tests.support.shared import assert_replays, effects, new_key, post
-from tests.support.ways import decorated
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
@@ -63,25 +61,6 @@ def function(request: HttpRequest) -> HttpResponse:
     return JsonResponse(work(request), status=201)
 
 
-class Class(View):
-    @idempotent
-    def post(self, request: HttpRequest) -> HttpResponse:
-        return JsonResponse(work(request), status=201)
-
-
-class Loops(View):
-    """The loop is in ``dispatch()``, around a handler that is protected."""
-
-    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().dispatch(request, *args, **kwargs)
-        except OperationalError:
-            return super().dispatch(request, *args, **kwargs)
-
-    def post(self, request: HttpRequest) -> HttpResponse:
-        return JsonResponse(work(request), status=201)
-
-
 class DRF(IdempotentViewMixin, APIView):
     authentication_classes = ()
 
@@ -102,8 +81,6 @@ def outer(request: HttpRequest) -> HttpResponse:
 
 urlpatterns = [
     path("function/", retried(function)),
-    path("class/", retried(Class.as_view())),
-    path("loops/", decorated(Loops).as_view()),
     path("drf/", retried(DRF.as_view())),
     path("nested/", retried(Nested.as_view())),
     path("around-both/", retried(outer)),
@@ -116,7 +93,7 @@ def _no_attempts() -> None:
     attempts.clear()
 
 
-@pytest.mark.parametrize("url", ["function", "class", "loops", "drf", "nested", "around-both"])
+@pytest.mark.parametrize("url", ["function", "drf", "nested", "around-both"])
 def test_second_run_has_a_claim_of_its_own(client: Client, url: str) -> None:
     """After a deadlock the second run is protected: a retry of the request is a replay."""
     key = new_key()

@@ -30,7 +30,6 @@ from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMess
 from idempotency_django.contrib.messaging.settling import settle
 from idempotency_django.management import health
 from idempotency_django.models import DatabaseNow, IdempotencyKey
-from tests.contrib.messaging.outbox.conftest import Broker
 from tests.contrib.messaging.webhooks import receivers
 from tests.contrib.messaging.webhooks.receivers import Stepping, deliver
 from tests.support.factories import ago, records
@@ -254,24 +253,6 @@ def test_each_topic_and_source(using: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert counts["inbox messages dead", "shop"] == (0, False)
 
 
-def test_broker_away(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a broker is away, the status says how many messages wait for it."""
-    for at in range(20):
-        with transaction.atomic(using=using):
-            publish("orders", at, type="order.paid", group=f"g{at % 2}")
-    OutboxMessage.objects.using(using).update(created_at=ago(hours=6))
-
-    def away(_: object) -> NoReturn:
-        raise ConnectionRefusedError
-
-    monkeypatch.setattr(Broker, "before", staticmethod(away), raising=False)
-    Relay().drain()
-    _code, wrong = status()
-    waiting = wrong["outbox messages waiting", "orders"]
-    assert waiting.count == 20
-    assert "of 20 that wait" in waiting.problem
-
-
 def test_first_of_a_group_deleted(using: str) -> None:
     """Groups whose first message was deleted are named, until a run goes on with them."""
     for sequence in (2, 3):
@@ -398,14 +379,6 @@ def test_without_messaging() -> None:
     ]
 
 
-def test_cannot_tell() -> None:
-    """Where a table cannot be asked, the command says so and ends with 2."""
-    run = alone("execute_from_command_line(['manage.py', 'idempotency_status'])")
-    assert run.returncode == 2
-    assert "Nothing is known: no such table" in run.stderr
-    assert run.stdout == ""
-
-
 def broken(*_: object) -> NoReturn:
     """Stands for each statement that a server does not reply to."""
     raise OperationalError("no such table")
@@ -505,11 +478,3 @@ def test_plans_of_sqlite(settings: Any) -> None:
             cursor.execute(f"EXPLAIN QUERY PLAN {statement}")
             plan = " ".join(row[-1] for row in cursor.fetchall())
             assert plan.startswith("SEARCH"), (plan, statement)
-
-
-def test_published(using: str) -> None:
-    """What publish() has written is reported by its topic."""
-    with transaction.atomic(using=using):
-        publish("orders", {}, type="order.paid")
-    _code, wrong = status(0.00001)
-    assert ("outbox messages waiting", "orders") in wrong

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import pickle
 from datetime import timedelta
+from http import HTTPStatus
 from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpResponse
 from django.test import override_settings
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +27,7 @@ from idempotency_django.policy import (
     identity,
     keys,
     scopes,
+    store_only,
 )
 from idempotency_django.policy.digests import keyed_digests
 from idempotency_django.policy.fingerprints import fields, whole_request
@@ -363,3 +366,25 @@ def test_replace_unknown_field(name: str) -> None:
     """What the decorator and replace() do not know is refused, with the names that exist."""
     with pytest.raises(TypeError, match=f"no field '{name}'"):
         Policy().replace(**{name: True})
+
+
+# Which responses.
+
+
+def test_equal_policies() -> None:
+    """A policy that is made for each request is equal to the one before."""
+    assert Policy(should_store=store_only(200)) == Policy(should_store=store_only(200))
+    assert Policy(should_store=store_only(200)) != Policy(should_store=store_only(201))
+
+
+@pytest.mark.parametrize("statuses", [(), (500,), (199,), (True,), ("200",), ((200, 201),)])
+def test_statuses_that_cannot_be_stored(statuses: tuple[Any, ...]) -> None:
+    """A list of nothing, and what is no status that can be stored, is refused where it is said."""
+    with pytest.raises(ImproperlyConfigured, match="needs HTTP statuses from 200 to 499"):
+        store_only(*statuses)
+
+
+def test_status_of_an_enum() -> None:
+    """A status may be a member of HTTPStatus."""
+    wanted = store_only(HTTPStatus.CREATED)
+    assert [wanted(None, HttpResponse(status=status)) for status in (200, 201)] == [False, True]

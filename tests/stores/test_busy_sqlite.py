@@ -17,7 +17,6 @@ from rest_framework.views import APIView
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.testing import in_threads
 from tests.models import Effect
 from tests.support.shared import assert_problem, assert_replays, effects, new_key, post
 
@@ -29,19 +28,7 @@ pytestmark = [
 
 
 def create(request: HttpRequest) -> HttpResponse:
-    """Has an effect, and may be sent a second time meanwhile, while others wait for the lock."""
     Effect.objects.create(reference="a")
-    if "X-Fail" in request.headers:
-        raise LookupError
-    if "X-Again" in request.headers:
-        key = request.headers["Idempotency-Key"].strip('"')
-
-        def again() -> list[Any]:
-            with locked() if "X-Lock" in request.headers else nothing():
-                return [post(Client(), request.path, each) for each in (key, new_key())]
-
-        for refused in in_threads([again])[0]:
-            assert_busy(refused)
     return HttpResponse(status=201)
 
 
@@ -60,11 +47,6 @@ urlpatterns = [
     path("leased/", idempotent(mode="leased")(create)),
     path("accepted/", idempotent(mode="leased", on_conflict="accepted")(create)),
 ]
-
-
-@contextmanager
-def nothing() -> Iterator[None]:
-    yield
 
 
 @contextmanager

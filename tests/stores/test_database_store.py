@@ -11,9 +11,7 @@ from typing import Any, ClassVar
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, OperationalError, connection, connections, transaction
-from django.db.utils import ConnectionHandler
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
 from django.urls import path
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -59,19 +57,6 @@ urlpatterns = [
     path("protected/", Protected.as_view()),
     path("extended/", Extended.as_view()),
 ]
-
-
-@contextmanager
-def counted() -> Any:
-    """The statements and commits within the block, by kind."""
-    with CaptureQueriesContext(connection) as queries:
-        count: dict[str, int] = {}
-        yield count
-    for query in queries.captured_queries:
-        word = query["sql"].split()[0].upper()
-        own = ("BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT", "RELEASE")
-        kind = word if word in own else "statements"
-        count[kind] = count.get(kind, 0) + 1
 
 
 class TestReplayAudit:
@@ -126,36 +111,6 @@ class TestReplayAudit:
 
 class TestFaults:
     """A store that cannot be reached, or is too busy."""
-
-    @pytest.fixture
-    def unreachable(self, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The store's own database, ``gone``, accepts no connection."""
-        handler = ConnectionHandler(
-            {
-                "default": {},
-                "gone": {
-                    "ENGINE": "django.db.backends.postgresql",
-                    "NAME": "none",
-                    "HOST": "127.0.0.1",
-                    "PORT": "1",
-                    "TEST": {},
-                },
-            }
-        )
-        real = connections.__class__.__getitem__
-        monkeypatch.setattr(
-            connections.__class__,
-            "__getitem__",
-            lambda self, alias: real(handler if alias == "gone" else self, alias),
-        )
-        settings.IDEMPOTENCY = {
-            "STORES": {
-                "default": {
-                    "BACKEND": "idempotency_django.stores.database.DatabaseStore",
-                    "OPTIONS": {"using": "gone"},
-                }
-            }
-        }
 
     @pytest.mark.parametrize("method", ["acquire", "complete", "fail"])
     def test_operational_error(self, method: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,36 +51,20 @@ def left(alias: str) -> set[str]:
 class TestWhatGoes:
     """What one purge deletes, and what it spares."""
 
-    def test_oldest_first(self, alias: str) -> None:
-        """A batch takes the records that became purgeable first."""
-        for days in (3, 1, 2):
-            record(alias, purgeable=True, key=f"{days} days", expires_at=ago(days=days))
-        assert purged(alias, batch_size=2) == 2
-        assert left(alias) == {"1 days"}
-        assert purged(alias, batch_size=2) == 1
-        assert purged(alias, batch_size=2) == 0
-
-    @pytest.mark.parametrize("trait", ["in_progress", "failed", "tombstone"])
-    def test_every_state(self, alias: str, trait: str) -> None:
-        """Failed records and tombstones are purged; what is in progress never is."""
-        record(alias, purgeable=True, **{trait: True})
-        spared = trait == "in_progress"
-        assert rows(alias).purgeable().count() == (not spared)
-        assert purged(alias) == (not spared)
-        assert rows(alias).count() == spared
-
-    @pytest.mark.parametrize("traits", [{}, {"expired": True}, {"permanent": True}])
-    def test_what_is_kept(self, alias: str, traits: dict[str, bool]) -> None:
-        """What is replayed, kept for the audit, or permanent, stays."""
-        record(alias, **traits)
-        assert purged(alias) == 0
-        assert rows(alias).count() == 1
-
-    def test_older_than(self, alias: str) -> None:
-        """A record is spared until it has been purgeable for as long as asked for."""
-        record(alias, purgeable=True, expires_at=ago(hours=2))
-        assert purged(alias, older_than=timedelta(hours=3)) == 0
-        assert purged(alias, older_than=timedelta(hours=1)) == 1
+    def test_states(self, alias: str) -> None:
+        """What failed, completed or was abandoned goes, if it is not retained nor in use."""
+        ended = {"purgeable": True}
+        record(alias, key="failed", failed=True, **ended)
+        record(alias, key="tombstone", tombstone=True, **ended)
+        leases = {"abandoned": (1, False), "held": (1, True), "running": (-1, False)}
+        for key, (days, hold) in leases.items():
+            lease = {"lease_expires_at": ago(days=days), "hold": hold}
+            record(alias, key=key, status="in_progress", **ended, **lease)
+        record(alias, key="replayed")
+        for trait in ("expired", "permanent"):
+            record(alias, key=trait, **{trait: True})
+        assert purged(alias) == 3
+        assert left(alias) == {"held", "running", "replayed", "expired", "permanent"}
 
     def test_one_statement(self, alias: str) -> None:
         """A batch is few statements, whoever listens to deletions: no record is loaded."""
@@ -128,17 +112,6 @@ def test_steps_go_with_their_record(alias: str) -> None:
     assert purged(alias) == 3
     left_over = IdempotencyStep.objects.using(alias).values_list("record_id", flat=True)
     assert sorted(left_over) == sorted(one.pk for one in alive for _ in range(2))
-
-
-@each_database
-def test_interrupted_attempts_go(alias: str) -> None:
-    """An attempt that was interrupted and never resumed goes, unless it is held or still runs."""
-    gone = {"status": "in_progress", "purgeable": True}
-    record(alias, key="abandoned", lease_expires_at=ago(days=1), **gone)
-    record(alias, key="held", lease_expires_at=ago(days=1), hold=True, **gone)
-    record(alias, key="running", lease_expires_at=ago(days=-1), **gone)
-    assert purged(alias) == 1
-    assert left(alias) == {"held", "running"}
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores import stores
-from idempotency_django.stores.records import Claim, Status
+from idempotency_django.stores.records import Claim
 from idempotency_django.testing import RESPONSE, an_operation, eventually, in_threads
 from tests.models import Effect
 from tests.support.shared import assert_problem, assert_replays, effects, new_key, post, record
@@ -453,21 +453,6 @@ class TestEitherWay:
         client.raise_request_exception = False
         assert post(client, "/acts/", new_key(), act).status_code == 500
         assert effects() == 0
-
-    def test_taken_over(self, client: Client) -> None:
-        """A key that an earlier attempt freed is completed by a later one."""
-        store, operation = stores["default"], an_operation()
-        with store.transaction():
-            claim = store.acquire(operation)
-            assert isinstance(claim, Claim)
-            assert store.fail(claim, "boom")
-        with store.transaction():
-            again = store.acquire(operation)
-            assert isinstance(again, Claim)
-            assert store.complete(again, RESPONSE)
-        found = store.get(operation.key, operation.scope)
-        assert found is not None
-        assert (found.attempt, found.status) == (2, Status.COMPLETED)
 
     @pytest.mark.parametrize("refusal", [None, "40P01", "08006"])
     def test_fence(self, refusal: str | None) -> None:
