@@ -15,7 +15,7 @@ from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured
 from django.core.handlers.base import BaseHandler
 from django.core.handlers.exception import convert_exception_to_response
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import include, path
 from django.views.generic import View
@@ -41,6 +41,7 @@ from tests.support.shared import (
     new_key,
     post,
 )
+from tests.support.views import create
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
@@ -51,14 +52,6 @@ MIDDLEWARE = [*django_settings.MIDDLEWARE, PATH]
 @pytest.fixture(autouse=True)
 def _middleware(settings: Any) -> None:
     settings.MIDDLEWARE = MIDDLEWARE
-
-
-def create(request: HttpRequest) -> HttpResponse:
-    reference = json.loads(request.body)["reference"]
-    Effect.objects.create(reference=reference)
-    if reference == "error":
-        raise LookupError("boom")
-    return JsonResponse({"reference": reference}, status=201)
 
 
 class FindsKey(APIView):

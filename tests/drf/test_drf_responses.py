@@ -140,7 +140,7 @@ def test_headers_of_exception_handler(settings: Any) -> None:
     assert refused["X-Request-Cost"] == "0"
     assert refused.cookies["seen"].value == "yes"
     assert refused["Content-Type"] == "application/problem+json"
-    assert json.loads(refused.content)["type"].endswith("/key-missing")
+    assert json.loads(refused.content)["type"].endswith("#key-missing")
 
 
 def test_response_of_exception_handler(settings: Any) -> None:

@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from functools import partial
 from threading import Event
 from typing import Any, TypeVar
@@ -31,14 +30,13 @@ from idempotency_django.engine import (
     Result,
 )
 from idempotency_django.engine.context import ExecutionContext
-from idempotency_django.engine.leases import Lease
 from idempotency_django.engine.steps import LONGEST_NAME
 from idempotency_django.errors import ClaimLost, StepsChanged
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim, Operation, Record, Status, Step
-from idempotency_django.testing import PATIENCE, eventually
+from idempotency_django.testing import PATIENCE
 from tests.models import Effect
 from tests.settings import ALIASES
 from tests.support.attempts import STORED, attempt, found, interrupt, leased, taken_over
@@ -197,25 +195,6 @@ class TestSteps:
         assert calls == ["debit", "ledger", "credit", "credit"]
         assert isinstance(attempt(store, operation, handler), Replayed)
         assert len(calls) == 4
-
-    def test_of_a_dead_owner(self, store: Store) -> None:
-        """The steps of an owner that died are resumed when its lease is over."""
-        operation = leased(lease=timedelta(milliseconds=200))
-        claim = store.acquire(operation)
-        assert isinstance(claim, Claim)
-        dead = ExecutionContext(store, claim, Lease(store, claim, 30, math.inf))
-        assert dead.step("debit", lambda: 1) == 1
-        calls: list[str] = []
-
-        def handler(execution: ExecutionContext) -> object:
-            return execution.step("debit", calls.append, "debit"), execution.attempt
-
-        outcomes = [attempt(store, operation, handler)]
-        while isinstance(outcomes[-1], InProgress):
-            eventually(lambda: store.get(operation.key, operation.scope).interrupted)  # type: ignore[union-attr]
-            outcomes.append(attempt(store, operation, handler))
-        assert outcomes[-1] == Executed((1, 2))
-        assert calls == []
 
     def test_result_reads_alike(self, store: Store) -> None:
         """The result is what JSON makes of it, on the first attempt as on the next."""
@@ -571,19 +550,6 @@ class TestLateOwner:
 class TestAtomic:
     """``atomic()``, where all is well."""
 
-    def test_commits(self, database: DatabaseStore, elsewhere: ThreadPoolExecutor) -> None:
-        """What is written in it is committed when it ends, before the response is."""
-        using, seen = database.using, []
-
-        def handler(execution: ExecutionContext) -> None:
-            with execution.atomic():
-                assert connections[using].in_atomic_block
-                effect(using)
-            seen.append(elsewhere.submit(effects, using=using).result(PATIENCE))
-
-        attempt(database, leased(), handler)
-        assert seen == [1]
-
     def test_rolls_back(self, database: DatabaseStore) -> None:
         """An error in it rolls it back, and is the handler's to deal with."""
         using = database.using
@@ -674,22 +640,6 @@ class TestAsync:
         run_in_loop(work)
         assert effects(using=store.using) == 1
 
-    def test_result_is_not_json(self, store: Store) -> None:
-        """A result that is no JSON is the same clear error, of both kinds."""
-
-        async def remote() -> object:
-            return object()
-
-        def local() -> object:
-            effect(store.using)
-            return object()
-
-        for function in (remote, local):
-            with pytest.raises(TypeError, match="'a' returned a value that is not JSON"):
-                run_in_loop(partial(aattempt, store, leased(), partial(_astep, "a", function)))
-        if store.supports_transactions:
-            assert effects(using=store.using) == 0
-
     def test_gathered(self, store: Store) -> None:
         """Steps that are gathered run side by side; those that were stored do not run again."""
         operation, calls = leased(), []
@@ -744,39 +694,6 @@ class TestAsync:
         assert isinstance(outcome, InProgress)
         assert calls == ["remote"]
 
-    def test_cancelled_step(self, store: Store) -> None:
-        """A step that is cancelled is not stored, and runs again in the next attempt."""
-        operation, calls = leased(), []
-
-        async def handler(execution: ExecutionContext) -> object:
-            async def remote() -> str:
-                calls.append("remote")
-                if execution.attempt == 1:
-                    reached.set()
-                    await asyncio.sleep(PATIENCE)
-                return "done"
-
-            return await execution.astep("a", remote)
-
-        async def work() -> Outcome:
-            nonlocal reached
-            reached = asyncio.Event()
-            task = asyncio.ensure_future(aattempt(store, operation, handler))
-            await asyncio.wait_for(reached.wait(), PATIENCE)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            await sync_to_async(interrupt)(store, operation)
-            return await aattempt(store, operation, handler)
-
-        reached: asyncio.Event
-        assert run_in_loop(work) == Executed("done")
-        assert calls == ["remote", "remote"]
-
-
-async def _astep(name: str, function: Any, execution: ExecutionContext) -> object:
-    return await execution.astep(name, function)
-
 
 def _noted(calls: list[str], name: str) -> str:
     calls.append(name)
@@ -805,15 +722,6 @@ class TestRequests:
     @pytest.fixture(autouse=True)
     def _names(self) -> None:
         names[:] = ["debit", "credit"]
-
-    def test_resumed(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A request that failed behind its steps is resumed behind them."""
-        key = new_key()
-        client.raise_request_exception = False
-        assert post(client, "/transfers/", key, "error").status_code == 500
-        assert post(client, "/transfers/", key, "error").status_code == 500
-        assert (effects("debit"), effects("credit")) == (1, 1)
-        assert (record(key).status, record(key).attempt) == ("failed", 2)
 
     def test_changed(self, client: Client) -> None:
         """Changed steps are a problem that names them."""

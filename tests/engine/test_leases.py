@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import threading
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -27,16 +26,11 @@ from django.db import (
     connections,
     transaction,
 )
-from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.urls import path
-from rest_framework.request import Request
-from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from idempotency_django import engine
 from idempotency_django.decorators import idempotent
-from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine import (
     Executed,
     Held,
@@ -68,6 +62,7 @@ from tests.support.shared import (
     post,
     record,
 )
+from tests.support.views import Mixed, create, during
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
@@ -882,53 +877,20 @@ class TestInterrupted:
         assert sent == ["conflicted"] * 2
 
 
-behaviour: dict[str, Callable[[], object]] = {}
-
-
-def create(request: HttpRequest) -> HttpResponse:
-    reference = json.loads(request.body)["reference"]
-    Effect.objects.create(reference=reference)
-    during = behaviour.pop(reference, None)
-    if during:
-        during()
-    if reference == "error":
-        raise LookupError("boom")
-    execution = type(request.idempotency).__name__  # type: ignore[attr-defined]
-    status = 503 if reference == "503" else 201
-    return JsonResponse({"reference": reference, "execution": execution}, status=status)
-
-
-class DRF(IdempotentViewMixin, APIView):
-    authentication_classes: ClassVar[list[Any]] = []
+class Leased(Mixed):
     idempotency_policy = Policy(mode="leased")
-
-    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        super().initial(request, *args, **kwargs)
-        Effect.objects.create(reference="initial")
-
-    def post(self, request: Request) -> Response:
-        response = create(request._request)
-        return Response(json.loads(response.content), status=response.status_code)
 
 
 urlpatterns = [
     path("leased/", idempotent(mode="leased")(create)),
     path("held/", idempotent(mode="leased", on_interrupted="hold")(create)),
-    path("drf/", DRF.as_view()),
+    path("drf/", Leased.as_view()),
     path("non-atomic/", transaction.non_atomic_requests(idempotent(mode="leased")(create))),
-    path("non-atomic-drf/", transaction.non_atomic_requests(DRF.as_view())),
+    path("non-atomic-drf/", transaction.non_atomic_requests(Leased.as_view())),
     path("nested/", transaction.atomic(idempotent(mode="leased")(create))),
 ]
 
 BOTH = ["/leased/", "/drf/"]
-
-
-@contextmanager
-def during(reference: str, function: Callable[[], object]) -> Iterator[None]:
-    """What happens while the view that is given this reference runs, once."""
-    behaviour[reference] = function
-    yield
-    assert behaviour.pop(reference, None) is None, "The view did not run."
 
 
 class TestRequests:
@@ -942,7 +904,7 @@ class TestRequests:
             interrupt(DatabaseStore("default"), an_operation(key=key))
             assert_problem(post(Client(), "/held/", key), 409, "held")
 
-        with during("a", look):
+        with during(look):
             assert post(client, "/held/", key).status_code == 201
         assert effects() == 1
 
@@ -955,7 +917,7 @@ class TestRequests:
             interrupt(DatabaseStore("default"), an_operation(key=key))
             responses.append(post(Client(), url, key))
 
-        with during("a", succeed):
+        with during(succeed):
             late = post(client, url, key)
         assert_replays(responses[0], late)
         assert record(key).attempt == 2
@@ -984,7 +946,7 @@ class TestAtomicRequests:
     def test_non_atomic_requests(self, client: Client, url: str) -> None:
         """A view with the mark is executed once, outside of any transaction."""
         key, seen = new_key(), []
-        with during("a", lambda: seen.append((record(key).status, connection.in_atomic_block))):
+        with during(lambda: seen.append((record(key).status, connection.in_atomic_block))):
             first = post(client, url, key)
         assert seen == [("in_progress", False)]
         assert_replays(first, post(client, url, key))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
 from django.db import IntegrityError, transaction
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
 
@@ -17,18 +16,13 @@ from idempotency_django import signals
 from idempotency_django.decorators import idempotent
 from tests.models import Effect
 from tests.support.shared import assert_replays, effects, new_key, post, record
+from tests.support.views import create
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.urls(__name__),
     pytest.mark.usefixtures("atomic"),
 ]
-
-
-def create(request: HttpRequest) -> HttpResponse:
-    reference = json.loads(request.body)["reference"]
-    Effect.objects.create(reference=reference)
-    return JsonResponse({}, status=503 if reference == "503" else 201)
 
 
 def asks_after(request: HttpRequest) -> HttpResponse:

@@ -9,13 +9,11 @@ from typing import Any, ClassVar
 
 import pytest
 from django.db import connection
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpResponse
 from django.test import Client, override_settings
 from django.urls import path
 from rest_framework.authentication import SessionAuthentication
 from rest_framework.request import Request
-from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from idempotency_django import signals
 from idempotency_django.decorators import idempotent
@@ -24,8 +22,8 @@ from idempotency_django.errors import all_errors
 from idempotency_django.http.problems import error_body
 from idempotency_django.policy import scopes
 from idempotency_django.testing import in_threads
-from tests.models import Effect
 from tests.support.shared import effects, logged_in, new_key, post
+from tests.support.views import DRF, create
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
@@ -56,22 +54,13 @@ def spoken(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-def create(request: HttpRequest) -> HttpResponse:
-    Effect.objects.create(reference=json.loads(request.body)["reference"])
-    return JsonResponse({}, status=201)
-
-
 class NoCsrf(SessionAuthentication):
     def enforce_csrf(self, request: Request) -> None:
         """Not what is tested here."""
 
 
-class Mixed(IdempotentViewMixin, APIView):
+class Mixed(IdempotentViewMixin, DRF):
     authentication_classes: ClassVar[list[Any]] = [NoCsrf]
-
-    def post(self, request: Request) -> Response:
-        Effect.objects.create(reference=request.data["reference"])
-        return Response({}, status=201)
 
 
 of_caller = idempotent(scope=scopes.per_caller)(create)

@@ -15,7 +15,6 @@ from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.test.client import MULTIPART_CONTENT
 from django.urls import path
-from django.views.decorators.csrf import csrf_exempt
 from django.views.generic import View
 from django.views.generic.detail import SingleObjectMixin
 from django.views.generic.edit import UpdateView
@@ -268,13 +267,6 @@ def api_key(request: Any, record: Record) -> None:
 CHECKED = Policy(check_replay=api_key)
 
 
-@csrf_exempt
-@idempotent(policy=CHECKED)
-async def coroutine(request: HttpRequest) -> HttpResponse:
-    await Effect.objects.acreate(reference="paid")
-    return JsonResponse({"secret": "of all"})
-
-
 @api_view(["POST"])
 @idempotent(policy=CHECKED)
 def api_function(request: Request) -> Response:
@@ -307,7 +299,6 @@ urlpatterns = [
     path("hooked/<int:pk>/", NestedHooked.as_view()),
     path("open/", Open.as_view()),
     path("lax/", Lax.as_view()),
-    path("coroutine/", coroutine),
     path("api-function/", api_function),
 ]
 

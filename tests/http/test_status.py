@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -19,9 +17,6 @@ from rest_framework.authentication import (
     SessionAuthentication,
     TokenAuthentication,
 )
-from rest_framework.request import Request
-from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
@@ -31,7 +26,6 @@ from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.stores import stores
 from idempotency_django.testing import eventually
-from tests.models import Effect
 from tests.support.shared import (
     assert_problem,
     assert_replays,
@@ -42,33 +36,19 @@ from tests.support.shared import (
     post,
     record,
 )
+from tests.support.views import DRF, create, during
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
 ACCEPTED = Policy(mode="leased", on_conflict="accepted")
-behaviour: list[Callable[[], object]] = []
 
 
-def create(request: HttpRequest) -> Any:
-    reference = json.loads(request.body)["reference"]
-    Effect.objects.create(reference=reference)
-    if behaviour:
-        behaviour.pop()()
-    if reference == "error":
-        raise LookupError("boom")
-    return HttpResponse(f"done: {reference}", "text/plain", status=201)
-
-
-class DRF(IdempotentViewMixin, APIView):
+class Mixed(IdempotentViewMixin, DRF):
     authentication_classes: ClassVar[list[Any]] = [SessionAuthentication, TokenAuthentication]
 
     # Not an attribute: the system checks of other tests would look at it, and for these URLs.
     def get_idempotency_policy(self) -> Policy:
         return ACCEPTED
-
-    def post(self, request: Request) -> Response:
-        create(request._request)
-        return Response({"made": request.data["reference"]}, status=201)
 
 
 def marked(request: HttpRequest) -> Any:
@@ -80,7 +60,7 @@ marked.idempotency_policy = ACCEPTED  # type: ignore[attr-defined]
 
 urlpatterns = [
     path("accepting/", idempotent(policy=ACCEPTED)(create)),
-    path("drf/", DRF.as_view()),
+    path("drf/", Mixed.as_view()),
     path("middleware/", marked),
     path("held/", idempotent(policy=ACCEPTED, on_interrupted="hold")(create)),
     path("short/", idempotent(policy=ACCEPTED, ttl=timedelta(days=1))(create)),
@@ -90,27 +70,17 @@ urlpatterns = [
 
 
 @pytest.fixture(autouse=True)
-def _setup(settings: Any) -> Iterator[None]:
+def _setup(settings: Any) -> None:
     settings.MIDDLEWARE = [
         *django_settings.MIDDLEWARE,
         "idempotency_django.middleware.IdempotencyMiddleware",
     ]
-    yield
-    behaviour.clear()
 
 
 class WithoutStatus:
     """A URLconf without a status view."""
 
     urlpatterns = [path("accepting/", idempotent(policy=ACCEPTED)(create))]
-
-
-@contextmanager
-def during(function: Callable[[], object]) -> Iterator[None]:
-    """What happens while the view runs, once."""
-    behaviour.append(function)
-    yield
-    assert not behaviour, "The view did not run."
 
 
 def interrupt(key: str) -> None:
@@ -122,7 +92,7 @@ def interrupt(key: str) -> None:
 def accepted(client: Client, url: str, key: str, reference: str = "a") -> str:
     """The address that a duplicate is told, whose first request runs and ends."""
     told: list[HttpResponse] = []
-    with during(lambda: told.append(post(client, url, key, reference))):
+    with during(lambda: told.append(post(client, url, key, reference)), reference):
         post(client, url, key, reference)
     assert told[0].status_code == 202
     return str(told[0]["Location"])

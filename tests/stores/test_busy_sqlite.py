@@ -5,20 +5,16 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from django.db import connection, connections
-from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
-from rest_framework.request import Request
-from rest_framework.views import APIView
 
 from idempotency_django.decorators import idempotent
-from idempotency_django.drf import IdempotentViewMixin
-from tests.models import Effect
 from tests.support.shared import assert_problem, assert_replays, effects, new_key, post
+from tests.support.views import Mixed, create
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -27,23 +23,9 @@ pytestmark = [
 ]
 
 
-def create(request: HttpRequest) -> HttpResponse:
-    Effect.objects.create(reference="a")
-    return HttpResponse(status=201)
-
-
-class DRF(IdempotentViewMixin, APIView):
-    """The same, of REST framework."""
-
-    authentication_classes: ClassVar[list[Any]] = []
-
-    def post(self, request: Request) -> HttpResponse:
-        return create(request._request)
-
-
 urlpatterns = [
     path("view/", idempotent(create)),
-    path("drf/", DRF.as_view()),
+    path("drf/", Mixed.as_view()),
     path("leased/", idempotent(mode="leased")(create)),
     path("accepted/", idempotent(mode="leased", on_conflict="accepted")(create)),
 ]

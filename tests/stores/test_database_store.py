@@ -13,11 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, OperationalError, connection, connections, transaction
 from django.test import Client
 from django.urls import path
-from rest_framework.request import Request
-from rest_framework.response import Response
-from rest_framework.views import APIView
 
-from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine import Mismatched, Result, decide, run
 from idempotency_django.errors import OperationInProgress, StoreUnavailable
 from idempotency_django.models import DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet
@@ -29,6 +25,7 @@ from idempotency_django.testing import RESPONSE, an_operation, in_threads
 from tests.models import Effect
 from tests.settings import ALIASES
 from tests.support.shared import assert_replays, new_key, post, record
+from tests.support.views import Mixed
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -37,24 +34,12 @@ pytestmark = [
 ]
 
 
-class Bare(APIView):
-    authentication_classes: ClassVar[list[Any]] = []
-
-    def post(self, request: Request) -> Response:
-        Effect.objects.create(reference=request.data["reference"])
-        return Response({"reference": request.data["reference"]}, status=201)
-
-
-class Protected(IdempotentViewMixin, Bare):
-    pass
-
-
-class Extended(IdempotentViewMixin, Bare):
+class Extended(Mixed):
     idempotency_policy = Policy(ttl=timedelta(hours=24), extend_on_replay=True)
 
 
 urlpatterns = [
-    path("protected/", Protected.as_view()),
+    path("protected/", Mixed.as_view()),
     path("extended/", Extended.as_view()),
 ]
 

@@ -10,7 +10,6 @@ import pytest
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
-from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.urls import path
 
@@ -18,8 +17,8 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.models import IdempotencyKey, IdempotencyStep
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.testing import an_operation
-from tests.models import Effect
 from tests.support.shared import effects, new_key, post
+from tests.support.views import create
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
@@ -29,11 +28,6 @@ pytestmark = [
 
 KEYS = IdempotencyKey._meta.db_table
 STEPS = IdempotencyStep._meta.db_table
-
-
-def create(request: HttpRequest) -> HttpResponse:
-    Effect.objects.create(reference="a")
-    return JsonResponse({}, status=201)
 
 
 urlpatterns = [path("view/", idempotent(create))]
