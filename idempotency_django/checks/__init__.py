@@ -21,7 +21,6 @@ id                                     problem
 ``idempotency_django.E034``            a form of the admin that may lack a model's version
 ``idempotency_django.E041``            a receiver of webhooks cannot be used
 ``idempotency_django.E043``            a topic of the outbox cannot be used
-``idempotency_django.E045``            messaging's database is unknown, or has ``AUTOCOMMIT`` off
 ``idempotency_django.E060``            a view has a policy, but no protection
 ``idempotency_django.W061``            a Celery task has a policy or key, but not our base class
 ``idempotency_django.E062``            a leased view is in a transaction of ``ATOMIC_REQUESTS``

@@ -16,8 +16,10 @@ from django.utils.translation import gettext_lazy
 from ...admin import Action, ListAdmin, preformatted
 from . import settling
 from .databases import database
-from .inbox.processing import known_sources
+from .inbox.processing import INBOX, known_sources
 from .models import Heartbeat, InboxMessage, OutboxMessage
+from .outbox.relay import OUTBOX
+from .queue import Queue
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +43,10 @@ class MessageAction(Action):
     def apply(
         self, rows: QuerySet[Any], given: Mapping[str, Any], by: str
     ) -> Iterator[tuple[Any, str]]:
-        return settling.settle_all(rows, self.does, by=by)
+        return settling.settle(rows, self.does, by=by)
 
 
-INBOX: Final = (
+INBOX_ACTIONS: Final = (
     MessageAction(
         name="retry",
         short_description=gettext_lazy("Retry messages"),
@@ -104,7 +106,7 @@ INBOX: Final = (
     ),
 )
 
-OUTBOX: Final = (
+OUTBOX_ACTIONS: Final = (
     MessageAction(
         name="retry",
         short_description=gettext_lazy("Retry dead letters"),
@@ -146,38 +148,25 @@ OUTBOX: Final = (
 )
 
 
-class MessagingAdmin(ListAdmin):
-    """Lists the rows of a table of messaging, from the database that they are written to."""
-
-    def stored(self) -> QuerySet[Any]:
-        rows: QuerySet[Any] = self.model._base_manager.using(database())
-        return rows
-
-
-class MessageAdmin(MessagingAdmin):
+class MessageAdmin(ListAdmin):
     """Lists and shows messages, and settles them.
 
     Attributes:
-        place: the column that says where a message belongs.
-        since: the column that says when it came.
+        queue: the table as a queue.
         identity: what its page shows of what it is.
-        content: the column with its content.
-        secret_fields: further columns that only those may see who may see the content.
+        secret: the columns that only those see who may; the last one is the content.
     """
 
-    place: ClassVar[str]
-    since: ClassVar[str]
+    queue: ClassVar[Queue]
     identity: ClassVar[Sequence[str]]
-    content: ClassVar[str]
-    secret_fields: ClassVar[Sequence[str]] = ("error",)
 
     def stored(self) -> QuerySet[Any]:
         # PostgreSQL's index of what waits has no others.
-        rows: QuerySet[Any] = super().stored().filter(**{f"{self.place}__gt": ""})
-        return rows
+        return self.queue.all(database()).filter(**{f"{self.queue.place}__gt": ""})
 
     def get_list_display(self, request: HttpRequest) -> Any:
-        return ("message_id", "state", "type", self.place, "group", "attempts", self.since)
+        place, since = self.queue.place, self.queue.since
+        return ("message_id", "state", "type", place, "group", "attempts", since)
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         sections: list[Any] = [
@@ -185,45 +174,29 @@ class MessageAdmin(MessagingAdmin):
             (_("State"), {"fields": ["state", "attempts"]}),
         ]
         if self.has_secret_permission(request):
-            sections.append((_("Content"), {"fields": [*self.secret_fields, "content_shown"]}))
+            sections.append((_("Content"), {"fields": [*self.secret[:-1], "content"]}))
         return sections
 
     @admin.display(description=gettext_lazy("content"))
-    def content_shown(self, message: Any) -> SafeString:
-        content = getattr(message, self.content)
+    def content(self, message: Any) -> SafeString:
+        content = getattr(message, self.secret[-1])
         if not isinstance(content, str):
             content = bytes(content).decode(errors="backslashreplace")
         return preformatted(content)
-
-
-class SourceFilter(admin.SimpleListFilter):
-    """By source: the receivers', and those of consumers that have dead letters."""
-
-    title = gettext_lazy("source")
-    parameter_name = "source"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(source, source) for source in known_sources()]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        return queryset.filter(source=self.value()) if self.value() else queryset
 
 
 @admin.register(InboxMessage)
 class InboxMessageAdmin(MessageAdmin):
     """Lists and shows what was received, and the dead letters of consumers."""
 
-    actions = INBOX
+    queue = INBOX
+    actions = INBOX_ACTIONS
     settle_permission = "idempotency_messaging.settle_message"
-    secret = ("headers", "body", "error")
+    secret = ("error", "headers", "body")
     hidden = ("digest", "unique_digest", "caused_by")
     view_permission = "idempotency_messaging.view_body"
-    place = "source"
-    since = "received_at"
     identity = ("message_id", "source", "type", "group")
-    content = "body"
-    secret_fields = ("error", "headers")
-    list_filter = ("state", SourceFilter)
+    list_filter = ("state", "source")
     search_fields = ("message_id",)
     search_help_text = gettext_lazy("Finds messages whose id begins with this text.")
     ordering = ("-received_at",)
@@ -242,28 +215,29 @@ class InboxMessageAdmin(MessageAdmin):
 class OutboxMessageAdmin(MessageAdmin):
     """Lists and shows messages, retries and discards dead letters, and sends again."""
 
-    actions = OUTBOX
+    queue = OUTBOX
+    actions = OUTBOX_ACTIONS
     settle_permission = "idempotency_messaging.settle_outbox"
-    secret = ("payload", "error")
+    secret = ("error", "payload")
     # What caused it is in the timeline, for those who may see that.
     hidden = ("token", "dedup", "caused_by")
     view_permission = "idempotency_messaging.view_outbox_payload"
-    place = "topic"
-    since = "created_at"
     identity = ("message_id", "topic", "type", "group", "sequence")
-    content = "payload"
     list_filter = ("state", "topic")
     search_fields = ("message_id__exact", "group__exact", "caused_by__exact")
     ordering = ("-pk",)
 
 
 @admin.register(Heartbeat)
-class HeartbeatAdmin(MessagingAdmin):
+class HeartbeatAdmin(ListAdmin):
     """Lists the processes that run, or were killed. One that is not needed any more is deleted."""
 
     list_display = ("name", "process", "started_at", "beat_at", "hanging")
     fields = readonly_fields = list_display
     ordering = ("name", "beat_at")
+
+    def stored(self) -> QuerySet[Any]:
+        return Heartbeat.objects.using(database())
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return admin.ModelAdmin.has_delete_permission(self, request, obj)

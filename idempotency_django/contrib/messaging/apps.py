@@ -30,11 +30,12 @@ class MessagingConfig(AppConfig):
         from .inbox import checks as inbox_checks  # noqa: PLC0415
         from .inbox.processing import INBOX  # noqa: PLC0415
         from .outbox import calls as enqueueing  # noqa: PLC0415
-        from .outbox import checks, publishing  # noqa: PLC0415
+        from .outbox import publishing  # noqa: PLC0415
         from .outbox.relay import OUTBOX  # noqa: PLC0415
+        from .outbox.topics import check_outbox  # noqa: PLC0415
 
         register(inbox_checks.check_receivers, Tags.security)
-        register(checks.check_outbox, Tags.compatibility)
+        register(check_outbox, Tags.compatibility)
         register_purge("inbox messages", INBOX.purge)
         register_purge("outbox messages", OUTBOX.purge)
         register_purge("outbox groups", publishing.purge_streams)

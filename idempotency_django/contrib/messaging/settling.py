@@ -18,7 +18,7 @@ They are the same for the inbox and the outbox. What differs is in the classes o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
@@ -37,7 +37,7 @@ logger = logging.getLogger("idempotency_django")
 Message = InboxMessage | OutboxMessage
 
 AT_ONCE: Final = 500
-"""How many messages are read at a time."""
+"""How many messages are settled in a transaction."""
 
 _QUEUES: Final[Mapping[type, Queue]] = {InboxMessage: INBOX, OutboxMessage: OUTBOX}
 
@@ -49,67 +49,66 @@ _FITS: Final[Mapping[str, Callable[[Any], bool]]] = {
 }
 
 
-class NotSettled(Exception):
-    """The action was refused; the text is the reason."""
-
-
 def fits(message: Message, action: str) -> bool:
     """Whether the action fits the message as it is."""
     return _FITS[action](message)
 
 
-def settle(message: Message, action: str, *, by: str) -> None:
-    """Do an operator's action to a message.
-
-    Args:
-        message: the message.
-        action: ``"retry"``, ``"discard"``, ``"accept"`` or ``"repeat"``.
-        by: the operator's name, for the record.
-
-    Raises:
-        NotSettled: the action does not fit its state, or its record cannot be changed.
-    """
-    queue, using = _QUEUES[type(message)], message._state.db or database()
-    rows = queue.all(using).filter(pk=message.pk)
-    with transaction.atomic(using=using):
-        # The transaction of a handler, and of a claim, locks the row.
-        row = unlocked(rows).first()
-        if row is None and rows.exists():
-            raise NotSettled("The message is being handled or sent now. Try again later.")
-        if row is None:
-            raise NotSettled("The message has been deleted in the meantime.")
-        if not fits(row, action):
-            raise NotSettled(
-                f"The state of the message is now “{row.get_state_display()}”, so this action no "
-                "longer applies. Reload it."
-            )
-        try:
-            changes: dict[str, Any] = getattr(queue, action)(row, by)
-        except (LookupError, ValueError, ImproperlyConfigured) as error:
-            raise NotSettled(str(error)) from error
-        if changes:
-            queue.finish(rows, [row], **changes)
-    logger.info("The message %s was settled by %s: %s.", message, by, action)
-
-
-def settle_all(rows: QuerySet[Any], action: str, *, by: str) -> Iterator[tuple[Message, str]]:
-    """Settle many messages, each in a transaction of its own.
+def settle(rows: QuerySet[Any], action: str, *, by: str) -> Iterator[tuple[Message, str]]:
+    """Do an operator's action to messages, up to :data:`AT_ONCE` of them in a transaction.
 
     Args:
         rows: the messages, which the action may take out of the query.
-        action: as for :func:`settle`.
-        by: the operator's name.
+        action: ``"retry"``, ``"discard"``, ``"accept"`` or ``"repeat"``.
+        by: the operator's name, for the record.
 
     Yields:
         Each message, and the reason why it was not settled; empty: it was.
     """
     last = 0
-    while some := list(rows.filter(pk__gt=last).order_by("pk")[:AT_ONCE]):
-        for row in some:
-            try:
-                settle(row, action, by=by)
-            except NotSettled as error:
-                yield row, str(error)
-            else:
-                yield row, ""
+    while some := [*rows.filter(pk__gt=last).order_by("pk")[:AT_ONCE]]:
+        yield from _settled(some, action, by)
         last = some[-1].pk
+
+
+def _settled(some: Sequence[Message], action: str, by: str) -> Sequence[tuple[Message, str]]:
+    queue, using = _QUEUES[type(some[0])], database()
+    outcomes: list[tuple[Message, str]] = []
+    changed: dict[tuple[tuple[str, Any], ...], list[Message]] = {}
+    with transaction.atomic(using=using):
+        # The transaction of a handler, and of a claim, locks the row.
+        free = unlocked(queue.all(using).filter(pk__in=[message.pk for message in some]))
+        found = {row.pk: row for row in free}
+        for message in some:
+            try:
+                with transaction.atomic(using=using):  # an action may fail half-way
+                    changes = _changes(queue, found.get(message.pk), action, by)
+            except (LookupError, ValueError, ImproperlyConfigured) as error:
+                outcomes.append((message, str(error)))
+            else:
+                changed.setdefault((*changes.items(),), []).append(found[message.pk])
+                outcomes.append((message, ""))
+                logger.info("The message %s was settled by %s: %s.", message, by, action)
+        for changes, those in changed.items():
+            rows = queue.all(using).filter(pk__in=[row.pk for row in those])
+            queue.finish(rows, those, **dict(changes))
+    return outcomes
+
+
+def _changes(queue: Queue, row: Message | None, action: str, by: str) -> dict[str, Any]:
+    """Do what the action does besides the row; the columns of the row that change.
+
+    Raises:
+        LookupError: the message is in use, or its handler is gone.
+        ValueError: the action does not fit its state, or its record cannot be changed.
+        ImproperlyConfigured: its topic cannot be used.
+    """
+    if row is None:
+        raise LookupError("The message is being handled or sent now. Try again later.")
+    if not fits(row, action):
+        raise ValueError(
+            f"The state of the message is now “{row.get_state_display()}”, so this action no "
+            "longer applies. Reload it."
+        )
+    changes: dict[str, Any] = getattr(queue, action)(row, by)
+    return changes

@@ -5,7 +5,7 @@ A message is referred to by its id and a scope of its own: ``outbox:<topic>``, `
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 from django.utils.translation import gettext as _
@@ -14,28 +14,25 @@ from django.utils.translation import gettext_lazy
 from ...stores import reference
 from ..timeline import Entry, Member, Source, entry, register
 from .databases import database
+from .inbox.processing import INBOX
 from .models import InboxMessage, MessageState, OutboxMessage
+from .outbox.relay import OUTBOX
+from .queue import Queue
 
 
 class Messages(Source):
     """The messages of one table, in the database of messaging.
 
     Attributes:
-        kind: what its members are.
-        prefix: what their scopes begin with.
-        place: the column that follows in the scope.
+        queue: the table as a queue.
         title: what is done, for people.
         begun: the coming of a message, for people.
-        since: the column that says when it came.
         until: the column that says when it was done.
     """
 
-    kind: ClassVar[str]
-    prefix: ClassVar[str]
-    place: ClassVar[str]
+    queue: ClassVar[Queue]
     title: ClassVar[Any]
     begun: ClassVar[Any]
-    since: ClassVar[str]
     until: ClassVar[str]
 
     @classmethod
@@ -44,22 +41,23 @@ class Messages(Source):
 
     def find(self, name: str, scope: str | None) -> Iterable[Member]:
         rows = self.rows().filter(message_id=name)
-        if scope is None:
-            return self.members(rows)
-        if not scope.startswith(self.prefix):
-            return ()
-        return self.members(rows.filter(**{self.place: scope.removeprefix(self.prefix)}))
+        if scope is not None:
+            kind, _sign, place = scope.partition(":")
+            rows = (
+                rows.filter(**{self.queue.place: place}) if kind == self.queue.name else rows.none()
+            )
+        return self.members(rows)
 
     def member(self, row: Any) -> Member:
-        place = getattr(row, self.place)
+        place = getattr(row, self.queue.place)
         return Member(
-            kind=self.kind,
-            reference=reference(row.message_id, f"{self.prefix}{place}"),
+            kind=f"{self.queue.name} message",
+            reference=reference(row.message_id, f"{self.queue.name}:{place}"),
             where=self.using,
             title=self.title % {"type": row.type, "place": place},
             state=row.get_state_display(),
             caused_by=row.caused_by,
-            since=getattr(row, self.since),
+            since=getattr(row, self.queue.since),
             row=row,
             source=self,
         )
@@ -79,14 +77,11 @@ class Messages(Source):
 class OutboxMessages(Messages):
     """A message of the outbox names the operation that published it."""
 
+    queue = OUTBOX
     model = OutboxMessage
     deferred = ("payload", "error")
-    kind = "outbox message"
-    prefix = "outbox:"
-    place = "topic"
     title = gettext_lazy("%(type)s to %(place)s")
     begun = gettext_lazy("published to the outbox")
-    since = "created_at"
     until = "sent_at"
 
 
@@ -98,17 +93,9 @@ class InboxMessages(Messages):
     handler was called.
     """
 
+    queue = INBOX
     model = InboxMessage
     deferred = ("body", "headers", "error")
-    kind = "inbox message"
-    prefix = "inbox:"
-    place = "source"
     title = gettext_lazy("%(type)s from %(place)s")
     begun = gettext_lazy("received")
-    since = "received_at"
     until = "processed_at"
-
-    def effects(self, members: Collection[Member], limit: int) -> Iterable[Member]:
-        """Consumers and messages cause dead letters; nothing else does."""
-        causes = [each for each in members if each.scope.startswith(("consumer:", "outbox:"))]
-        return super().effects(causes, limit)

@@ -1,20 +1,23 @@
-"""The topics of ``IDEMPOTENCY["OUTBOX"]``: publisher, attempts and retention."""
+"""The topics of ``IDEMPOTENCY["OUTBOX"]``: publisher, attempts and retention; and their check."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Final
 
+from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's name
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from ....conf import did_you_mean, is_duration, until_settings_change
+from ....stores import stores
 from ..brokers.base import Publisher
 from ..conf import conf
+from ..databases import database
 
 _MESSAGING: Final = "idempotency_django.contrib.messaging"
 PUBLISHERS: Final = {
@@ -55,19 +58,13 @@ class Topic:
 
     def __post_init__(self) -> None:
         is_count = type(self.max_attempts) is int and self.max_attempts >= 1
-        is_path = isinstance(self.backend, str) and self.backend
         for is_right, what, wanted in (
             (_TOPIC_NAME.fullmatch(self.name), self.name, "up to 100 letters, digits and '_.-'"),
-            (is_path, "BACKEND", "set, to a path"),
-            (isinstance(self.options, Mapping), "OPTIONS", "a dict"),
             (is_count, "MAX_ATTEMPTS", "1 or more"),
             (is_duration(self.retention), "RETENTION", "a timedelta, 0 or more"),
         ):
             if not is_right:
-                raise ImproperlyConfigured(
-                    f"The topic {self.name!r} in IDEMPOTENCY['OUTBOX'] is wrong: {what!r} must be "
-                    f"{wanted}."
-                )
+                raise ValueError(f"{what!r} must be {wanted}")
 
     @property
     def path(self) -> str:
@@ -90,10 +87,6 @@ class Topic:
         return made
 
 
-_SETTINGS: Final = {each.name.upper(): each.name for each in fields(Topic)[1:]}
-"""The entries of a topic in the setting, and its attributes that they are."""
-
-
 def topics() -> dict[str, Any]:
     """The entries of all topics, by name."""
     return {**OWN, **conf.outbox}
@@ -113,16 +106,35 @@ def topic(name: str) -> Topic:
             f"There is no topic {name!r} in IDEMPOTENCY['OUTBOX'], so the message would not be "
             f"sent. Add the topic. {did_you_mean(name, conf.outbox, 'Known topics')}"
         )
-    entry = known[name]
-    if not isinstance(entry, Mapping):
+    try:
+        entry = {**OWN.get(name, {}), **known[name]}
+        return Topic(name=name, **{key.lower(): value for key, value in entry.items()})
+    except (TypeError, ValueError) as error:
         raise ImproperlyConfigured(
-            f"The topic {name!r} in IDEMPOTENCY['OUTBOX'] is {entry!r}; it must be a dict with "
-            "BACKEND, the path of a publisher."
+            f"The topic {name!r} in IDEMPOTENCY['OUTBOX'] is wrong: {error}. It is a dict with "
+            "BACKEND and, where they are needed, OPTIONS, MAX_ATTEMPTS and RETENTION."
+        ) from error
+
+
+def check_outbox(**_: Any) -> Iterator[CheckMessage]:
+    """The topics of the outbox, and the database that it is in."""
+    try:
+        names, using = [*conf.outbox], database()
+        keeping = {store.using for store in stores.all() if store.using}
+    except ImproperlyConfigured:
+        return  # another check reports it
+    for name in names:
+        try:
+            topic(name).publisher()
+        except ImproperlyConfigured as error:
+            yield Error(str(error), id="idempotency_django.E043")
+    if names and keeping and using not in keeping:
+        yield Warning(
+            f"Messages are in the database {using!r}, but records are in "
+            f"{', '.join(map(repr, sorted(keeping)))}.",
+            hint=(
+                "An effect, its record and its messages commit together only in one database. Use "
+                "the same alias for IDEMPOTENCY['MESSAGING_DATABASE'] and the store's using."
+            ),
+            id="idempotency_django.W007",
         )
-    given = {**OWN.get(name, {}), **entry}
-    for unknown in given.keys() - _SETTINGS.keys():
-        raise ImproperlyConfigured(
-            f"The topic {name!r} in IDEMPOTENCY['OUTBOX'] has the unknown entry {unknown!r}. "
-            + did_you_mean(unknown, _SETTINGS)
-        )
-    return Topic(name=name, **{_SETTINGS[key]: value for key, value in given.items()})

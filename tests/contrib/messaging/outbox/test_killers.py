@@ -11,8 +11,8 @@ from django.test import override_settings
 
 from idempotency_django.contrib.messaging import after_commit, publish
 from idempotency_django.contrib.messaging.models import OutboxMessage
-from idempotency_django.contrib.messaging.settling import settle
 from idempotency_django.models import DatabaseNow, IdempotencyKey
+from tests.contrib.messaging.settling import settle
 from tests.models import Effect
 from tests.support.nightly import few
 from tests.support.outside import environment, running

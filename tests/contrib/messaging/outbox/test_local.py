@@ -20,10 +20,10 @@ from idempotency_django.contrib.messaging.outbox import (
     publish_many,
 )
 from idempotency_django.contrib.messaging.outbox import relay as relay_module
-from idempotency_django.contrib.messaging.settling import settle
 from idempotency_django.errors import OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.testing import eventually, in_threads
+from tests.contrib.messaging.settling import settle
 
 from .conftest import Broker
 from .test_relay import got, make_due, publish_each, states

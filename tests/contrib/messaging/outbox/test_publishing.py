@@ -13,8 +13,8 @@ from django.test.utils import CaptureQueriesContext
 
 from idempotency_django.contrib.messaging import Message, Relay, publish, publish_many
 from idempotency_django.contrib.messaging.models import OutboxMessage, OutboxStream
-from idempotency_django.contrib.messaging.settling import settle
 from idempotency_django.testing import in_threads
+from tests.contrib.messaging.settling import settle
 from tests.support.shared import LONG_AGO
 
 from .conftest import Broker, outbox

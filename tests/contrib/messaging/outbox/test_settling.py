@@ -6,8 +6,10 @@ from io import StringIO
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connections
+from django.db import connections, transaction
+from django.test.utils import CaptureQueriesContext
 
+from idempotency_django.contrib.messaging import Message, publish_many
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.models import DatabaseNow
 
@@ -53,8 +55,6 @@ def test_by_topic_and_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = {"BACKEND": "tests.contrib.messaging.outbox.conftest.Broker"}
     with outbox(orders=backend, mails=backend):
         chosen = ("--topic", "orders", "--error", "refused")
-        assert command("retry", *chosen, "--dry-run") == "Would retry 30 messages.\n"
-        assert states() == {"dead"}
         assert command("retry", *chosen) == "30 messages: retry.\n"
         assert states(topic="orders", error="") == {"pending"}
         assert states(topic="mails") == states(error__contains="customer") == {"dead"}
@@ -81,3 +81,24 @@ def test_refused() -> None:
     with pytest.raises(CommandError, match="one of the arguments --topic --source is required"):
         command("retry")
     assert connections["default"].in_atomic_block is False
+
+
+def test_groups_continue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each group continues whose dead letter is discarded, with few statements for many."""
+    monkeypatch.setattr("idempotency_django.contrib.messaging.settling.AT_ONCE", 10)
+    backend = {"BACKEND": "tests.contrib.messaging.outbox.conftest.Broker"}
+    with outbox(orders=backend):
+        with transaction.atomic():
+            for at in range(25):
+                publish_many(
+                    Message(topic="orders", data=number, type="t", group=f"g{at}")
+                    for number in range(2)
+                )
+        OutboxMessage.objects.filter(payload="0").update(state="dead", process_after=None)
+        OutboxMessage.objects.filter(payload="1").update(process_after=None)  # set aside
+        with CaptureQueriesContext(connections["default"]) as queries:
+            assert command("discard", "--topic", "orders") == "25 messages: discard.\n"
+    assert states(payload="0") == {"discarded"}
+    assert not OutboxMessage.objects.filter(payload="1", process_after=None).exists()
+    updates = [each["sql"] for each in queries.captured_queries if each["sql"].startswith("UPDATE")]
+    assert len(updates) == 6  # of the messages and their followers, of ten groups at a time

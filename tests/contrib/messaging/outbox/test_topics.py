@@ -14,8 +14,8 @@ from django.test import override_settings
 from idempotency_django.contrib.messaging import publish, topic
 from idempotency_django.contrib.messaging.brokers.loop import Incoming, event_of
 from idempotency_django.contrib.messaging.models import OutboxMessage
-from idempotency_django.contrib.messaging.outbox.checks import check_outbox
 from idempotency_django.contrib.messaging.outbox.relay import outgoing
+from idempotency_django.contrib.messaging.outbox.topics import check_outbox
 
 LOCAL = "idempotency_django.contrib.messaging.LocalPublisher"
 BROKER = "tests.contrib.messaging.outbox.conftest.Broker"
@@ -61,10 +61,10 @@ def ids(**idempotency: Any) -> list[str]:
             "There is no consumer at 'shop.nobody'",
         ),
         ({"BACKEND": LOCAL, "OPTIONS": {"consumers": [CONSUMER]}}, ""),
-        (BROKER, "Broker'; it must be a dict with BACKEND"),
-        ({}, "'BACKEND' must be set"),
-        ({"BACKEND": BROKER, "BACKENDS": 1}, "has the unknown entry 'BACKENDS'"),
-        ({"BACKEND": BROKER, "OPTIONS": []}, "'OPTIONS' must be a dict"),
+        (BROKER, "It is a dict with BACKEND"),
+        ({}, "'' of the topic 'orders' cannot be created"),
+        ({"BACKEND": BROKER, "BACKENDS": 1}, "unexpected keyword argument 'backends'"),
+        ({"BACKEND": BROKER, "OPTIONS": []}, "Correct BACKEND and OPTIONS"),
         ({"BACKEND": BROKER, "MAX_ATTEMPTS": 0}, "'MAX_ATTEMPTS' must be 1 or more"),
         ({"BACKEND": BROKER, "RETENTION": 7}, "'RETENTION' must be a timedelta"),
     ],
@@ -84,9 +84,9 @@ def test_name() -> None:
 
 
 def test_databases(settings: Any) -> None:
-    """The tables need a database that is there, commits, and is the records'."""
+    """The tables need a database that is the records'."""
     outbox = {"OUTBOX": {"orders": ENTRY}}
-    assert ids(**outbox, MESSAGING_DATABASE="replica") == ["E045"]
+    assert ids(**outbox, MESSAGING_DATABASE="replica") == ["W007"]
     assert ids(OUTBOX=17) == []  # check_settings reports it
     memory = {"default": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"}}
     assert ids(**outbox, STORES=memory) == []

@@ -20,12 +20,12 @@ from idempotency_django.contrib.messaging.inbox.processing import (
     process,
 )
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
-from idempotency_django.contrib.messaging.settling import settle
 from idempotency_django.errors import StoreUnavailable
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.stores import stores
 from idempotency_django.stores.database import DatabaseStore
+from tests.contrib.messaging.settling import settle
 from tests.models import Effect
 from tests.support.shared import LONG_AGO
 

@@ -14,7 +14,7 @@ from ...inbox.processing import INBOX
 from ...models import MessageState
 from ...outbox.relay import OUTBOX
 from ...queue import counted
-from ...settling import settle_all
+from ...settling import settle
 
 
 class Command(BaseCommand):
@@ -22,7 +22,7 @@ class Command(BaseCommand):
 
     help = (
         "Retries or discards all dead letters of a topic or a source, or those of them whose "
-        "error contains a text. Each is settled as in the admin, in a transaction of its own."
+        "error contains a text. Each is settled as in the admin."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -37,17 +37,13 @@ class Command(BaseCommand):
         parser.add_argument(
             "--error", default="", metavar="TEXT", help="Only those whose error contains this text."
         )
-        parser.add_argument("--dry-run", action="store_true", help="Only say how many there are.")
 
-    def handle(self, *, action: str, error: str, **options: Any) -> None:
-        queue = OUTBOX if options["topic"] else INBOX
-        place = {queue.place: options["topic"] or options["source"]}
-        dead = queue.all(database()).filter(state=MessageState.DEAD, **place)
-        chosen = dead.filter(error__contains=error)
-        if options["dry_run"]:
-            self.stdout.write(f"Would {action} {counted(chosen.count())}.")
-            return
-        outcomes = Counter(text for _, text in settle_all(chosen, action, by=getpass.getuser()))
+    def handle(self, *, action: str, topic: str, source: str, error: str, **_: Any) -> None:
+        queue = OUTBOX if topic else INBOX
+        dead = queue.all(database()).filter(
+            state=MessageState.DEAD, error__contains=error, **{queue.place: topic or source}
+        )
+        outcomes = Counter(refusal for _, refusal in settle(dead, action, by=getpass.getuser()))
         self.stdout.write(f"{counted(outcomes.pop('', 0))}: {action}.")
         for refusal, number in outcomes.items():
             self.stdout.write(f"Left unchanged: {counted(number)}. {refusal}")
