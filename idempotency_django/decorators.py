@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar, Unpack, overload
 
 from django.core.exceptions import ImproperlyConfigured
 
-from .http.declared import EXEMPT, POLICY, PROTECTED, name_of
+from .http.declared import POLICY, PROTECTED, name_of
 from .http.rule import objection_to
 from .http.wrapping import protect
 from .policy import Policy, PolicyFields
@@ -57,31 +57,37 @@ def idempotent(
 
     Raises:
         ImproperlyConfigured: it is not directly above a function, so a check of the caller could
-            be below it; or the view is protected already, by another policy. The error says what to
-            do.
+            be below it; or the view is protected already. The error says what to do.
     """
     chosen = (policy or Policy()).replace(**fields) if fields else policy or Policy()
     if view is None:
         return lambda view: _protected(view, chosen)
-    if isinstance(view, Policy):
-        raise ImproperlyConfigured("Write @idempotent(policy=…): the policy is a keyword argument.")
     return _protected(view, chosen)
 
 
 def idempotency_exempt(view: ViewT) -> ViewT:
-    """Make the middleware leave a view alone: a function, a class, or what ``as_view()`` made."""
-    setattr(view, EXEMPT, True)
+    """Make the middleware leave a view alone: a function, a class, or what ``as_view()`` made.
+
+    It sets the view's ``idempotency_policy`` to ``None``, which subclasses inherit.
+
+    Raises:
+        ImproperlyConfigured: ``@idempotent`` is on the function.
+    """
+    if getattr(view, PROTECTED, None) and not inspect.isclass(view):
+        raise ImproperlyConfigured(
+            f"{name_of(view)} is both protected and exempt. Remove either @idempotency_exempt or "
+            "@idempotent."
+        )
+    setattr(view, POLICY, None)
     return view
 
 
 def _protected(view: Any, policy: Policy) -> Any:
     if getattr(view, PROTECTED, None) and not inspect.isclass(view):
-        if policy not in (Policy(), getattr(view, POLICY, None)):
-            raise ImproperlyConfigured(
-                f"{name_of(view)} is protected already, so the policy of a second @idempotent "
-                "above the first would count for nothing. Give the first one all fields."
-            )
-        return view
+        raise ImproperlyConfigured(
+            f"{name_of(view)} is protected already, so the policy of a second @idempotent would "
+            "count for nothing. Give the first one all fields."
+        )
     if hasattr(view, "_ninja_operation"):  # also where nothing has registered the adapter
         raise ImproperlyConfigured(
             f"@idempotent is above the decorator that makes {name_of(view)} an operation of "

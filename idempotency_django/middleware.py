@@ -16,14 +16,13 @@ from asgiref.sync import (
 )
 from django.core.exceptions import ImproperlyConfigured
 from django.core.handlers.base import BaseHandler
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from .engine.flows import finish
 from .http.declared import (
     ViewFunction,
     is_covered,
-    is_exempt,
     is_rest_framework,
     part_for,
     policy_of,
@@ -45,8 +44,8 @@ class IdempotencyMiddleware:
 
     ``IDEMPOTENCY["MIDDLEWARE_PROTECTS"]`` chooses the views; those that declare a policy are always
     among them. A view's policy is its ``idempotency_policy`` attribute (on the function or on the
-    class), else the project's. The middleware leaves alone views that are protected inside, below
-    any decorator, and those that are marked ``@idempotency_exempt``.
+    class), else the project's. The middleware leaves alone views that are protected inside, and
+    those whose policy is ``None``, as with ``@idempotency_exempt``.
 
     It must be the last in ``MIDDLEWARE``, so that the checks of all others (CSRF, a required login)
     run first. It refuses to start in any other position.
@@ -56,12 +55,7 @@ class IdempotencyMiddleware:
     async_capable = True
 
     def __init__(self, get_response: GetResponse) -> None:
-        if not _is_last(get_response):
-            raise ImproperlyConfigured(
-                "IdempotencyMiddleware is not the last in MIDDLEWARE. It runs plain functions "
-                "itself, without the checks of the middleware after it. Move it to the end of "
-                "MIDDLEWARE, and remove it from everywhere else."
-            )
+        self.handler = _handler_of(get_response)
         self.get_response = get_response
         if iscoroutinefunction(get_response):
             markcoroutinefunction(self)
@@ -80,86 +74,84 @@ class IdempotencyMiddleware:
 
         A plain function is run here, as Django would run it.
         """
-        return finish(_processed(*given, asynchronous=False))
+        return finish(self._processed(*given, asynchronous=False))
 
     async def _aprocess_view(self, *given: Any) -> Any:
-        return await _processed(*given, asynchronous=True)
+        return await self._processed(*given, asynchronous=True)
 
-
-def _is_last(get_response: Any) -> bool:
-    """Whether what a middleware calls is Django's handler, and no other middleware."""
-    while not isinstance(getattr(get_response, "__self__", None), BaseHandler):
-        get_response = vars_of(get_response).get("__wrapped__")  # Django's, or a tracer's
-        if get_response is None:
-            return False
-    return True
-
-
-async def _processed(
-    request: HttpRequest, view: ViewFunction, args: Any, kwargs: Any, *, asynchronous: bool
-) -> Any:
-    """The response of a function that the middleware runs; ``None``: Django runs the view."""
-    run: Any = _to_run(request, view)
-    if run is None:
-        return None
-    try:
-        run = BaseHandler().make_view_atomic(run)
+    async def _processed(
+        self,
+        request: HttpRequest,
+        view: ViewFunction,
+        args: Any,
+        kwargs: Any,
+        *,
+        asynchronous: bool,
+    ) -> Any:
+        """The response of a function that the middleware runs; ``None``: Django runs the view."""
+        run: Any = _to_run(request, view)
+        if run is None:
+            return None
+        run = self.handler.make_view_atomic(run)
         if asynchronous != iscoroutinefunction(run):
             run = sync_to_async(run) if asynchronous else async_to_sync(run)
-        response = run(request, *args, **kwargs)
-        return await response if asynchronous else response
-    except Exception as error:  # noqa: BLE001  # raised again where Django expects it
-        return _Raised(error, request)
+        try:
+            response = run(request, *args, **kwargs)
+            return await response if asynchronous else response
+        except Exception as error:
+            # Django asks every process_exception for what a view raises, not for this.
+            handle: Any = self.handler.process_exception_by_middleware
+            handle = sync_to_async(handle) if asynchronous else handle
+            response = handle(error, request)
+            response = await response if asynchronous else response
+            if response is None:
+                raise
+            return response
 
 
-class _Raised(HttpResponse):
-    """Stands for the error of a view that the middleware has run.
+def _handler_of(get_response: Any) -> BaseHandler:
+    """Django's handler, which the last middleware calls.
 
-    Django calls every ``process_exception`` for what a response raises as it is rendered, but not
-    for what a ``process_view`` raises.
+    Raises:
+        ImproperlyConfigured: it is another middleware that is called.
     """
-
-    template_name = None
-
-    def __init__(self, error: Exception, request: Any) -> None:
-        super().__init__(status=500)
-        self.context_data: dict[str, Any] = {}  # for a process_template_response
-        self.error, self.request = error, request
-        request._idempotency_raised = error
-
-    def render(self) -> HttpResponseBase:
-        self.request._idempotency_raised = None
-        raise self.error
+    inner = get_response
+    while inner is not None:
+        handler = getattr(inner, "__self__", None)
+        if isinstance(handler, BaseHandler):
+            return handler
+        inner = vars_of(inner).get("__wrapped__")  # Django's, or a tracer's
+    raise ImproperlyConfigured(
+        "IdempotencyMiddleware is not the last in MIDDLEWARE. It runs plain functions itself, "
+        "without the checks of the middleware after it. Move it to the end of MIDDLEWARE, and "
+        "remove it from everywhere else."
+    )
 
 
 class _Mark(NamedTuple):
-    """On a request: the class that handles it once, and the policy."""
+    """On a request: its view, and the policy that its class is held to, if not by the view."""
 
-    view_class: type
-    policy: Policy
+    view: ViewFunction
+    policy: Policy | None
 
 
 _MARK: Final = "_idempotency_mark"
-
-_VIEW: Final = "_idempotency_view"
-"""The attribute of a request with its view, if that is protected."""
 
 
 def _to_run(request: HttpRequest, view: ViewFunction) -> ViewFunction | None:
     """What the middleware has to run in the place of the view; ``None``: Django runs the view."""
     method = request.method or ""
-    part = part_for(view, method)
-    if method not in UNSAFE_METHODS or is_exempt(view) or is_exempt(part):
+    if method not in UNSAFE_METHODS:
         return None
-    is_protected = protected_part(view, method) is not None
-    policy = None if is_protected else _policy_for(request, part, method)
-    if is_protected or policy is not None:
-        setattr(request, _VIEW, view)
+    if protected_part(view, method) is not None:
+        setattr(request, _MARK, _Mark(view, None))
+        return None
+    policy = _policy_for(request, part_for(view, method), method)
     if policy is None:
         return None
+    setattr(request, _MARK, _Mark(view, policy))
     view_class, problem = view_class_of(view), objection_to_view(view, method)
     if view_class is not None and not problem:
-        setattr(request, _MARK, _Mark(view_class, policy))
         _look_for_marks(view_class)
         return None
     if has_key(request, policy):
@@ -198,9 +190,11 @@ def _look_for_marks(view_class: Any) -> None:
         else:  # which may be another one in a subclass with further bases
             getattr(super(view_class, self), name)(*args, **kwargs)
         request = getattr(self, "request", None)
-        found = getattr(getattr(request, "_request", request), _MARK, None)
-        if found is not None and found.view_class is view_class is type(self):
-            replace_handler(self, request, found.policy)
+        mark: _Mark | None = getattr(getattr(request, "_request", request), _MARK, None)
+        if mark is None or mark.policy is None:
+            return
+        if view_class_of(mark.view) is view_class is type(self):
+            replace_handler(self, request, mark.policy)
 
     setattr(prepared, _MARK, view_class)
     setattr(view_class, name, prepared)
@@ -208,12 +202,9 @@ def _look_for_marks(view_class: Any) -> None:
 
 def _checked(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
     """Log an error if a protected view, or what is around it, has responded without a claim."""
-    error = getattr(request, "_idempotency_raised", None)
-    if error is not None:  # a process_template_response has replaced it
-        raise error
-    view = getattr(request, _VIEW, None)
-    if view is not None and not hasattr(request, "idempotency"):
-        log_unclaimed(view, request, response)
+    mark = getattr(request, _MARK, None)
+    if mark is not None and not hasattr(request, "idempotency"):
+        log_unclaimed(mark.view, request, response)
     return response
 
 

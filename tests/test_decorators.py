@@ -19,9 +19,9 @@ from django.views.decorators.cache import cache_control
 from django.views.generic import TemplateView, View
 
 from idempotency_django.decorators import idempotency_exempt, idempotent
-from idempotency_django.http import EXEMPT, is_marked
+from idempotency_django.http.declared import policy_of
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import PAYMENT, Policy, keys, store_errors
+from idempotency_django.policy import PAYMENT, UNSET, Policy, keys, store_errors
 from tests.models import Effect
 from tests.support.shared import assert_problem, assert_replays, effects, is_replay, new_key, post
 from tests.support.views import create
@@ -181,20 +181,14 @@ class TestMisuse:
         with pytest.raises(ImproperlyConfigured, match="directly above the method that does"):
             idempotent(dict)
 
-    def test_positional_policy(self) -> None:
-        """A policy goes by its name."""
-        with pytest.raises(ImproperlyConfigured, match="policy="):
-            idempotent(Policy())  # type: ignore[call-overload]
-
     def test_twice(self) -> None:
-        """A protected view stays as it is; another policy, which would not count, is refused."""
-        assert idempotent(plain) is plain
+        """A second policy, which would not count, is refused."""
         with pytest.raises(ImproperlyConfigured, match="protected already"):
             idempotent(required=True, ttl=None)(plain)
 
 
 def test_exempt() -> None:
-    """``@idempotency_exempt`` marks functions and classes, and what is made of them."""
+    """``@idempotency_exempt`` is for functions and classes, and what is made of them."""
 
     @no_store
     @idempotency_exempt
@@ -205,9 +199,12 @@ def test_exempt() -> None:
     class Exempt(TemplateView):
         pass
 
-    assert is_marked(view, EXEMPT)
-    assert is_marked(Exempt.as_view(), EXEMPT)
-    assert not is_marked(Simple.as_view(), EXEMPT)
+    assert policy_of(view) is None
+    assert policy_of(Exempt.as_view()) is None
+    assert policy_of(type("Sub", (Exempt,), {}).as_view()) is None
+    assert policy_of(Simple.as_view()) is UNSET
+    with pytest.raises(ImproperlyConfigured, match="both protected and exempt"):
+        idempotency_exempt(plain)
 
 
 class Charges(View):

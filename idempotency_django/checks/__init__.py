@@ -15,7 +15,6 @@ id                                     problem
 ``idempotency_django.E020``            ``on_conflict="accepted"`` without a URL for the status view
 ``idempotency_django.E022``            a view with a policy cannot be protected: it refuses keys
 ``idempotency_django.W023``            the middleware cannot protect views without a policy
-``idempotency_django.E024``            a view is both protected and exempt
 ``idempotency_django.W026``            a store in the memory of one process, and ``DEBUG`` is off
 ``idempotency_django.E032``            a model without both ``Versioned`` and one ``VersionField``
 ``idempotency_django.E034``            a form of the admin that may lack a model's version

@@ -33,7 +33,6 @@ from ..http.declared import (
     initkwargs_of,
     innermost,
     is_covered,
-    is_exempt,
     module_of,
     operations_of,
     part_for,
@@ -257,8 +256,6 @@ def _policy_and_how(
     if getattr(view, INBOX, False):
         return None, "inbox"
     declared = policy_of(view, method)
-    if is_exempt(view):
-        return None, "exempt"
     if declared is None:
         return None, _without(getattr(view_class_of(view), POLICIES, None), name)
     if MIDDLEWARE not in settings.MIDDLEWARE:

@@ -17,7 +17,7 @@ from django.db import connections
 
 from ..conf import conf
 from ..engine import choose_mode
-from ..http.declared import POLICIES, initkwargs_of, is_exempt, is_named, policy_of, view_class_of
+from ..http.declared import POLICIES, initkwargs_of, is_named, policy_of, view_class_of
 from ..policy import INHERITED, Policy
 from ..stores import stores
 from ..stores.atomic_blocks import IN_NINJA
@@ -104,12 +104,6 @@ def _check_endpoint(endpoint: Endpoint) -> Iterator[CheckMessage]:
                 "work, or add IdempotencyMiddleware to MIDDLEWARE."
             ),
             id="idempotency_django.E060",
-        )
-    if endpoint.how in ("decorator", "mixin") and is_exempt(view):
-        yield Error(
-            f"{name} is both protected and exempt.",
-            hint="Remove either @idempotency_exempt or the protection (@idempotent, the mixin).",
-            id="idempotency_django.E024",
         )
     view_class = view_class_of(view)
     policies = initkwargs_of(view).get(POLICIES, getattr(view_class, POLICIES, None))

@@ -12,15 +12,14 @@ from django.http import QueryDict
 from django.http.response import HttpResponseBase
 from django.utils.datastructures import MultiValueDict
 from rest_framework.exceptions import APIException
-from rest_framework.parsers import FileUploadParser, FormParser, MultiPartParser
 from rest_framework.permissions import BasePermission
 from rest_framework.renderers import BaseRenderer
-from rest_framework.request import Empty, Request
+from rest_framework.request import Request
 from rest_framework.response import Response
 
 from ..engine import reraise
 from ..errors import IdempotencyError
-from ..http.bodies import body_of, form_of, is_too_large, raw_body_of, was_read
+from ..http.bodies import body_of, form_of, was_read
 from ..http.invocations import invocation_of
 from ..http.problems import error_body, media_type, status_of
 from ..http.replays import check_object, defining_module, has_object
@@ -132,7 +131,6 @@ class DRFAdapter(Adapter):
             auth=own.auth,
             authorization=None if own.auth is None or self._reads_authorization() else "",
             body=self._body,
-            raw=None if was_read(http) else partial(body_of, http),
         )
 
     def _reads_authorization(self) -> bool:
@@ -202,31 +200,12 @@ class DRFAdapter(Adapter):
         return problem(self.view, error)
 
     def _body(self) -> Body:
-        """The body, parsed by the view's parser; the view can read it again."""
-        http: Any = self.http_request
-        request: Any = self.request  # some of whose attributes its types say may be missing
-        if was_read(http):  # an authentication has looked into a form
-            return self._parsed(None)
-        parser: Any = request.negotiator.select_parser(request, request.parsers)
-        if type(parser) in (MultiPartParser, FormParser) or is_too_large(http):
-            return body_of(http)
-        raw = raw_body_of(http)
-        if parser is None or isinstance(parser, FileUploadParser):  # the view reads the stream
-            return raw
-        try:
-            if isinstance(request.data, QueryDict) or request.FILES:
-                return self._parsed(raw)
-            return Parsed(request.data, raw)
-        except Exception:  # noqa: BLE001  # whatever the parser refuses, in whatever way
-            # The view meets it itself, if it looks: REST framework would show it an empty body now.
-            request._stream = request._data = request._files = request._full_data = Empty
-            return raw
-
-    def _parsed(self, raw: bytes | None) -> Body:
-        """The body as the view's parser reads it: a form, or plain data."""
+        """The body as Django sees it, or what the view's parser has made of it already."""
+        if not was_read(self.http_request):
+            return body_of(self.http_request)
         data, files = self.request.data, self.request.FILES
         if not (files or isinstance(data, QueryDict)):
-            return Parsed(data, raw)
+            return Parsed(data)
         if not isinstance(files, MultiValueDict):  # a parser of files only makes a plain dict
             files = MultiValueDict({name: [file] for name, file in files.items()})
         return form_of(data if isinstance(data, QueryDict) else MultiValueDict(), files)

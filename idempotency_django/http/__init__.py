@@ -3,7 +3,7 @@
 An adapter subclasses :class:`Adapter` and calls :func:`serve` or :func:`aserve`.
 """
 
-from .declared import EXEMPT, INBOX, PROTECTED, is_marked, name_of
+from .declared import INBOX, POLICY, PROTECTED, is_marked, name_of
 from .invocations import invocation_of, meta_name, principal_of
 from .problems import media_type, problem_response, status_of
 from .replays import has_object, is_named_by_key, lookup_of
@@ -14,8 +14,8 @@ from .wrapping import ADAPTER, ViewAdapter
 
 __all__ = [
     "ADAPTER",
-    "EXEMPT",
     "INBOX",
+    "POLICY",
     "PROTECTED",
     "REPLAYED_HEADER",
     "STATUS_HEADER",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import FunctionType
@@ -21,7 +21,6 @@ PROTECTED: Final = "idempotency_protected"
 
 POLICY: Final = "idempotency_policy"
 POLICIES: Final = "idempotency_policies"
-EXEMPT: Final = "idempotency_exempt"
 INBOX: Final = "idempotency_inbox"
 """The attribute of a view that receives webhooks, and stores each of them once."""
 
@@ -122,18 +121,12 @@ def name_of(view: Any) -> str:
 
 def dotted_name(view: Any) -> str:
     """The dotted name of a class or a function; an ``@api_view`` has that of its function."""
-    is_renamed = view.__qualname__.rpartition(".")[2] != view.__name__
-    return f"{view.__module__}.{view.__name__ if is_renamed else view.__qualname__}"
+    return f"{view.__module__}.{view.__name__}"
 
 
 def is_marked(view: Any, mark: str) -> bool:
     """Whether a view, or the class it was made of, carries a mark."""
     return bool(getattr(view, mark, False) or getattr(view_class_of(view), mark, False))
-
-
-def is_exempt(view: Any) -> bool:
-    """Whether ``@idempotency_exempt`` is on a view or its class; a base's is on that base alone."""
-    return EXEMPT in vars_of(view) or EXEMPT in vars_of(view_class_of(view))
 
 
 def policy_of(view: ViewFunction, method: str = "") -> Any:
@@ -197,13 +190,3 @@ def is_named(chosen: str, path: str, namespaces: Sequence[str]) -> bool:
         in_language = below.startswith(chosen) and get_language_from_path(path) is not None
         return path.startswith(chosen) or in_language
     return f":{chosen}:" in f":{':'.join(namespaces)}:"
-
-
-def modules_of(view: Any) -> Iterator[str]:
-    """The modules that a view's function, or its class and its bases, are from."""
-    view_class = view if inspect.isclass(view) else view_class_of(view)
-    if view_class is None:
-        view = innermost(view)
-        yield module_of(view)
-        view_class = type(getattr(view, "__self__", None))
-    yield from (base.__module__ for base in view_class.__mro__)

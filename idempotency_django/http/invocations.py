@@ -28,7 +28,6 @@ def invocation_of(
     user: Any = UNSET,
     auth: Any = None,
     body: Callable[[], Body] | None = None,
-    raw: Callable[[], Body] | None = None,
     authorization: str | None = None,
 ) -> Invocation:
     """The invocation that a request is, for its policy.
@@ -40,7 +39,6 @@ def invocation_of(
         user: the caller, if that is not the request's user.
         auth: the authentication of the request, if the framework reports it.
         body: reads the body, if the framework does so in its own way.
-        raw: reads it without the framework's parser.
         authorization: who is calling if no principal is known; ``None``: the sender of the
             request's ``Authorization`` header.
 
@@ -73,7 +71,6 @@ def invocation_of(
         query=request.META.get("QUERY_STRING", ""),
         media_type=(request.content_type or "").lower(),
         read=body or partial(body_of, request),
-        read_raw=raw,
         request=own,
     )
 

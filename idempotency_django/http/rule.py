@@ -29,9 +29,7 @@ from .declared import (
     innermost,
     is_rest_framework,
     module_of,
-    modules_of,
     name_of,
-    operations_of,
     part_for,
     variables_of,
     view_class_of,
@@ -53,9 +51,8 @@ _BEFORE_THE_WORK: Final = {"dispatch", "initial", "setup"}
 
 
 def protected_function(view: Any) -> Any:
-    """The function or handler that runs once already, or is around one that does; or ``None``."""
-    inner = opened(view)
-    layers = (view, inner, *variables_of(inner).values())
+    """The function or handler that runs once already, below what decides nothing; or ``None``."""
+    layers = (view, opened(view))
     marks = (each for each in layers if getattr(each, PROTECTED, None) == BY_DECORATOR)
     return next(marks, None)
 
@@ -107,8 +104,6 @@ def objection_to(function: Any, *, from_outside: bool = False) -> str:
         function: what is decorated; a handler, or a plain view that the middleware protects.
         from_outside: its author has not decorated it.
     """
-    if problem := _objection_to_framework(function):
-        return problem
     view_class = function if isinstance(function, type) else view_class_of(function)
     if view_class is not None:
         return (
@@ -116,7 +111,7 @@ def objection_to(function: Any, *, from_outside: bool = False) -> str:
             "@api_view made. Put it directly above the method that does the work, such as post(), "
             "or below @api_view, directly above the function. Or give the class an "
             "idempotency_policy, and let IdempotentViewMixin (of REST framework) or "
-            "IdempotencyMiddleware protect it."
+            "IdempotencyMiddleware protect it. What neither can, idempotent_call() does."
         )
     inner = opened(function)
     name = name_of(inner)
@@ -137,42 +132,48 @@ def objection_to(function: Any, *, from_outside: bool = False) -> str:
             "Write @idempotent directly above the method, without method_decorator(), and below "
             "all other decorators."
         )
-    return _objection_to_code(inner, name, from_outside=from_outside)
-
-
-def _objection_to_code(function: FunctionType, name: str, *, from_outside: bool) -> str:
-    """:func:`objection_to` for a function without decorators: its place, and what it holds."""
-    owner, _, own_name = function.__code__.co_qualname.rpartition(".")
+    owner, _, own_name = inner.__code__.co_qualname.rpartition(".")
     if own_name in _BEFORE_THE_WORK and owner and not owner.endswith(">"):
         return (
             f"@idempotent is on {name}, where callers are checked. Put it on the method that does "
             "the work, such as post()."
         )
+    hidden = _hidden_in(inner, from_outside=from_outside)
+    return hidden and (
+        f"{name} {hidden}, which may check the caller. Put @idempotent directly above the function "
+        "that does the work, below all decorators; if it is there, use functools.wraps in the "
+        "decorator above it, or add @idempotency_exempt. If there is no decorator, define the "
+        "function at the top of a module or of a class, and let it call others of its module."
+    )
+
+
+def _hidden_in(function: FunctionType, *, from_outside: bool) -> str:
+    """How a function may hide another view, as a decorator without ``functools.wraps`` does."""
     held = variables_of(function)
     held.pop("__class__", None)  # of super()
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    hidden = next((each for each in (*held.values(), *defaults) if _may_be_a_view(each)), None)
-    if hidden is not None:
-        return (
-            f"{name} holds {name_of(hidden)} in a variable or a default, as a decorator without "
-            "functools.wraps does, and such a decorator may check the caller. Put @idempotent "
-            "below it, directly above the function that does the work. If it is not a decorator, "
-            "let it call a function of its module."
-        )
-    if from_outside and (called := _view_below(function)):
-        return (
-            f"{name} calls {called}, a view of its own, and either may check the caller. Put "
-            "@idempotent directly above the function that does the work, or add "
-            "@idempotency_exempt if that is protected already."
-        )
+    for value in (*held.values(), *defaults):
+        if _may_be_a_view(value):
+            return f"holds {name_of(value)} in a variable or a default"
+    names = function.__code__.co_names if from_outside else ()
+    for name in names:
+        if _is_view(function.__globals__.get(name), makes_views="as_view" in names):
+            return f"calls {name}, a view of its own"
     if from_outside and "<" in function.__code__.co_qualname:
-        return (
-            f"{name} was made within another function, as decorators make theirs. Put @idempotent "
-            "directly above the function that does the work; if it is there already, use "
-            "functools.wraps in the decorator above it. A function that is not a decorator's is "
-            "best defined at the top of a module or of a class."
-        )
+        return "was made within another function, as decorators make theirs"
     return ""
+
+
+def _is_view(value: Any, *, makes_views: bool) -> bool:
+    if issubclass(type(value), type):  # isinstance() would make a lazy object do its work
+        return makes_views and hasattr(value, "as_view")
+    is_function = type(value) is FunctionType
+    return is_function and (PROTECTED in vars(value) or view_class_of(value) is not None)
+
+
+def _may_be_a_view(value: Any) -> bool:
+    kind = type(value)  # isinstance() would make a lazy object do its work
+    return hasattr(value, "as_view") if issubclass(kind, type) else callable(value)
 
 
 def objection_to_view(view: Any, method: str) -> str:
@@ -180,20 +181,43 @@ def objection_to_view(view: Any, method: str) -> str:
 
     Empty: it can, or the view does not have the method.
     """
-    view_class: Any = view_class_of(view)
+    view_class = view_class_of(view)
+    if framework := _framework_of(view):
+        return (
+            f"{name_of(innermost(part_for(view, method)))} is a view of {framework}, which the "
+            "middleware cannot protect. Put @idempotent on the function, below @api.post(…) of "
+            "django-ninja, or protect the work itself with idempotent_call(). To leave the view "
+            "unprotected, add @idempotency_exempt, or list the paths that the middleware protects "
+            "in IDEMPOTENCY['MIDDLEWARE_PROTECTS']."
+        )
     if view_class is None:
-        has_method = not operations_of(view) or part_for(view, method) is not view
-        return objection_to(view, from_outside=True) if has_method else ""
+        return objection_to(view, from_outside=True)
     name = handlers_of(view).get(method)
     if name is not None:
         return objection_to_handler(view_class, name)
     if not has_own_dispatch(view_class):
         return ""
-    return _objection_to_framework(view) or (
+    return (
         f"{name_of(view)} overrides dispatch() and has no post(), put(), patch() or delete() for "
         f"{method} requests. Let such a method do the work. Or protect the work itself with "
         "idempotent_call(), and leave the class unprotected with @idempotency_exempt."
     )
+
+
+_FRAMEWORKS: Final = frozenset(
+    "ariadne ariadne_django graphene_django modernrpc ninja ninja_extra strawberry "
+    "strawberry_django tastypie".split()
+)
+"""The packages of frameworks that authenticate their callers in the view itself."""
+
+
+def _framework_of(view: Any) -> str:
+    """The framework without an adapter that a view is of; empty: it is another view."""
+    inner = innermost(view)
+    owner = view_class_of(view) or type(getattr(inner, "__self__", None))
+    modules = (module_of(inner), *(base.__module__ for base in owner.__mro__))
+    packages = (module.partition(".")[0] for module in modules)
+    return next((package for package in packages if package in _FRAMEWORKS), "")
 
 
 def objection_to_handler(view_class: Any, name: str) -> str:
@@ -201,20 +225,13 @@ def objection_to_handler(view_class: Any, name: str) -> str:
     handler = inspect.getattr_static(view_class, name)
     if protected_function(handler) is not None:
         return ""
-    above = (vars(base).get(name) for base in view_class.__mro__)
-    if any(protected_function(each) is not None for each in above if each is not None):
-        return (
-            f"{name_of(handler)} overrides a handler with @idempotent, and may check the caller "
-            f"before it calls it. Put @idempotent directly above it, or let {name}() of the base "
-            "call another method that does the work."
-        )
     if is_rest_framework(view_class) and iscoroutinefunction(getattr(view_class, name)):
         return (
             f"{dotted_name(view_class)} is an async view of REST framework, for which "
             "idempotency_django has no adapter. Make its handlers sync, or protect the work in "
             "them with aidempotent_call()."
         )
-    problem = _objection_to_framework(view_class) or objection_to(handler, from_outside=True)
+    problem = objection_to(handler, from_outside=True)
     return problem or _objection_below(view_class, name, opened(handler))
 
 
@@ -233,6 +250,12 @@ def _objection_below(view_class: Any, name: str, handler: FunctionType) -> str:
             method = vars(base).get(each)
             if not callable(method) or isinstance(method, type) or method is handler:
                 continue
+            if protected_function(method) is not None:
+                return (
+                    f"{name_of(handler)} calls {each}() of a base, which has @idempotent, and may "
+                    "check the caller before that. Put @idempotent directly above it, or let the "
+                    "method of the base call another one that does the work."
+                )
             if problem := objection_to(method):
                 return problem
             below += [other for other in _called_by_framework(method) if other not in below]
@@ -255,9 +278,6 @@ def own_function(view: Any, handler: Any) -> Any:
     return inner.__func__ if type(inner) is MethodType and inner.__self__ is view else None
 
 
-remembered_protection = lru_cache(maxsize=1024)(protected_function)  # for every request
-
-
 @lru_cache(maxsize=1024)  # likewise
 def objection_to_method(view_class: Any, name: str, function: Any) -> str:
     """:func:`objection_to_handler` for the handler of an instance.
@@ -274,46 +294,3 @@ def objection_to_method(view_class: Any, name: str, function: Any) -> str:
             "function that does the work."
         )
     return objection_to_handler(view_class, name)
-
-
-def _view_below(function: FunctionType) -> str:
-    """The name of another view that the function calls, if that may check the caller; or empty."""
-    names = function.__code__.co_names
-    makes_views = "as_view" in names
-    used = ((name, function.__globals__.get(name)) for name in names)
-    return next((name for name, value in used if _is_view(value, makes_views)), "")
-
-
-def _is_view(value: Any, makes_views: bool) -> bool:
-    if issubclass(type(value), type):  # isinstance() would make a lazy object do its work
-        return makes_views and hasattr(value, "as_view")
-    is_function = type(value) is FunctionType
-    return is_function and (PROTECTED in vars(value) or view_class_of(value) is not None)
-
-
-def _may_be_a_view(value: Any) -> bool:
-    kind = type(value)  # isinstance() would make a lazy object do its work
-    return hasattr(value, "as_view") if issubclass(kind, type) else callable(value)
-
-
-_FRAMEWORKS: Final = frozenset(
-    "ariadne ariadne_django graphene_django modernrpc ninja ninja_extra strawberry "
-    "strawberry_django tastypie".split()
-)
-"""The packages of frameworks that authenticate their callers in the view itself."""
-
-
-def _objection_to_framework(view: Any) -> str:
-    """The way out for a view of a framework without an adapter; empty: it is another view."""
-    packages = (module.partition(".")[0] for module in modules_of(view))
-    framework = next((package for package in packages if package in _FRAMEWORKS), None)
-    if framework is None:
-        return ""
-    functions = [name_of(innermost(each.view_func)) for each in operations_of(view)]
-    return (
-        f"{' and '.join(functions) or name_of(view)} is a view of {framework}, which the "
-        "middleware cannot protect. Put @idempotent on the function, below @api.post(…) of "
-        "django-ninja, or protect the work itself with idempotent_call(). To leave the view "
-        "unprotected, add @idempotency_exempt, or list the paths that the middleware protects in "
-        "IDEMPOTENCY['MIDDLEWARE_PROTECTS']."
-    )

@@ -31,7 +31,7 @@ from .invocations import key_header
 from .problems import mark_refusal, problem_response
 from .replays import check_object
 from .responses import render
-from .rule import objection_to_method, own_function, protected_function, remembered_protection
+from .rule import objection_to_method, own_function
 from .serving import Adapter, aserve, serve
 
 _HTTP_ERRORS: Final = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
@@ -157,11 +157,9 @@ def replace_handler(view: Any, request: Any, policy: Policy) -> None:
     name = getattr(request, "_request", request).method.lower()
     handler = getattr(view, name, None)
     action = (getattr(view, "action_map", None) or {}).get(name, name)  # of a viewset
-    if handler is None:
+    if handler is None or getattr(handler, PROTECTED, None) == BY_DECORATOR:
         return
     function = own_function(view, handler)
-    if remembered_protection(function) if function else protected_function(handler):
-        return
     view_class: Any = type(view)
     problem = objection_to_method(view_class, action, function)
     is_async = _is_coroutine_function(function) if function else iscoroutinefunction(handler)

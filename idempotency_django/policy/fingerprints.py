@@ -33,11 +33,7 @@ def whole_request(invocation: Invocation) -> bytes:
     The order of query parameters and of JSON keys, JSON spacing and a form's boundary make no
     difference. Anything else does (draft-ietf-httpapi-idempotency-key-header-07, section 2.4).
     """
-    if invocation.read_raw is not None and is_json(invocation.media_type):
-        body = invocation.read_raw()  # which shows more: 1.0 and 1.00, a name that appears twice
-    else:
-        body = invocation.body
-    body = _decoded(body, invocation.media_type)
+    body = _decoded(invocation.body, invocation.media_type)
     return _request(invocation, _canonical(body, invocation.media_type))
 
 
@@ -185,12 +181,7 @@ def _canonical(body: Body, media_type: str) -> bytes:
             return b"json" + _encode(body.value).encode()
         except (TypeError, ValueError, RecursionError):
             pass  # not JSON, or nested too deeply
-    try:
-        return b"parsed" + canonical(body.value)
-    except TypeError:  # a parser of your own has made an object that is not plain
-        if body.raw is None:
-            raise
-        return _canonical(body.raw, media_type)
+    return b"parsed" + canonical(body.value)
 
 
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode

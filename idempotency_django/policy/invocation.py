@@ -44,12 +44,10 @@ class Parsed:
 
     Attributes:
         value: what the parser made.
-        raw: the body that it parsed, or ``None`` if that is gone.
         tree: whether each list and each mapping is known to be there once, as JSON says them.
     """
 
     value: Any
-    raw: bytes | None = None
     tree: bool = False
 
 
@@ -73,7 +71,6 @@ class Invocation:
         query: the query string as it was sent.
         media_type: of the body, lower case, without parameters.
         read: reads the body.
-        read_raw: reads it without the framework's parser, if ``read`` uses one.
         request: the framework's own object, for your callables that need more.
     """
 
@@ -86,7 +83,6 @@ class Invocation:
     query: str = ""
     media_type: str = ""
     read: Callable[[], Body] = bytes
-    read_raw: Callable[[], Body] | None = None
     request: Any = None
 
     @cached_property

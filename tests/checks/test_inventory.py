@@ -157,7 +157,6 @@ class TestEndpoints:
         [
             idempotent(policy=POLICY)(view()),
             ways.guard(idempotent(policy=POLICY)(view())),
-            ways.without_wraps(idempotent(policy=POLICY)(view())),
             idempotent(policy=POLICY)(ways.harmless(view())),
             a_class(post=idempotent(policy=POLICY)(post_)).as_view(),
             ways.guard(a_class(post=idempotent(policy=POLICY)(post_)).as_view()),
@@ -551,20 +550,6 @@ def test_prefixes_in_each_language(settings: Any, path_info: str, covered: bool)
     settings.LANGUAGES = [("en", "English"), ("de", "German")]
     settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": ["/api/"]}
     assert is_covered(path_info, []) is covered
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        lambda: idempotent(idempotency_exempt(view())),
-        lambda: idempotency_exempt(idempotent(view())),
-        lambda: idempotency_exempt(type("Exempt", (Charges,), {})).as_view({"post": "create"}),
-    ],
-)
-def test_both_protected_and_exempt(made: Any, found: Any) -> None:
-    """E024: what protects the view itself does so; a check says that one of them has to go."""
-    found(path("x/", made()))
-    assert len(said("E024")) == 1
 
 
 @pytest.mark.django_db

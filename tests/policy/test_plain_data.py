@@ -273,16 +273,12 @@ class TestRequests:
         assert_problem(send(client, url, other, kind, key), 422, "mismatch")
         assert Effect.objects.count() == 1
 
-    def test_objects_of_a_parser(self, client: Client) -> None:
-        """Objects that a parser makes are compared by value, or else by the bytes they were."""
-        kind = "application/yaml"
-        for plain, written_differently, other in [
-            ("{a: 2026-01-01, b: !!set {x, y}}", "{b: !!set {y, x}, a: 2026-01-01}", "{a: 1}"),
-            ("a: !odd x", "a: !odd x", "a: !odd y"),
-        ]:
-            Effect.objects.all().delete()
-            key = new_key()
-            first = send(client, "/drf/", plain, kind, key)
-            assert_replays(first, send(client, "/drf/", written_differently, kind, key))
-            assert_problem(send(client, "/drf/", other, kind, key), 422, "mismatch")
-            assert Effect.objects.count() == 1
+    def test_other_media_types(self, client: Client) -> None:
+        """A body that is neither JSON nor a form counts byte for byte, whatever its parser makes
+        of it.
+        """
+        key, kind = new_key(), "application/yaml"
+        first = send(client, "/drf/", "a: !odd x", kind, key)
+        assert_replays(first, send(client, "/drf/", "a: !odd x", kind, key))
+        assert_problem(send(client, "/drf/", "a: !odd y", kind, key), 422, "mismatch")
+        assert Effect.objects.count() == 1

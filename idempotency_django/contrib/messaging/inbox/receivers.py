@@ -19,7 +19,7 @@ from django.utils.crypto import salted_hmac
 from django.views import View
 
 from ....errors import IdempotencyError, StoreUnavailable
-from ....http import EXEMPT, INBOX, problem_response
+from ....http import INBOX, POLICY, problem_response
 from ....models import DatabaseNow
 from ....policy import Policy, keys, scopes
 from ....stores import forbid_atomic_block
@@ -134,7 +134,7 @@ class WebhookReceiver(View):
         """The view. Its message is its own protection, and its INSERT its own transaction."""
         view: Any = super().as_view(**initkwargs)
         view.csrf_exempt = True  # the signature says who sent it
-        setattr(view, EXEMPT, True)  # for the middleware
+        setattr(view, POLICY, None)  # for the middleware
         setattr(view, INBOX, True)
         for using in connections:
             transaction.non_atomic_requests(using)(view)
