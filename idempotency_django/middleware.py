@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Awaitable, Callable
 from functools import partial, wraps
 from typing import Any, Final, NamedTuple
@@ -33,8 +32,6 @@ from .http.rule import objection_to_view, protected_part
 from .http.serving import log_unread_field
 from .http.wrapping import has_key, log_unclaimed, protect, refuse_key, replace_handler
 from .policy import INHERITED, UNSAFE_METHODS, UNSET, Policy
-
-logger = logging.getLogger("idempotency_django")
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 

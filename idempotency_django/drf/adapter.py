@@ -19,8 +19,7 @@ from rest_framework.response import Response
 
 from ..engine import reraise
 from ..errors import IdempotencyError
-from ..http.bodies import body_of, form_of, was_read
-from ..http.invocations import invocation_of
+from ..http.invocations import body_of, form_of, invocation_of
 from ..http.problems import error_body, media_type, status_of
 from ..http.replays import check_object, defining_module, has_object
 from ..http.responses import render
@@ -130,7 +129,7 @@ class DRFAdapter(Adapter):
             own=own,
             auth=own.auth,
             authorization=None if own.auth is None or self._reads_authorization() else "",
-            body=self._body,
+            body=partial(body_of, http, self._parsed),
         )
 
     def _reads_authorization(self) -> bool:
@@ -199,10 +198,8 @@ class DRFAdapter(Adapter):
     def problem(self, error: IdempotencyError) -> HttpResponseBase:
         return problem(self.view, error)
 
-    def _body(self) -> Body:
-        """The body as Django sees it, or what the view's parser has made of it already."""
-        if not was_read(self.http_request):
-            return body_of(self.http_request)
+    def _parsed(self) -> Body:
+        """What the view's parser has made of the body already."""
         data, files = self.request.data, self.request.FILES
         if not (files or isinstance(data, QueryDict)):
             return Parsed(data)

@@ -88,9 +88,10 @@ def problem_response(error: IdempotencyError) -> HttpResponse:
     return response
 
 
-def mark_refusal(response: HttpResponseBase, error: IdempotencyError) -> None:
-    """Say in the headers of a refusal what became of the request, if it had a key."""
+def marked(response: HttpResponseBase, error: IdempotencyError) -> HttpResponseBase:
+    """The refusal, whose headers say what became of the request, if it had a key."""
     if not isinstance(error, KeyMissing):
         response[STATUS_HEADER] = error.token
     if conf.dialect == "stripe":
         response["Stripe-Should-Retry"] = "true" if error.retryable else "false"
+    return response

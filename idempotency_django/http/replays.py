@@ -7,12 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
-from django.core.exceptions import (
-    FieldError,
-    ImproperlyConfigured,
-    ObjectDoesNotExist,
-    ValidationError,
-)
+from django.core.exceptions import ObjectDoesNotExist
 from django.db import router, transaction
 from django.db.transaction import TransactionManagementError
 from django.http import Http404
@@ -25,9 +20,6 @@ _FRAMEWORKS: Final = ("django.views.generic.", "rest_framework.")
 _OURS: Final = __name__.partition(".")[0] + "."
 
 _VARIADIC: Final = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-
-_NO_MODEL: Final = (Http404, ImproperlyConfigured, AttributeError, AssertionError)
-"""Errors of a view that is asked for its model, and has none."""
 
 
 def check_object(view: Any, record: Record) -> None:
@@ -46,22 +38,17 @@ def check_object(view: Any, record: Record) -> None:
     if not has_object(view):
         return
     try:
-        _get_object(view)
+        try:
+            view.get_object()
+        except TransactionManagementError:  # it locks the object, as a leased handler's does
+            with transaction.atomic():
+                view.get_object()
     except Exception as error:
         is_missing = isinstance(error, Http404 | ObjectDoesNotExist)
         # REST framework has a 404 of its own.
         is_missing = is_missing or getattr(error, "status_code", None) == 404
         if not (is_missing and _is_gone(view, record)):
             raise
-
-
-def _get_object(view: Any) -> None:
-    try:
-        view.get_object()
-    except TransactionManagementError:  # it locks the object, as a leased handler's does
-        model = _model(view)
-        with transaction.atomic(using=model and router.db_for_write(model)):
-            view.get_object()
 
 
 def has_object(view: Any) -> bool:
@@ -87,11 +74,7 @@ def _has_lookup(view_class: Any) -> bool:
     if get_object is None or inspect.iscoroutinefunction(get_object):
         return False
     parameters = [*inspect.signature(get_object).parameters.values()][1:]  # without self
-    if {parameter.kind for parameter in parameters} & _VARIADIC:
-        # They may hide what it needs, unless a framework calls it without any.
-        bases = (base for base in view_class.__mro__ if base.__module__.startswith(_FRAMEWORKS))
-        return any("get_object" in vars(base) for base in bases)
-    return all(parameter.default is not parameter.empty for parameter in parameters)
+    return all(each.default is not each.empty or each.kind in _VARIADIC for each in parameters)
 
 
 def is_named_by_key(view: Any, model: Any) -> bool:
@@ -143,24 +126,14 @@ def _lookup(view: Any) -> dict[str, Any]:
 
 def _is_gone(view: Any, record: Record) -> bool:
     """Whether the object in the URL exists for no caller; ``False``: unknown."""
-    model, lookup, payload = _model(view), _lookup(view), record.payload
-    deleted = view.request.method == "DELETE" and payload and 200 <= payload.status < 300
-    if model is None or not lookup:
-        return bool(deleted)
-    if not (deleted or lookup.keys() <= {"pk", model._meta.pk.name}):
-        return False  # it may have another name now
+    lookup, payload = _lookup(view), record.payload
+    deleted = view.request.method == "DELETE" and bool(payload and 200 <= payload.status < 300)
+    if not lookup:
+        return deleted
     try:
+        model = view.get_queryset().model
+        keeps_name = deleted or lookup.keys() <= {"pk", model._meta.pk.name}
         rows = model._base_manager.using(router.db_for_write(model))
-        return not rows.filter(**lookup).exists()
-    except (FieldError, TypeError, ValueError, ValidationError):  # it can be the name of none
+        return keeps_name and not rows.filter(**lookup).exists()
+    except Exception:  # noqa: BLE001  # no model is known, or the URL can name none of its objects
         return False
-
-
-def _model(view: Any) -> Any:
-    """The model of the view's objects; ``None``: unknown."""
-    if getattr(view, "queryset", None) is not None:
-        return view.queryset.model
-    try:
-        return getattr(view, "model", None) or view.get_queryset().model
-    except _NO_MODEL:
-        return None

@@ -23,14 +23,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from django.core.exceptions import ImproperlyConfigured
 from django.forms import BaseForm, BaseFormSet
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from ..engine import Result
 from ..engine.outcomes import describe_error
-from ..errors import OperationInProgress
 from ..logs import escaped
 from ..policy import NEVER_STORED, Policy
 from ..stores.records import Operation, Payload, Record
@@ -40,9 +38,6 @@ REPLAYED_HEADER: Final = "Idempotent-Replayed"
 
 STATUS_HEADER: Final = "Idempotency-Status"
 """The response header that says what became of a request with a key."""
-
-IN_PROGRESS: Final = OperationInProgress.token
-NOT_STORED: Final = "executed; stored=?0"
 
 
 def executed(operation: Operation, elapsed: float) -> str:
@@ -64,18 +59,23 @@ def replayed(record: Record) -> str:
     return f"replayed{ttl}; attempt={record.attempt}"
 
 
-def render(response: object, request: HttpRequest) -> HttpResponseBase:
+def render(response: object, request: HttpRequest, *, later: bool = False) -> HttpResponseBase:
     """The response, with its content: a template or a serializer's data are rendered now.
 
+    Args:
+        response: what a view, or a callable of its policy, has returned.
+        request: the request.
+        later: leave that to the framework.
+
     Raises:
-        TypeError: a view returned something else.
+        TypeError: it is no response.
     """
     if not isinstance(response, HttpResponseBase):
         raise TypeError(
-            f"The view of {escaped(request.path)} returned {type(response).__name__}, not an "
-            "HttpResponse."
+            f"The view of {escaped(request.path)}, or a callable of its policy, returned "
+            f"{type(response).__name__}, not an HttpResponse."
         )
-    return response.render() if hasattr(response, "render") else response
+    return response.render() if hasattr(response, "render") and not later else response
 
 
 def response_of(
@@ -122,10 +122,9 @@ def reason_not_to_store(request: HttpRequest, policy: Policy, response: HttpResp
     status = response.status_code
     if status >= 500:
         return f"The response had the status {status}."
-    if policy.should_store is not None:
-        wanted = _wanted(request, policy, response)
-        if wanted is not None:
-            return "" if wanted else "The policy's should_store= rejected this response."
+    wanted = policy.should_store and policy.should_store(request, response)
+    if wanted is not None:
+        return "" if wanted else "The policy's should_store= rejected this response."
     if status in NEVER_STORED:
         return f"The response had the status {status}."
     context = getattr(response, "context_data", None)
@@ -161,18 +160,6 @@ def _has_refused_form(context: Mapping[str, Any]) -> bool:
     )
 
 
-def _wanted(request: HttpRequest, policy: Policy, response: HttpResponseBase) -> bool | None:
-    """Whether the policy stores a response; ``None``: it does not say."""
-    should_store = policy.should_store
-    wanted = should_store and should_store(request, response)
-    if wanted is None or isinstance(wanted, bool):
-        return wanted
-    raise ImproperlyConfigured(
-        f"The should_store of an idempotency policy returned a {type(wanted).__name__}; it must "
-        "return True, False or None."
-    )
-
-
 def result_of_error(
     request: HttpRequest, policy: Policy, response: HttpResponseBase, error: Exception
 ) -> Result:
@@ -181,8 +168,9 @@ def result_of_error(
     def payload() -> Payload:
         return payload_of(render(response, request), policy)
 
-    status = response.status_code
-    kept = payload if 400 <= status < 500 and _wanted(request, policy, response) else None
+    status, should_store = response.status_code, policy.should_store
+    is_kept = 400 <= status < 500 and should_store is not None and should_store(request, response)
+    kept = payload if is_kept else None
     return Result(
         response, kept, error=describe_error(error), failed=kept is None and status >= 500
     )

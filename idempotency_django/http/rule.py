@@ -30,6 +30,7 @@ from .declared import (
     is_rest_framework,
     module_of,
     name_of,
+    operations_of,
     part_for,
     variables_of,
     view_class_of,
@@ -51,8 +52,9 @@ _BEFORE_THE_WORK: Final = {"dispatch", "initial", "setup"}
 
 
 def protected_function(view: Any) -> Any:
-    """The function or handler that runs once already, below what decides nothing; or ``None``."""
-    layers = (view, opened(view))
+    """The function or handler that runs once already, or is around one that does; or ``None``."""
+    inner = opened(view)
+    layers = (view, inner, *variables_of(inner).values())
     marks = (each for each in layers if getattr(each, PROTECTED, None) == BY_DECORATOR)
     return next(marks, None)
 
@@ -181,10 +183,12 @@ def objection_to_view(view: Any, method: str) -> str:
 
     Empty: it can, or the view does not have the method.
     """
-    view_class = view_class_of(view)
+    view_class, part = view_class_of(view), part_for(view, method)
+    if operations_of(view) and part is view:
+        return ""
     if framework := _framework_of(view):
         return (
-            f"{name_of(innermost(part_for(view, method)))} is a view of {framework}, which the "
+            f"{name_of(innermost(part))} is a view of {framework}, which the "
             "middleware cannot protect. Put @idempotent on the function, below @api.post(…) of "
             "django-ninja, or protect the work itself with idempotent_call(). To leave the view "
             "unprotected, add @idempotency_exempt, or list the paths that the middleware protects "
@@ -276,6 +280,9 @@ def own_function(view: Any, handler: Any) -> Any:
     """The function of a handler that is a method of the instance; ``None``: it is none."""
     inner = handler if type(handler) is MethodType else opened(handler)
     return inner.__func__ if type(inner) is MethodType and inner.__self__ is view else None
+
+
+remembered_protection = lru_cache(maxsize=1024)(protected_function)  # for every request
 
 
 @lru_cache(maxsize=1024)  # likewise

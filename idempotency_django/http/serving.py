@@ -13,7 +13,6 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
-from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
@@ -46,13 +45,12 @@ from ..policy import UNSAFE_METHODS, Policy, keys
 from ..policy.invocation import Invocation
 from ..stores.records import Record
 from .invocations import invocation_of, key_header, operation_name
-from .problems import mark_refusal, problem_response, retry_after
+from .problems import marked, problem_response, retry_after
 from .responses import (
-    IN_PROGRESS,
-    NOT_STORED,
     REPLAYED_HEADER,
     STATUS_HEADER,
     executed,
+    render,
     replayed,
     response_of,
     result_of,
@@ -225,8 +223,6 @@ async def _run_once(
         finally:
             request.idempotency = None  # a second run needs a claim
 
-    # A wrong setting of what a response is made with is refused before the view runs.
-    conf.status_codes, conf.retry_after  # noqa: B018
     asked_at = time.monotonic()
     outcome = await driver.run(plan, execute, partial(_recover, adapter), adapter.authorize)
     if isinstance(outcome, Executed):
@@ -242,9 +238,7 @@ def _refusal(adapter: Adapter, error: IdempotencyError, plan: Plan | None) -> Ht
         logger.error("%s failed with an idempotency error.", name, exc_info=error)
     if isinstance(error, OperationInProgress | StoreUnavailable):
         error.retry_after = retry_after()
-    response = adapter.problem(error)
-    mark_refusal(response, error)
-    return response
+    return marked(adapter.problem(error), error)
 
 
 Execute = Callable[[ExecutionContext], Coroutine[Any, Any, Result]]
@@ -294,13 +288,13 @@ def _response(adapter: Adapter, plan: Plan, outcome: Outcome, asked_at: float) -
         case Executed(response, payload):
             can_replay = payload is not None and (payload.body is not None or policy.rebuild)
             elapsed = time.monotonic() - asked_at
-            status = executed(plan.operation, elapsed) if can_replay else NOT_STORED
+            status = executed(plan.operation, elapsed) if can_replay else "executed; stored=?0"
         case Replayed(record):
             response = _replay(adapter, record)
             status = replayed(record)
         case InProgress(busy=False) if policy.on_conflict == "accepted":
             response = response_of(accepted_payload(plan), adapter.response_class)
-            status = IN_PROGRESS
+            status = OperationInProgress.token
         case InProgress() | Held() | Mismatched() | Expired():
             raise refusal(outcome)
         case _:
@@ -320,13 +314,10 @@ def _replay(adapter: Adapter, record: Record) -> HttpResponseBase:
     elif policy.rebuild is None:
         raise ResponseNotStored
     else:
-        response = policy.rebuild(record, adapter.http_request)
+        rebuilt = policy.rebuild(record, adapter.http_request)
+        response = render(rebuilt, adapter.http_request, later=True)
     if policy.on_replay is not None:
-        response = policy.on_replay(adapter.http_request, response)
-        if not isinstance(response, HttpResponseBase):
-            raise ImproperlyConfigured(
-                "The on_replay of an idempotency policy returned a "
-                f"{type(response).__name__}; it must return the response."
-            )
+        changed = policy.on_replay(adapter.http_request, response)
+        response = render(changed, adapter.http_request, later=True)
     response[REPLAYED_HEADER] = "true"
     return response

@@ -28,10 +28,10 @@ from ..policy import UNSAFE_METHODS, Policy
 from ..stores.records import Record
 from .declared import BY_DECORATOR, POLICY, PROTECTED, ViewFunction, name_of
 from .invocations import key_header
-from .problems import mark_refusal, problem_response
+from .problems import marked, problem_response
 from .replays import check_object
 from .responses import render
-from .rule import objection_to_method, own_function
+from .rule import objection_to_method, own_function, protected_function, remembered_protection
 from .serving import Adapter, aserve, serve
 
 _HTTP_ERRORS: Final = (Http404, PermissionDenied, SuspiciousOperation, BadRequest)
@@ -91,7 +91,6 @@ def protect(view: ViewFunction, policy: Policy) -> ViewFunction:
     """The function that runs a view, a method or a handler once per operation."""
     served = _stand_in(view, policy, is_async=iscoroutinefunction(view))
     made: Any = functools.update_wrapper(served, view)
-    setattr(made, PROTECTED, BY_DECORATOR)
     setattr(made, POLICY, policy)
     return made  # type: ignore[no-any-return]
 
@@ -124,7 +123,9 @@ def _stand_in(
     async def aprotected(*args: Any, **kwargs: Any) -> Any:
         return await aserve(adapter_for(args, kwargs), policy)
 
-    return aprotected if is_async else protected
+    stand_in = aprotected if is_async else protected
+    setattr(stand_in, PROTECTED, BY_DECORATOR)
+    return stand_in
 
 
 def _request_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -157,16 +158,16 @@ def replace_handler(view: Any, request: Any, policy: Policy) -> None:
     name = getattr(request, "_request", request).method.lower()
     handler = getattr(view, name, None)
     action = (getattr(view, "action_map", None) or {}).get(name, name)  # of a viewset
-    if handler is None or getattr(handler, PROTECTED, None) == BY_DECORATOR:
+    if handler is None:
         return
     function = own_function(view, handler)
+    if remembered_protection(function) if function else protected_function(handler):
+        return
     view_class: Any = type(view)
     problem = objection_to_method(view_class, action, function)
     is_async = _is_coroutine_function(function) if function else iscoroutinefunction(handler)
     if not problem:
-        stand_in = _stand_in(handler, policy, is_async=is_async, instance=view)
-        setattr(stand_in, PROTECTED, BY_DECORATOR)
-        setattr(view, name, stand_in)
+        setattr(view, name, _stand_in(handler, policy, is_async=is_async, instance=view))
     elif has_key(request, policy):
         refuse = functools.partial(refuse_key, view_class, problem)
         setattr(view, name, sync_to_async(refuse) if is_async else refuse)
@@ -189,9 +190,7 @@ def refuse_key(view: Any, problem: str, request: Any, *_: Any, **__: Any) -> Htt
         problem,
     )
     error = KeyUnsupported()
-    response = problem_response(error)
-    mark_refusal(response, error)
-    return response
+    return marked(problem_response(error), error)
 
 
 def log_unclaimed(view: Any, request: HttpRequest, response: HttpResponseBase) -> None:

@@ -157,6 +157,7 @@ class TestEndpoints:
         [
             idempotent(policy=POLICY)(view()),
             ways.guard(idempotent(policy=POLICY)(view())),
+            ways.without_wraps(idempotent(policy=POLICY)(view())),
             idempotent(policy=POLICY)(ways.harmless(view())),
             a_class(post=idempotent(policy=POLICY)(post_)).as_view(),
             ways.guard(a_class(post=idempotent(policy=POLICY)(post_)).as_view()),

@@ -23,8 +23,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from idempotency_django import errors
-from idempotency_django.http.bodies import body_of
 from idempotency_django.http.invocations import (
+    body_of,
     key_header,
     operation_name,
     principal_of,

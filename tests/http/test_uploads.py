@@ -28,7 +28,7 @@ from rest_framework.views import APIView
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.http.bodies import body_of
+from idempotency_django.http.invocations import body_of
 from idempotency_django.policy import fingerprints
 from tests.models import Effect
 from tests.support.shared import assert_problem, assert_replays, new_key
