@@ -284,7 +284,12 @@ def _parsed_before(request: HttpRequest) -> Form:
         parsed = isinstance(request.upload_handlers, tuple) and hasattr(request, "_post")
         if parsed or request.POST or request.FILES:
             return form_of(request.POST, request.FILES)
-    raise _unreadable(f"The body of {request.method} {escaped(request.path)} was read as a stream")
+    raise ImproperlyConfigured(
+        f"The body of {request.method} {escaped(request.path)} was read as a stream before the "
+        "idempotency key was looked up, so the request cannot be compared with a retry. Protect "
+        "the view outside the code that reads the body, or give its policy "
+        "fingerprint=fingerprints.without_body."
+    )
 
 
 def form_of(fields: Any, files: MultiValueDict[str, Any]) -> Form:
@@ -300,8 +305,6 @@ def form_of(fields: Any, files: MultiValueDict[str, Any]) -> Form:
 
 
 def _uploaded(field: str, file: Any) -> UploadedFile:
-    if not getattr(file, "seekable", bool)():
-        raise _unreadable(f"The uploaded file {field!r} was taken by an upload handler")
     sha256 = hashlib.sha256()
     for chunk in file.chunks():
         sha256.update(chunk)
@@ -312,13 +315,4 @@ def _uploaded(field: str, file: Any) -> UploadedFile:
         media_type=file.content_type or "",
         size=file.size or 0,
         sha256=sha256.hexdigest(),
-    )
-
-
-def _unreadable(what: str) -> ImproperlyConfigured:
-    """The error of a body that cannot be compared with a retry's."""
-    return ImproperlyConfigured(
-        f"{what} before the idempotency key was looked up, so the request cannot be compared with "
-        "a retry. Protect the view outside the code that reads the body, or give its policy "
-        "fingerprint=fingerprints.without_body."
     )
