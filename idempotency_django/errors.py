@@ -248,6 +248,10 @@ UNCONFIRMED_MESSAGE: Final = (
     "key: the retry gets the response, or executes the operation."
 )
 
+REFUSED_MESSAGE: Final = (
+    "The database could not commit because of a conflict with another transaction, and has "
+    "rolled back. Retry later with the same key."
+)
 BUSY_MESSAGE: Final = (
     "Another transaction has locked the database, so nothing was executed. Retry later with the "
     "same key."

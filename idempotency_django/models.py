@@ -13,7 +13,6 @@ from django.db.models import Q
 from django.db.models.functions import Left, Now
 from django.utils.translation import gettext_lazy as _
 
-from .stores.codec import StoredTextField, dump_text
 from .stores.records import ORIGIN_LENGTH, Status
 
 if not apps.is_installed("idempotency_django"):
@@ -107,7 +106,7 @@ class IdempotencyKeyQuerySet(models.QuerySet["IdempotencyKey"]):
         last = {
             "attempt": row["attempt"],
             "state": INTERRUPTED if is_interrupted else row["status"],
-            "error": dump_text(row["error"][:_KEPT_ERROR]),
+            "error": row["error"][:_KEPT_ERROR],
             "began": row["created_at"].isoformat(),
             "ended": ended.isoformat(),
         }
@@ -140,11 +139,11 @@ class IdempotencyKey(models.Model):
     # Whether it may have had effects under derived keys: no other request gets the key then.
     pinned = models.BooleanField(_("kept for its request"), default=False, db_default=False)
 
-    # Headers and body in the codec's form: see codec.encode(), codec.decode().
+    # Headers and body as stores.records.encode() writes them.
     response_status = models.PositiveSmallIntegerField(_("response status"), null=True, blank=True)
     response_headers = models.TextField(_("response headers"), default="[]", blank=True)
     response_body = models.BinaryField(_("response body"), null=True, blank=True)
-    error = StoredTextField(_("error"), default="", blank=True)
+    error = models.TextField(_("error"), default="", blank=True)
 
     # The attempts before the last one, as ended_attempts() tells them; NULL: there was none.
     attempts = models.JSONField(_("earlier attempts"), null=True, blank=True)
@@ -204,7 +203,7 @@ class IdempotencyStep(models.Model):
     )
     name = models.CharField(_("name"), max_length=100)
     attempt = models.PositiveIntegerField(_("attempt"))
-    result = StoredTextField(_("result"))
+    result = models.TextField(_("result"))
     completed_at = models.DateTimeField(_("completed"))
 
     class Meta:

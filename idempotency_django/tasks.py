@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from celery import shared_task
 
-from .stores import stores
-from .stores.purging import BATCH_SIZE, purge, registered_purges
+from .stores.purging import BATCH_SIZE, purge
 
 
 @shared_task(name="idempotency_django.tasks.purge_expired_keys")
@@ -29,4 +28,4 @@ def purge_expired_keys(batch_size: int = BATCH_SIZE) -> int:
     Args:
         batch_size: the most records to delete in one transaction.
     """
-    return sum(purge([*stores.all(), *registered_purges()], batch_size=batch_size))
+    return sum(purge(batch_size=batch_size))

@@ -20,7 +20,7 @@ from ..engine import choose_mode
 from ..http.declared import POLICIES, initkwargs_of, is_named, policy_of, view_class_of
 from ..policy import INHERITED, Policy
 from ..stores import stores
-from ..stores.atomic_blocks import IN_NINJA
+from ..stores.transactions import IN_NINJA
 from .configuration import check_policy, tried
 from .inventory import Endpoint, endpoints, routes
 

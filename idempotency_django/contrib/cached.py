@@ -42,26 +42,16 @@ def encode_record(record: Record, payload: Payload, lifetime: float | None) -> t
     return *name, record.attempt, record.fingerprint, record.record_id, expires, *encode(payload)
 
 
-def decode_record(cached: Any, operation: Operation) -> Record | None:
-    """The record of the operation, if it was cached; else ``None``."""
-    try:
-        key, scope, attempt, fingerprint, record_id, expires, *stored = cached
-        payload = decode(*stored)
-    except (AttributeError, TypeError, ValueError):
-        logger.warning(
-            "The cache entry for %s is not a stored result. The database is used instead.",
-            operation.key,
-        )
-        return None
-    if (key, scope) != (operation.key, operation.scope):
-        return None
+def decode_record(cached: Any) -> Record:
+    """The record of an entry."""
+    key, scope, attempt, fingerprint, record_id, expires, *stored = cached
     return Record(
         key=key,
         scope=scope,
         status=Status.COMPLETED,
         attempt=attempt,
         fingerprint=fingerprint,
-        payload=payload,
+        payload=decode(*stored),
         ttl_left=None if expires is None else max(0.0, expires - time.time()),
         counted=True,
         record_id=record_id,
@@ -121,10 +111,10 @@ class CachedStore(DatabaseStore):
             return None
         try:
             cached = caches[self.cache].get(self._name(operation.key, operation.scope))
+            return decode_record(cached) if cached else None
         except Exception:
             logger.warning("The cache %r of results cannot be read.", self.cache, exc_info=True)
             return None
-        return decode_record(cached, operation) if cached else None
 
     def forget(self, key: str, scope: str) -> None:
         try:

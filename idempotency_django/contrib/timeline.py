@@ -23,7 +23,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from ..conf import default_store
 from ..models import INTERRUPTED, DatabaseNow, IdempotencyKey, IdempotencyStep
 from ..policy import Policy, keys
-from ..stores import Status, load_text, reference, referred, stores
+from ..stores import Status, reference, referred, stores
 
 # Moments, as people read them.
 
@@ -355,7 +355,7 @@ class Records(Source):
                 member, values = retried[pk], {**each, "state": STATES[each["state"]]}
                 begun = _("created") if each["attempt"] == 1 else _("attempt %(attempt)d began")
                 is_shown = member.reference == results_of
-                error = load_text(each["error"]) if is_shown else ""
+                error = each["error"] if is_shown else ""
                 yield entry(member, begun % values, datetime.fromisoformat(each["began"]))
                 ended = datetime.fromisoformat(each["ended"])
                 what = _("attempt %(attempt)d: %(state)s") % values

@@ -5,7 +5,7 @@ Nothing here knows HTTP or a concrete store. An adapter makes a :class:`Plan`, g
 """
 
 from .batch import Item, run_many
-from .context import ExecutionContext, current_execution
+from .context import ExecutionContext, current_execution, current_step
 from .functions import aidempotent_call, idempotent_call, json_result, run_plan
 from .outcomes import (
     Admit,
@@ -24,7 +24,6 @@ from .outcomes import (
 )
 from .planning import Plan, choose_mode, make_plan, plan_call
 from .running import arun, replay, run
-from .steps import current_step
 
 __all__ = [
     "Admit",

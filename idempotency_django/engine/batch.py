@@ -13,7 +13,6 @@ from ..errors import ROLLED_BACK_MESSAGE, UNCONFIRMED_MESSAGE, ClaimLost, StoreU
 from ..stores import Store
 from ..stores.records import Claim, Operation, Payload, Record
 from .context import CURRENT, ExecutionContext
-from .observing import observed
 from .outcomes import (
     Executed,
     InProgress,
@@ -26,7 +25,7 @@ from .outcomes import (
     decide,
     reraise,
 )
-from .running import run_unobserved
+from .running import observed, run_unobserved
 
 logger = logging.getLogger("idempotency_django")
 
@@ -170,9 +169,6 @@ class _Batch:
                         outcomes[place] = self._outcome(item, claim_or_record)
                 if not all(store.complete_many(self._responses)):
                     raise ClaimLost
-                for place, each in outcomes.items():
-                    if isinstance(each, Replayed) and not each.record.counted:
-                        store.record_replay(each.record, self.items[place].operation)
                 self._completed = True
         except Exception:
             if not self._committed:
@@ -187,7 +183,10 @@ class _Batch:
             at: each for at, each in outcomes.items() if not isinstance(each, InProgress)
         }
         for place, outcome in final.items():
-            announce_outcome(outcome, self.items[place].operation)
+            operation = self.items[place].operation
+            announce_outcome(outcome, operation)
+            if isinstance(outcome, Replayed) and not outcome.record.counted:
+                store.record_replay(outcome.record, operation)
         return final
 
     def lost(self, error: Exception) -> StoreUnavailable:

@@ -15,7 +15,7 @@ from ..errors import IdempotencyError, ResponseNotStored
 from ..policy import INHERITED, UNSET, Policy
 from ..policy.digests import canonical, digest
 from ..stores.records import Payload
-from .context import ExecutionContext
+from .context import ExecutionContext, as_json
 from .outcomes import (
     Executed,
     Expired,
@@ -30,7 +30,6 @@ from .outcomes import (
 )
 from .planning import Plan, plan_call
 from .running import arun, run
-from .steps import as_json
 
 METHOD: Final = "CALL"
 """The value in place of the HTTP method in the audit."""

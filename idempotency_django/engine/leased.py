@@ -27,7 +27,6 @@ from .flows import Awaiting, Blocking
 from .leases import Lease, kept_alive
 from .outcomes import (
     Admit,
-    ConflictWait,
     Executed,
     Expired,
     Held,
@@ -41,6 +40,7 @@ from .outcomes import (
     announce,
     decide,
     failure,
+    wait_until_settled,
 )
 from .settling import end_signal, fail, hold_exhausted, settle
 
@@ -101,8 +101,7 @@ class LeasedRun:
 
     async def outcome(self) -> Outcome:
         """Run it, after waiting for another owner as long as the operation allows."""
-        wait = ConflictWait(self.operation.wait)
-        return await wait.wait_until_settled(self._try_once, self.driver.pause)
+        return await wait_until_settled(self.operation.wait, self._try_once, self.driver.pause)
 
     # Claim.
 
@@ -320,8 +319,8 @@ class LeasedRun:
             self.operation.name,
         )
         look = partial(self.driver.call, self._outcome_of_successor)
-        wait = ConflictWait(self.operation.wait)  # from now: its handler has taken longer than that
-        return await wait.wait_until_settled(look, self.driver.pause)
+        # From now: its handler has taken longer than that.
+        return await wait_until_settled(self.operation.wait, look, self.driver.pause)
 
     def _outcome_of_successor(self) -> Outcome:
         try:

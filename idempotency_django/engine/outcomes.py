@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from itertools import count
 from typing import Any, Final, assert_never
 
 from django.db import Error as DatabaseFault
@@ -282,36 +283,23 @@ BACKOFF: Final = Backoff(timedelta(seconds=0.02), timedelta(seconds=0.25))
 """The polling interval while waiting for an operation."""
 
 
-class ConflictWait:
-    """The wait for an operation in progress: how long, and how often to look.
+async def wait_until_settled(
+    longest: timedelta | None,
+    look: Callable[[], Awaitable[Outcome]],
+    pause: Callable[[float], Awaitable[None]],
+) -> Outcome:
+    """The outcome of the last look: nothing else is executing, or the wait is over.
 
     Args:
-        longest: how long, from now. ``None`` does not wait at all.
+        longest: how long to wait, from now. ``None`` does not wait at all.
+        look: runs the operation, or finds out what others do with it.
+        pause: waits for so many seconds.
     """
-
-    def __init__(self, longest: timedelta | None) -> None:
-        self._deadline = time.monotonic() + longest.total_seconds() if longest else 0.0
-        self._looks = 0
-
-    def pause(self, outcome: Outcome) -> float | None:
-        """Seconds until the next look, or ``None`` if the outcome stands or the wait is over."""
-        if not isinstance(outcome, InProgress):
-            return None
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            return None
-        self._looks += 1
-        return min(BACKOFF.jittered(self._looks).total_seconds(), left)
-
-    async def wait_until_settled(
-        self,
-        look: Callable[[], Awaitable[Outcome]],
-        pause: Callable[[float], Awaitable[None]],
-    ) -> Outcome:
-        """The outcome of the last look: nothing else is executing, or the wait is over."""
-        while True:
-            outcome = await look()
-            seconds = self.pause(outcome)
-            if seconds is None:
-                return outcome
-            await pause(seconds)
+    ends_at = time.monotonic() + longest.total_seconds() if longest else 0.0
+    for looks in count(1):
+        outcome = await look()
+        left = ends_at - time.monotonic()
+        if left <= 0 or not isinstance(outcome, InProgress):
+            return outcome
+        await pause(min(BACKOFF.jittered(looks).total_seconds(), left))
+    raise AssertionError

@@ -6,7 +6,10 @@ operation and a function that executes it, and matches the :data:`Outcome` they 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Final
 
 from asgiref.sync import sync_to_async
 
@@ -16,10 +19,13 @@ from ..stores.records import Operation, Record
 from .context import ExecutionContext
 from .flows import Awaiting, Blocking, finish
 from .leased import LeasedRun
-from .observing import observed
 from .outcomes import (
     Admit,
     Executed,
+    Expired,
+    Held,
+    InProgress,
+    Mismatched,
     Outcome,
     Recover,
     Replayed,
@@ -32,6 +38,65 @@ from .transactional import TransactionalRun
 
 Execute = Callable[[ExecutionContext], Result]
 AsyncExecute = Callable[[ExecutionContext], Awaitable[Result]]
+
+
+# The context managers around every execution, which ``IDEMPOTENCY["AROUND_EXECUTION"]`` lists.
+
+_NAMES: Final[dict[type[Outcome], str]] = {
+    Replayed: "replayed",
+    InProgress: "in_progress",
+    Held: "held",
+    Expired: "expired",
+    Mismatched: "mismatched",
+}
+
+
+@dataclass(slots=True)
+class ObservedExecution:
+    """An execution, as the context managers around it see it.
+
+    Attributes:
+        operation: what was asked for. It has no body, but the key: of which there are as many as
+            requests, so it is no label of a metric.
+        outcome: how it ended. ``"executed"``: a response is stored. ``"released"``: rolled back for
+            a response that is not kept. ``"failed"``: an error or a 5xx; it has this value until
+            the end. ``"replayed"``, ``"in_progress"``, ``"held"``, ``"expired"``,
+            ``"mismatched"``: it was not executed now.
+    """
+
+    operation: Operation
+    outcome: str = "failed"
+
+    def end_with(self, outcome: Outcome) -> None:
+        """Note the outcome."""
+        if isinstance(outcome, Executed):
+            end = outcome.rolled_back
+            if end is None or outcome.payload is not None:
+                self.outcome = "executed"
+            elif not end.failed:
+                self.outcome = "released"
+        else:
+            self.outcome = _NAMES[type(outcome)]
+
+
+@contextmanager
+def observed(operation: Operation) -> Iterator[ObservedExecution]:
+    """The block is the execution of the operation, from before its claim to after its commit."""
+    execution = ObservedExecution(operation)
+    raised: BaseException | None = None
+    with ExitStack() as around:
+        for manager in conf.around_execution:
+            around.enter_context(manager(execution))
+        try:
+            yield execution
+        except BaseException as error:
+            raised = error
+            raise
+    if raised is not None:  # a manager has swallowed it, but there is no response without it
+        raise raised
+
+
+# Running.
 
 
 def run(

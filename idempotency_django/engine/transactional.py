@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -12,7 +11,6 @@ from functools import partial
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import Error as DatabaseFault
 from django.db import IntegrityError, connections, transaction
 from django.dispatch import Signal
 
@@ -25,12 +23,12 @@ from ..errors import (
     StoreUnavailable,
 )
 from ..stores import Store
-from ..stores.atomic_blocks import IN_NINJA
 from ..stores.records import Claim, Operation, Payload, Record, Status
+from ..stores.transactions import IN_NINJA
 from .context import CURRENT, ExecutionContext, is_executing
+from .flows import Blocking, finish
 from .outcomes import (
     Admit,
-    ConflictWait,
     Executed,
     Expired,
     Held,
@@ -45,6 +43,7 @@ from .outcomes import (
     decide,
     failure,
     text_of,
+    wait_until_settled,
 )
 from .settling import end_signal, fail, hold_exhausted, settle
 
@@ -52,14 +51,7 @@ Execute = Callable[[ExecutionContext], Result]
 
 logger = logging.getLogger("idempotency_django")
 
-_IN_A_BLOCK: Final = "when an 'atomic' block is active"
 _DURABLE: Final = "A durable atomic block cannot be nested"
-_FIRST: Final = (
-    "must be called before any query",  # PostgreSQL
-    "cannot run inside a transaction block",
-    "Transaction characteristics can't be changed",  # MariaDB and MySQL
-)
-
 _ERRORS: Final = 400  # and above: the status of a response that tells of no success
 
 
@@ -109,13 +101,11 @@ class TransactionalRun:
 
         A transaction of the caller's stays open meanwhile, with its locks.
         """
-        wait = ConflictWait(longest)
-        while True:
-            outcome = self.try_once()
-            pause = wait.pause(outcome)
-            if pause is None:
-                return outcome
-            time.sleep(pause)
+
+        async def look() -> Outcome:
+            return self.try_once()
+
+        return finish(wait_until_settled(longest, look, Blocking().pause))
 
     def try_once(self) -> Outcome:
         """Run it, unless another attempt is at it."""
@@ -170,7 +160,7 @@ class TransactionalRun:
             except Exception as error:  # noqa: BLE001  # whatever it is, it is raised on outside
                 raise _ReplayRefused(error) from None
         if not (record.counted or record.expired):
-            self.store.record_replay(record, self.operation)
+            self.store.record_replay(record, self.operation, last=True)
 
     # Once it is claimed.
 
@@ -220,9 +210,6 @@ class TransactionalRun:
         self._payload = payload
 
     def _diagnosed(self, error: Exception) -> Result:
-        if self.store.was_ended_by_server(error):
-            ended = StoreUnavailable()
-            ended.__cause__, error = error, ended
         self._error = _diagnose(error, self.operation.name, self.store.using)
         if isinstance(self._error, IdempotencyError):
             self._note_rollback(self._error)
@@ -340,8 +327,4 @@ def _reason(error: Exception, using: str | None) -> str:
         return "The connection was closed (by close_old_connections()?), which cannot be done"
     if isinstance(error, RuntimeError) and _DURABLE in text_of(error):
         return "transaction.atomic(durable=True) cannot be used"
-    if isinstance(error, transaction.TransactionManagementError) and _IN_A_BLOCK in text_of(error):
-        return "commit(), rollback() and set_autocommit() cannot be called"
-    if isinstance(error, DatabaseFault) and any(each in text_of(error) for each in _FIRST):
-        return f"A statement was refused ({text_of(error)}), because it cannot be executed"
     return ""

@@ -5,10 +5,7 @@ What needs the models is imported at its first use."""
 from typing import TYPE_CHECKING
 
 from ..lazy import lazily
-from .atomic_blocks import forbid_transactions, is_open
-from .base import Store
-from .codec import StoredBinaryField, StoredTextField, decode, dump_text, encode, load_text
-from .handler import stores
+from .base import Store, stores
 from .records import (
     Claim,
     Operation,
@@ -16,19 +13,21 @@ from .records import (
     Record,
     Status,
     Step,
+    decode,
     derived_key,
+    encode,
     is_reference,
     new_token,
     reference,
     referred,
 )
+from .transactions import forbid_atomic_block, forbid_transactions, is_open
 
 if TYPE_CHECKING:
-    from .database import DatabaseStore
-    from .database.dialects import DIALECTS, plain
-    from .database.dialects.combining import execute_first
-    from .database.transactions import forbid_atomic_block
-    from .purging import Purgeable, purge, register_purge, registered_purges
+    from .database import DIALECTS, DatabaseStore
+    from .dialects import plain
+    from .postgresql import execute_first
+    from .purging import purge, register_purge
 
 __all__ = [
     "DIALECTS",
@@ -36,30 +35,24 @@ __all__ = [
     "DatabaseStore",
     "Operation",
     "Payload",
-    "Purgeable",
     "Record",
     "Status",
     "Step",
     "Store",
-    "StoredBinaryField",
-    "StoredTextField",
     "decode",
     "derived_key",
-    "dump_text",
     "encode",
     "execute_first",
     "forbid_atomic_block",
     "forbid_transactions",
     "is_open",
     "is_reference",
-    "load_text",
     "new_token",
     "plain",
     "purge",
     "reference",
     "referred",
     "register_purge",
-    "registered_purges",
     "stores",
 ]
 
@@ -67,14 +60,11 @@ __getattr__ = lazily(
     __name__,
     globals(),
     {
-        "Purgeable": "purging",
         "purge": "purging",
         "register_purge": "purging",
-        "registered_purges": "purging",
         "DatabaseStore": "database",
-        "DIALECTS": "database.dialects",
-        "execute_first": "database.dialects.combining",
-        "plain": "database.dialects",
-        "forbid_atomic_block": "database.transactions",
+        "DIALECTS": "database",
+        "execute_first": "postgresql",
+        "plain": "dialects",
     },
 )

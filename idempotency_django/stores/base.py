@@ -1,17 +1,22 @@
-"""The store contract: a store decides who may claim a key, in one atomic step, and keeps facts."""
+"""The store contract: a store decides who may claim a key, in one atomic step, and keeps facts.
+
+And the configured stores by alias, as in ``CACHES``: ``stores["default"]``.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, ClassVar
 
 from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
 
+from ..conf import conf, did_you_mean
 from .records import Claim, Operation, Payload, Record, Status, Step
 
 
@@ -36,8 +41,8 @@ class Store(ABC):
     :meth:`extend`, :meth:`get`, :meth:`record_replay` and :meth:`purge`; each is one atomic step.
     All other methods have a default, which is right for a store without transactions, recovery
     points, batches or a cache. Any method may raise
-    :exc:`~idempotency_django.errors.StoreUnavailable` when the store cannot be reached. Responses
-    and recovery points are written and read by :mod:`idempotency_django.stores.codec`.
+    :exc:`~idempotency_django.errors.StoreUnavailable` when the store cannot be reached. The stored
+    form of a response comes from ``encode()`` and ``decode()`` of :mod:`idempotency_django.stores`.
 
     Args:
         alias: the store's name in ``IDEMPOTENCY["STORES"]``.
@@ -140,12 +145,18 @@ class Store(ABC):
         """The record as it is, expired or not. It only reads."""
 
     @abstractmethod
-    def record_replay(self, record: Record, operation: Operation) -> None:
+    def record_replay(self, record: Record, operation: Operation, *, last: bool = False) -> None:
         """Note a replay of the record, now or after the running transaction, as the operation asks.
 
         With ``operation.count_replays`` it is counted in the audit trail; with
         ``operation.extend_on_replay`` the record's time to live starts again. It neither raises nor
         waits: a replay that cannot be counted at once is not counted.
+
+        Args:
+            record: the record that is replayed.
+            operation: the operation that asks for it.
+            last: whether the running transaction has done nothing but find the record, and nothing
+                follows in it, so that the store may commit or roll it back in the same step.
         """
 
     @abstractmethod
@@ -218,10 +229,6 @@ class Store(ABC):
             "idempotency_django.stores.database.DatabaseStore."
         )
 
-    def was_ended_by_server(self, error: BaseException) -> bool:
-        """Whether an error says that the server ended the transaction, because it took too long."""
-        return False
-
     def on_commit(self, function: Callable[[], object]) -> None:
         """Call the function once what was written is committed; never if it rolls back."""
         function()
@@ -272,9 +279,7 @@ class Store(ABC):
         owners of the leases used all connections of the pool, no lease would be renewed. The
         connections are closed at the end.
         """
-        block = ExitStack()
-        block.callback(connections.close_all)
-        return block
+        return nullcontext()
 
     # A cache in front of the store.
 
@@ -287,3 +292,61 @@ class Store(ABC):
 
     def forget(self, key: str, scope: str) -> None:
         """Recall the record no more: it is about to be changed or deleted without this store."""
+
+
+class Stores:
+    """Makes each store once, at its first use, from ``IDEMPOTENCY["STORES"]``.
+
+    All threads share a store.
+
+    Attributes:
+        made: the stores that were used so far, by alias.
+    """
+
+    def __init__(self) -> None:
+        self.made: dict[str, Store] = {}
+
+    def __getitem__(self, alias: str) -> Store:
+        # Two threads that ask for it at once get the same.
+        return self.made.get(alias) or self.made.setdefault(alias, _make(alias))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(conf.stores)
+
+    def all(self) -> list[Store]:
+        """Every configured store."""
+        return [self[alias] for alias in self]
+
+
+def _make(alias: str) -> Store:
+    if alias not in conf.stores:
+        hint = did_you_mean(alias, conf.stores)
+        raise ImproperlyConfigured(f"IDEMPOTENCY['STORES'] has no store {alias!r}. {hint}")
+    declared: Any = conf.stores[alias]
+    where = f"IDEMPOTENCY['STORES'][{alias!r}]"
+    names = set(declared) if isinstance(declared, Mapping) else set()
+    if not {"BACKEND"} <= names <= {"BACKEND", "OPTIONS"}:
+        raise ImproperlyConfigured(
+            f"{where} is {declared!r}; it must be a dict with 'BACKEND' (the path of a store "
+            "class) and, optionally, 'OPTIONS' (a dict of its arguments)."
+        )
+    try:
+        store = import_string(declared["BACKEND"])(alias, **declared.get("OPTIONS", {}))
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ImproperlyConfigured(f"{where} cannot be created: {error}.") from error
+    if not isinstance(store, Store):
+        raise ImproperlyConfigured(
+            f"{where} is no subclass of idempotency_django.stores.Store: {declared['BACKEND']!r}."
+        )
+    return store
+
+
+stores = Stores()
+
+
+def _forget_stores(*, setting: str, **_: Any) -> None:
+    if setting in ("IDEMPOTENCY", "DATABASES"):
+        stores.made.clear()
+
+
+setting_changed.connect(_forget_stores, dispatch_uid="idempotency_django.stores")

@@ -12,11 +12,20 @@ from typing import Any, ClassVar
 from django.conf import settings
 from django.core.checks import CheckMessage, Warning  # noqa: A004  # Django's name
 
-from .atomic_blocks import forbid_transactions
 from .base import Store
-from .codec import StoredPayload, decode_step, encode, encode_step
-from .records import Claim, Operation, Payload, Record, Status, Step, new_token
-from .rows import Row
+from .records import (
+    Claim,
+    Operation,
+    Payload,
+    Record,
+    Row,
+    Status,
+    Step,
+    StoredPayload,
+    encode,
+    new_token,
+)
+from .transactions import forbid_transactions
 
 
 @dataclass
@@ -72,7 +81,7 @@ class MemoryStore(Store):
     def __init__(self, alias: str) -> None:
         super().__init__(alias)
         self._entries: dict[tuple[str, str], _Entry] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def acquire(self, operation: Operation) -> Claim | Record:
         forbid_transactions(f"The claim of {operation.name}")
@@ -114,17 +123,14 @@ class MemoryStore(Store):
 
     def steps(self, claim: Claim) -> Sequence[Step]:
         with self._lock:
-            entry = self._owned(claim)
-            return [decode_step(step) for step in entry.steps] if entry else []
+            entry = self._entries.get((claim.key, claim.scope))
+            return list(entry.steps) if entry else []
 
     def save_step(self, claim: Claim, step: Step) -> bool:
         with self._lock:
-            entry = self._owned(claim)
-            if entry:
-                entry.steps.append(encode_step(step))
-            return entry is not None
+            return self._change(claim, steps=[*self.steps(claim), step])
 
-    def record_replay(self, record: Record, operation: Operation) -> None:
+    def record_replay(self, record: Record, operation: Operation, *, last: bool = False) -> None:
         with self._lock:
             entry = self._entries.get((record.key, record.scope))
             if entry and operation.extend_on_replay:
@@ -155,17 +161,11 @@ class MemoryStore(Store):
             )
         ]
 
-    def _owned(self, claim: Claim) -> _Entry | None:
-        entry = self._entries.get((claim.key, claim.scope))
-        if entry and entry.token == claim.token and entry.status is Status.IN_PROGRESS:
-            return entry
-        return None
-
     def _change(self, claim: Claim, **changes: Any) -> bool:
         """Change the entry of a claim, if it is its owner's."""
         with self._lock:
-            entry = self._owned(claim)
-            if entry is None:
-                return False
-            self._entries[claim.key, claim.scope] = replace(entry, **changes)
-            return True
+            entry = self._entries.get((claim.key, claim.scope))
+            if entry and entry.token == claim.token and entry.status is Status.IN_PROGRESS:
+                self._entries[claim.key, claim.scope] = replace(entry, **changes)
+                return True
+            return False

@@ -1,4 +1,4 @@
-"""The frozen values that adapters, policy, engine and stores share; none knows HTTP or DRF."""
+"""What adapters, policy, engine and stores share: frozen values that know neither HTTP nor DRF."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import os
 import re
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 
 class Status(StrEnum):
@@ -258,3 +259,121 @@ class Step:
     name: str
     attempt: int
     result: str
+
+
+# What stores have in common: the stored form of a response, and which request gets a key next.
+
+
+StoredPayload = tuple[int, str, bytes | None]
+"""The stored form of a response.
+
+Its status code; its headers, a JSON list of pairs; its bytes, or ``None`` if they are not kept.
+"""
+
+
+def encode(payload: Payload) -> StoredPayload:
+    """The stored form of a response, in every store. To encrypt or compress responses, change this
+    and :func:`decode`, which must still read what was written before.
+    """
+    headers = json.dumps(payload.headers) if payload.headers else "[]"
+    return payload.status, headers, payload.body
+
+
+def decode(status: int, headers: str | bytes, body: bytes | memoryview | None) -> Payload:
+    """The response that was stored.
+
+    Raises:
+        ValueError: its headers are not what :func:`encode` writes.
+    """
+    pairs = [] if headers == "[]" else json.loads(headers)
+    if not (isinstance(pairs, list) and all(map(_is_header, pairs))):
+        raise ValueError("its headers are not pairs of strings")
+    kept = None if body is None else bytes(body)
+    return Payload(status, tuple((name, value) for name, value in pairs), kept)
+
+
+def _is_header(pair: Any) -> bool:
+    match pair:
+        case [str(), str()]:
+            return True
+        case _:
+            return False
+
+
+class Row(NamedTuple):
+    """What a store has written of a key, and what follows from it for the next request."""
+
+    record_id: int
+    status: str
+    attempt: int
+    fingerprint: str
+    token: str
+    hold: bool
+    pinned: bool
+    code: int
+    headers: str
+    body: bytes | memoryview | None
+    lease_left: float | None
+    """Seconds until its lease ends, by the store's clock."""
+    ttl_left: float | None
+    """Seconds until its time to live ends, likewise."""
+
+    @property
+    def expired(self) -> bool:
+        """Whether its time to live is over; it is not looked at before the attempt has ended."""
+        is_over = self.ttl_left is not None and self.ttl_left <= 0
+        return is_over and self.status != Status.IN_PROGRESS
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether its owner is dead, or late."""
+        is_over = self.lease_left is not None and self.lease_left <= 0
+        return is_over and self.status == Status.IN_PROGRESS
+
+    def record(self, key: str, scope: str) -> Record:
+        """The record of its key."""
+        completed = self.status == Status.COMPLETED
+        return Record(
+            key=key,
+            scope=scope,
+            status=Status(self.status),
+            attempt=self.attempt,
+            fingerprint=self.fingerprint,
+            payload=decode(self.code, self.headers, self.body) if completed else None,
+            expired=self.expired,
+            interrupted=self.interrupted,
+            held=self.interrupted and bool(self.hold),
+            lease_left=None if self.lease_left is None else max(0.0, float(self.lease_left)),
+            ttl_left=None if self.ttl_left is None else float(self.ttl_left),
+            record_id=self.record_id,
+        )
+
+    def is_free(self, operation: Operation, has_steps: Callable[[], bool]) -> bool:
+        """Whether an operation may have the key.
+
+        Args:
+            operation: wants it.
+            has_steps: whether it has recovery points; called only if that makes a difference.
+        """
+        if self.begins_anew(operation):
+            return True
+        same = self.fingerprint == operation.fingerprint
+        if self.status == Status.FAILED:
+            return same or not (self.pinned or has_steps())
+        return self.interrupted and same and not self.hold
+
+    def begins_anew(self, operation: Operation) -> bool:
+        """Whether its time to live is over, so that nothing of it counts for the operation."""
+        return self.expired and not operation.refuse_expired
+
+    def next_claim(self, operation: Operation) -> Claim:
+        """The claim of an operation that may have the key."""
+        resumes = self.fingerprint == operation.fingerprint and not self.begins_anew(operation)
+        token = new_token(self.token if resumes else "")
+        return Claim(
+            operation, self.attempt + 1, token, self.record_id, interrupted=self.interrupted
+        )
+
+    def pins(self, operation: Operation) -> bool:
+        """Whether that claim is pinned: it is unknown what an interrupted owner has done."""
+        return self.interrupted or (self.pinned and not self.begins_anew(operation))

@@ -33,9 +33,8 @@ from idempotency_django.engine import (
 from idempotency_django.engine.outcomes import BACKOFF
 from idempotency_django.errors import OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.stores import Store
+from idempotency_django.stores import Store, dialects
 from idempotency_django.stores.database import DatabaseStore
-from idempotency_django.stores.database.dialects import mysql
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.testing import PATIENCE, an_operation, in_threads
@@ -286,7 +285,7 @@ class TestConflict:
 
         operation = an_operation()
         with held(store, operation):
-            monkeypatch.setattr(mysql, "PAUSES", (0,))  # which are no pauses of the wait
+            monkeypatch.setattr(dialects, "PAUSES", (0,))  # which are no pauses of the wait
             monkeypatch.setattr(time, "monotonic", lambda: clock[0])
             monkeypatch.setattr(time, "sleep", sleep)
             outcome = run(store, operation, wait=timedelta(seconds=3))

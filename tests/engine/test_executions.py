@@ -29,8 +29,7 @@ from idempotency_django.engine import (
     Replayed,
     Result,
 )
-from idempotency_django.engine.context import ExecutionContext
-from idempotency_django.engine.steps import LONGEST_NAME
+from idempotency_django.engine.context import LONGEST_NAME, ExecutionContext
 from idempotency_django.errors import ClaimLost, StepsChanged
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore

@@ -45,10 +45,9 @@ from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnava
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.stores import Store
-from idempotency_django.stores.codec import encode
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
-from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
+from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status, encode
 from idempotency_django.testing import PATIENCE, an_operation, eventually
 from tests.models import Effect
 from tests.support.attempts import LEASE, STORED, attempt, found, interrupt, leased, taken_over

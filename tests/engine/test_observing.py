@@ -22,7 +22,7 @@ from idempotency_django import engine
 from idempotency_django.decorators import idempotent
 from idempotency_django.engine import Result
 from idempotency_django.engine.functions import aidempotent_call, idempotent_call
-from idempotency_django.engine.observing import ObservedExecution
+from idempotency_django.engine.running import ObservedExecution
 from idempotency_django.errors import (
     FingerprintMismatch,
     OperationInProgress,

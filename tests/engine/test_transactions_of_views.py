@@ -29,13 +29,6 @@ def durable() -> None:
         Effect.objects.create(reference="durable")
 
 
-def isolation() -> None:
-    if connection.vendor == "sqlite":
-        pytest.skip("SQLITE HAS NO ISOLATION LEVELS")
-    with connection.cursor() as cursor:
-        cursor.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
-
-
 def closes() -> None:
     close_connections(close_old_connections)
 
@@ -47,9 +40,6 @@ def closes_and_asks() -> None:
 
 WAYS = {
     "durable": durable,
-    "isolation": isolation,
-    "autocommit": lambda: transaction.set_autocommit(False),
-    "commit": transaction.commit,
     "closes": closes,
     "closes-and-asks": closes_and_asks,
 }
@@ -101,7 +91,7 @@ def test_refused(client: Client, way: str, atomic: bool) -> None:
     assert effects("before") == effects("durable") == 0
 
 
-@pytest.mark.parametrize("way", ["durable", "isolation", "closes", "closes-and-asks"])
+@pytest.mark.parametrize("way", WAYS)
 def test_leased(client: Client, way: str) -> None:
     """In leased mode a view runs in no transaction, and may do all of this."""
     key = new_key()

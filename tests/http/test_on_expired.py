@@ -19,7 +19,7 @@ from rest_framework.views import APIView
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine.functions import idempotent_call
-from idempotency_django.engine.observing import ObservedExecution
+from idempotency_django.engine.running import ObservedExecution
 from idempotency_django.errors import KeyExpired
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import DEFAULTS, Policy

@@ -57,8 +57,7 @@ class TestSummary:
     def test_messages(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Messages are purged, too."""
         batches = iter([1, 0])
-        messages = purging.Purgeable("outbox messages", lambda *_: next(batches))
-        monkeypatch.setattr(purging, "_registered", {"outbox messages": messages})
+        monkeypatch.setattr(purging, "_registered", [lambda *_: next(batches)])
         records(1, purgeable=True)
         assert purge() == "Purged 2 keys and messages.\n"
 

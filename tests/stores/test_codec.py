@@ -1,10 +1,10 @@
-"""All that is stored is written and read by the codec: where it changes, no plaintext is left."""
+"""The stored form of responses."""
 
 from __future__ import annotations
 
 import pytest
 
-from idempotency_django.stores.codec import decode
+from idempotency_django.stores.records import decode
 
 
 @pytest.mark.parametrize("headers", ["", "{}", '"a"', "[1]", '[["a"]]', '[["a", 1]]'])

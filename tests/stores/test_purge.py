@@ -17,9 +17,9 @@ from django.test.utils import CaptureQueriesContext
 
 from idempotency_django import engine
 from idempotency_django.models import IdempotencyKey, IdempotencyKeyQuerySet, IdempotencyStep
+from idempotency_django.stores import purging, stores
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
-from idempotency_django.stores.purging import purge
 from idempotency_django.stores.records import Claim, Operation, Status
 from idempotency_django.testing import PATIENCE, RESPONSE, an_operation, in_threads
 from tests.models import Effect
@@ -155,7 +155,8 @@ def test_held_record_is_left(alias: str) -> None:
 
 def drain(alias: str, batch_size: int) -> int:
     """Purge to the end, and return how many records went."""
-    return sum(purge([DatabaseStore("default", using=alias)], batch_size=batch_size))
+    store = DatabaseStore("default", using=alias)
+    return sum(iter(lambda: store.purge(timedelta(0), batch_size), 0))
 
 
 @each_database
@@ -270,19 +271,26 @@ class Endless(MemoryStore):
 
 
 class TestLoop:
-    """``purge()`` of stores, batch by batch."""
+    """``purge()`` of all stores, batch by batch."""
 
-    def test_all_stores(self) -> None:
-        """Each store is purged to its end, and each batch is told."""
-        stores = [DatabaseStore("default", using=alias) for alias in ALIASES]
+    def test_all_stores(self, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each store is purged to its end, then what is registered, and each batch is told."""
+        path = "idempotency_django.stores.database.DatabaseStore"
+        configured = {each: {"BACKEND": path, "OPTIONS": {"using": each}} for each in ALIASES}
+        settings.IDEMPOTENCY = {"STORES": configured}
+        batches = iter([1, 0])
+        monkeypatch.setattr(purging, "_registered", [lambda *_: next(batches)])
         for alias in ALIASES:
             records(5, alias, purgeable=True)
-        assert list(purge(stores, batch_size=2)) == [2, 2, 1] * len(ALIASES)
+        assert list(purging.purge(batch_size=2)) == [*[2, 2, 1] * len(ALIASES), 1]
 
-    def test_what_becomes_purgeable_meanwhile_is_left(self) -> None:
+    def test_what_becomes_purgeable_meanwhile_is_left(
+        self, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The limit stays at the moment when the purge began, so that it comes to an end."""
-        store = Endless()
-        batches = purge([store])
+        settings.IDEMPOTENCY, store = {}, Endless()
+        monkeypatch.setitem(stores.made, "default", store)
+        batches = purging.purge()
         for _ in range(3):
             next(batches)
         assert store.asked == sorted(set(store.asked))
@@ -290,7 +298,7 @@ class TestLoop:
     def test_batch_size(self) -> None:
         """A batch of nothing is refused: it would look like a store without anything to purge."""
         with pytest.raises(ValueError, match="at least 1, not 0"):
-            next(purge([Endless()], batch_size=0))
+            next(purging.purge(batch_size=0))
 
 
 @pytest.mark.skipif("mariadb" not in settings.ALIASES, reason="MariaDB locks gaps")

@@ -36,8 +36,8 @@ class MessagingConfig(AppConfig):
 
         register(inbox_checks.check_receivers, Tags.security)
         register(check_outbox, Tags.compatibility)
-        register_purge("inbox messages", INBOX.purge)
-        register_purge("outbox messages", OUTBOX.purge)
-        register_purge("outbox groups", publishing.purge_streams)
+        register_purge(INBOX.purge)
+        register_purge(OUTBOX.purge)
+        register_purge(publishing.purge_streams)
         health.register_sources()
         register_way(enqueueing.enqueue)

@@ -8,7 +8,6 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ...models import ExactCharField
-from ...stores import StoredBinaryField, StoredTextField
 
 __all__ = ["Heartbeat", "InboxMessage", "OutboxMessage", "OutboxStream", "StreamPosition"]
 
@@ -53,8 +52,8 @@ class InboxMessage(models.Model):
     group = ExactCharField(_("group"), max_length=255, default="", blank=True)
     # The source and the group; empty where there is no group.
     stream = ExactCharField(_("stream"), max_length=406, default="", blank=True)
-    headers = StoredTextField(_("headers"), default="[]", blank=True)
-    body = StoredBinaryField(_("body"))
+    headers = models.TextField(_("headers"), default="[]", blank=True)
+    body = models.BinaryField(_("body"))
     digest = ExactCharField(_("digest"), max_length=64)
     # The digest again where the signature does not cover the id: no two messages have it that are
     # handled without an operator. Null for all others.
@@ -66,7 +65,7 @@ class InboxMessage(models.Model):
     # Null where nothing is to be done, or after an earlier message of its group only: the index
     # then leads to due messages.
     process_after = models.DateTimeField(_("process after"), null=True, blank=True)
-    error = StoredTextField(_("error"), default="", blank=True)
+    error = models.TextField(_("error"), default="", blank=True)
     # Of a consumer's dead letter: the reference of the record of the attempts at it, or of what its
     # event names as its cause if no handler was called; see records.reference().
     caused_by = ExactCharField(_("caused by"), max_length=511, default="", blank=True)
@@ -125,7 +124,7 @@ class OutboxMessage(models.Model):
     sequence = models.BigIntegerField(_("sequence"), default=0)
     type = models.CharField(_("type"), max_length=255)
     group = ExactCharField(_("group"), max_length=255, default="", blank=True)
-    payload = StoredTextField(_("payload"))
+    payload = models.TextField(_("payload"))
     # Whether the payload is bytes, in Base64; else it is JSON.
     is_base64 = models.BooleanField(_("payload is Base64"), default=False, db_default=False)
     state = models.CharField(
@@ -136,7 +135,7 @@ class OutboxMessage(models.Model):
     # then leads to due messages.
     process_after = models.DateTimeField(_("process after"), null=True, blank=True)
     token = ExactCharField(_("owner token"), max_length=32, default="", blank=True)
-    error = StoredTextField(_("error"), default="", blank=True)
+    error = models.TextField(_("error"), default="", blank=True)
     # The reference of the record whose handler published it; see records.reference().
     caused_by = ExactCharField(_("caused by"), max_length=511, default="", blank=True)
     # The topic and the dedup id, digested; null when the window is over, or if there was none.
@@ -170,7 +169,7 @@ class Heartbeat(models.Model):
     started_at = models.DateTimeField(_("started"))
     beat_at = models.DateTimeField(_("last sign of life"))
     # What it has handled for too long, such as "messages of the topic 'orders'"; empty: nothing.
-    hanging = StoredTextField(_("hangs in"), default="", blank=True)
+    hanging = models.TextField(_("hangs in"), default="", blank=True)
 
     class Meta:
         verbose_name = _("running process")

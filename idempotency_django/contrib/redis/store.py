@@ -7,9 +7,13 @@ import secrets
 from collections.abc import Sequence
 from datetime import timedelta
 from hashlib import sha256
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
-from django.core.checks import CheckMessage
+from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's names
+from django.core.exceptions import ImproperlyConfigured
+from redis import ConnectionPool, Redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from ...errors import StoreUnavailable
 from ...stores import (
@@ -20,13 +24,16 @@ from ...stores import (
     Status,
     Store,
     decode,
-    dump_text,
     encode,
     forbid_transactions,
     new_token,
 )
-from .checks import check_redis
-from .server import ConnectionFactory, RedisServer
+from .server import FAULTS, ConnectionFactory, RedisServer
+
+logger = logging.getLogger("idempotency_django")
+
+TIMEOUT: Final = 1.0
+"""Seconds that a check waits for the response of a server."""
 
 
 def milliseconds(duration: timedelta | None) -> str:
@@ -68,9 +75,6 @@ def read_record(key: str, scope: str, reply: list[bytes]) -> Record:
         ttl_left=int(ttl_left) / 1000 if ttl_left else None,
         counted=counted,
     )
-
-
-logger = logging.getLogger("idempotency_django")
 
 
 class RedisStore(Store):
@@ -145,7 +149,7 @@ class RedisStore(Store):
         return bool(reply)
 
     def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
-        note = (text(dump_text(error[:4096])), flag(pinned), flag(held))
+        note = (text(error[:4096]), flag(pinned), flag(held))
         call = secrets.token_hex(8)
         return bool(self._run("fail", claim.key, claim.scope, claim.token, call, *note))
 
@@ -157,7 +161,7 @@ class RedisStore(Store):
         reply = self._run("get", key, scope)
         return self._record(key, scope, reply) if reply else None
 
-    def record_replay(self, record: Record, operation: Operation) -> None:
+    def record_replay(self, record: Record, operation: Operation, *, last: bool = False) -> None:
         if not (operation.count_replays or operation.extend_on_replay):
             return
         try:
@@ -177,7 +181,32 @@ class RedisStore(Store):
         return 0
 
     def check(self) -> Sequence[CheckMessage]:
-        return check_redis(self.alias, self._server)
+        try:
+            policy = _info(self._server.client()).get("maxmemory_policy", "noeviction")
+        except ImproperlyConfigured as error:
+            return [Error(f"The store {self.alias!r}: {error}", id="idempotency_django.E003")]
+        except FAULTS as error:
+            return [
+                Warning(
+                    f"The store {self.alias!r} cannot reach its Redis server: {error}",
+                    hint="Check its address and that it is running. Requests with a key get 503 "
+                    "until it responds.",
+                    id="idempotency_django.W016",
+                )
+            ]
+        if policy == "noeviction":
+            return []
+        return [
+            Warning(
+                f"The store {self.alias!r} uses a Redis server with maxmemory-policy {policy}.",
+                hint=(
+                    "When its memory is full, it evicts live keys, and retries execute their "
+                    "operations again. Set maxmemory-policy to noeviction, and use another server "
+                    "for caches."
+                ),
+                id="idempotency_django.W015",
+            )
+        ]
 
     def redis_key(self, key: str, scope: str) -> str:
         """The Redis key of the record: a digest of key and scope, as the cache names its keys."""
@@ -207,4 +236,26 @@ class RedisStore(Store):
             scope,
             problem,
         )
-        raise StoreUnavailable
+        raise StoreUnavailable(
+            "The record of this idempotency key is damaged. The operation is neither executed nor "
+            "replayed until an operator has checked the record."
+        )
+
+
+def _info(client: Redis) -> dict[str, Any]:
+    """Ask on a connection of its own: the timeouts of the others may be long."""
+    pool = client.connection_pool
+    options = pool.connection_kwargs | {
+        "socket_timeout": TIMEOUT,
+        "socket_connect_timeout": TIMEOUT,
+        "retry": Retry(NoBackoff(), 0),
+        "decode_responses": True,
+    }
+    pool_of_one = ConnectionPool(
+        connection_class=pool.connection_class, max_connections=1, **options
+    )
+    try:
+        info: dict[str, Any] = Redis(connection_pool=pool_of_one).info()
+    finally:
+        pool_of_one.disconnect()
+    return info

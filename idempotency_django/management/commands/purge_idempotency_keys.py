@@ -9,8 +9,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
 from ...errors import StoreUnavailable
-from ...stores import stores
-from ...stores.purging import BATCH_SIZE, purge, registered_purges
+from ...stores.purging import BATCH_SIZE, purge
 from ..arguments import number
 
 
@@ -34,8 +33,7 @@ class Command(BaseCommand):
 
     def handle(self, *, batch_size: int, verbosity: int, **options: Any) -> None:
         try:
-            everything = [*stores.all(), *registered_purges()]
-            deleted = sum(purge(everything, batch_size=batch_size))
+            deleted = sum(purge(batch_size=batch_size))
         except (DatabaseError, StoreUnavailable) as error:
             raise CommandError(
                 f"Cannot purge: {str(error).rstrip('.')}. Check that the database is running and "

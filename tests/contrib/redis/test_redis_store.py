@@ -342,7 +342,7 @@ class TestBrokenRecords:
             lambda: store.extend(owner, 60),
         ]
         for step in steps:
-            with pytest.raises(StoreUnavailable):
+            with pytest.raises(StoreUnavailable, match="is damaged"):
                 step()
         store.record_replay(
             Record(key=owner.key, scope=owner.scope, status=Status.COMPLETED), owner.operation

@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 
 from .....management import stop_on_signals
-from .....stores import purge, registered_purges, stores
+from .....stores import purge
 from ...inbox.processing import run_inbox
 from ...loops import repeat
 from ...outbox.relay import run_relay
@@ -82,7 +82,7 @@ def run_purge(stop: threading.Event) -> None:
     """Purge every store and the tables of messaging every hour, until ``stop`` is set."""
 
     def work() -> None:
-        for _ in purge([*stores.all(), *registered_purges()]):
+        for _ in purge():
             if stop.is_set():
                 break
 

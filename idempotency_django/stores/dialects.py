@@ -9,10 +9,13 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
+from enum import Enum
 from functools import lru_cache
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NoReturn
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import (
     DatabaseError,
     IntegrityError,
@@ -20,12 +23,16 @@ from django.db import (
     OperationalError,
     connections,
 )
+from django.db import Error as DatabaseFault
 
-from ....models import STEPS_INDEX, UNIQUE_KEY, IdempotencyKey, IdempotencyStep
-from ...codec import StoredPayload
-from ...records import Claim, Operation, Status, Step
-from ...rows import Row
-from ..faults import Fault
+from ..errors import REFUSED_MESSAGE, OperationInProgress, StoreUnavailable
+from ..models import STEPS_INDEX, UNIQUE_KEY, IdempotencyKey, IdempotencyStep
+from .records import Claim, Operation, Row, Status, StoredPayload
+
+NOT_MIGRATED: Final = (
+    "The tables of idempotency_django are missing from the database {using!r}, or older than "
+    "the code. Run: manage.py migrate idempotency_django --database {using}"
+)
 
 _FACTS: Final = (
     "id, status, attempt, fingerprint, owner_token, hold, pinned, response_status, "
@@ -53,6 +60,16 @@ def described(operation: Operation) -> tuple[str, ...]:
     if "".join(texts).isprintable():  # nearly always, and all at once
         return texts
     return tuple(plain(text, 2048) for text in texts)
+
+
+class Fault(Enum):
+    """What an error of a database says."""
+
+    TAKEN = "the key has got a row from another transaction"
+    BUSY = "another transaction is in the way"
+    ENDED = "the server ended the transaction, because it took too long"
+    MISSING = "a table or a column does not exist"
+    UNREACHABLE = "the connection is lost, or nothing can be written"
 
 
 class Dialect(ABC):
@@ -88,6 +105,7 @@ class Dialect(ABC):
             "response_body = %s, completed_at = {now}, lease_expires_at = NULL, "
             f"expires_at = [expires_at], purge_at = [purge_at] WHERE {OWNED}"
         ),
+        "count": "UPDATE {table} SET [changes] WHERE id = %s",
         # Locks the row of a claim until the transaction ends.
         "fence": f"SELECT 1 FROM {{table}} WHERE {OWNED} FOR UPDATE",
         # Locks it likewise, and adds a step to it.
@@ -114,7 +132,6 @@ class Dialect(ABC):
         }
         templates = {**self.shared, **self.statements}
         self.sql = {name: text.format(**self.names) for name, text in templates.items()}
-        self._completion = lru_cache(maxsize=256)(self._compose_completion)
         self._insertion = lru_cache(maxsize=256)(self._compose_insertion)
 
     def after(self, duration: timedelta | None) -> str:
@@ -130,10 +147,6 @@ class Dialect(ABC):
         with connections[self.using].cursor() as cursor:
             cursor.execute(sql, given)
             return int(cursor.rowcount)
-
-    def count(self, ids: Sequence[int]) -> str:
-        """The statement that counts a replay of each of so many records."""
-        return self.sql["count"].replace("%s", ", ".join(["%s"] * len(ids)))
 
     def execute_last(self, sql: str, *given: Any, unsure: bool = True) -> bool:
         """Execute the last statement of a transaction, maybe together with its COMMIT.
@@ -159,13 +172,9 @@ class Dialect(ABC):
         rows = self.rows(statement, *given)
         return Row._make(rows[0]) if rows else None
 
-    def read(self, key: str, scope: str) -> Row | None:
-        """The row of a key."""
-        return self.row("read", key, scope)
-
     def read_many(self, names: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], Row]:
         """The rows of several keys, by key and scope."""
-        return {name: row for name in names if (row := self.read(*name)) is not None}
+        return {name: row for name in names if (row := self.row("read", *name)) is not None}
 
     # Claims.
 
@@ -252,15 +261,16 @@ class Dialect(ABC):
             into, values, given = self.insertion(claim, response)
             sql = f"{into} VALUES ({values})"
         else:
-            sql = self._completion(operation.ttl, operation.kept)
+            sql = self._with_lifetime(self.sql["complete"], operation)
             given = (*response, claim.record_id, claim.token)
         if last:
             return self.execute_last(sql, *given, unsure=bool(claim.record_id))
         return bool(self.execute(sql, *given))
 
-    def _compose_completion(self, ttl: timedelta | None, kept: timedelta | None) -> str:
-        sql = self.sql["complete"]
-        return sql.replace("[expires_at]", self.after(ttl)).replace("[purge_at]", self.after(kept))
+    def insert(self, claim: Claim) -> None:
+        """Write the row of a claim that has none, in progress."""
+        into, values, given = self.insertion(claim)
+        self.execute(f"{into} VALUES ({values})", *given)
 
     def insert_many(self, responses: Sequence[tuple[Claim, StoredPayload]]) -> None:
         """Store the responses of claims that have no rows."""
@@ -269,16 +279,22 @@ class Dialect(ABC):
         all_given = (parameter for _, _, given in rows for parameter in given)
         self.execute(f"{rows[0][0]} VALUES {all_values}", *all_given)
 
-    # Late owners and steps.
+    def count(self, record_id: int, operation: Operation) -> None:
+        """Note a replay of a record as the operation asks, at the end of a transaction."""
+        changes = []
+        if operation.count_replays:
+            changes += ["replay_count = replay_count + 1", f"last_replayed_at = {self.now}"]
+        if operation.extend_on_replay:
+            lifetime = "expires_at = [expires_at], purge_at = [purge_at]"
+            changes.append(self._with_lifetime(lifetime, operation))
+        sql = self.sql["count"].replace("[changes]", ", ".join(changes))
+        sql = sql.replace("[extends]", str(operation.extend_on_replay))
+        self.execute_last(sql, record_id, unsure=False)
 
-    def fence(self, claim: Claim) -> bool:
-        """Lock the claim's row, at the end of a transaction; ``False``: it is not its owner's."""
-        return self.execute_last(self.sql["fence"], claim.record_id, claim.token)
-
-    def save_step(self, claim: Claim, step: Step) -> bool:
-        """Lock the claim's row likewise, and add a step to it, which is in the codec's form."""
-        given = (step.name, step.attempt, step.result)
-        return self.execute_last(self.sql["save_step"], *given, claim.record_id, claim.token)
+    def _with_lifetime(self, sql: str, operation: Operation) -> str:
+        """A statement that says how long a row lives that is written or used now."""
+        expires, purged = self.after(operation.ttl), self.after(operation.kept)
+        return sql.replace("[expires_at]", expires).replace("[purge_at]", purged)
 
     # What its errors say.
 
@@ -291,6 +307,37 @@ class Dialect(ABC):
         lost = Fault.UNREACHABLE if isinstance(error, OperationalError | InterfaceError) else None
         return self.faults.get(self.code(error.__cause__), lost)
 
+    def translated(self, error: DatabaseFault, *, rolled_back: bool = False) -> Exception:
+        """The store's error for one of the database's, if it has one; else that error.
+
+        Args:
+            error: the database's.
+            rolled_back: whether it is known that nothing was committed.
+        """
+        fault = self.fault(error)
+        match fault:
+            case Fault.MISSING:
+                return ImproperlyConfigured(NOT_MIGRATED.format(using=self.using))
+            case Fault.TAKEN:  # by a transaction that this one's snapshot cannot see
+                return OperationInProgress(REFUSED_MESSAGE)
+            case Fault.BUSY:
+                in_progress = OperationInProgress()
+                in_progress.busy = self.locks_database
+                return in_progress
+            case Fault.ENDED | Fault.UNREACHABLE:
+                unavailable = StoreUnavailable()
+                unavailable.rolled_back = rolled_back or fault is Fault.ENDED
+                return unavailable
+            case None:
+                return error
+
+    def raise_translated(self, error: DatabaseFault) -> NoReturn:
+        """Raise the store's error for one of the database's, if it has one; else that error."""
+        better = self.translated(error)
+        if better is error:
+            raise error
+        raise better from error
+
     def is_busy(self, error: BaseException) -> bool:
         """Whether a database error is a conflict with another transaction, not a fault."""
         return self.fault(error) is Fault.BUSY
@@ -302,3 +349,134 @@ class Dialect(ABC):
     @abstractmethod
     def code(self, error: BaseException | None) -> object:
         """The driver's code of an error."""
+
+
+# By the primary key. Where few rows are left, IN would read the whole table and wait for each row
+# that is locked: two purges would deadlock.
+_BATCH: Final = "JSON_TABLE(%s, '$[*]' COLUMNS (id BIGINT PATH '$')) batch STRAIGHT_JOIN"
+
+PAUSES: Final = (0.005, 0.02, 0)
+"""Seconds after an INSERT that a lock refused on MariaDB, until the next one. The lock may be
+that of another key's duplicate: where an INSERT repeats a key, InnoDB locks the gap before its row
+until that transaction ends.
+"""
+
+
+class MySQL(Dialect):
+    """The lock is that of the row, which is there from the claim on.
+
+    Looking comes first: an INSERT that fails would lock the gap, and with it other keys.
+    """
+
+    now = "UTC_TIMESTAMP(6)"
+    shifted = "UTC_TIMESTAMP(6) + INTERVAL %s SECOND"
+    left = "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {}) / 1e6"
+    statements = {
+        "read_current": f"{Dialect.shared['read']} FOR UPDATE SKIP LOCKED",
+        # Of the next transaction. Above it, a purge would lock the gaps that new keys go into.
+        "purge_level": "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
+        "purge_steps": (
+            f"DELETE target FROM {_BATCH} {{steps}} target FORCE INDEX FOR JOIN ({{steps_index}}) "
+            "ON target.record_id = batch.id"
+        ),
+        "purge": (
+            f"DELETE target FROM {_BATCH} {{table}} target FORCE INDEX FOR JOIN (PRIMARY) "
+            "ON target.id = batch.id"
+        ),
+    }
+    faults = {
+        1020: Fault.BUSY,  # record has changed since last read
+        1205: Fault.BUSY,  # lock wait timeout
+        1213: Fault.BUSY,  # deadlock, which has rolled back everything
+        1467: Fault.BUSY,  # lock wait timeout of the next number of a table, as InnoDB has it
+        3572: Fault.BUSY,  # NOWAIT failed
+        1054: Fault.MISSING,  # unknown column
+        1146: Fault.MISSING,  # table does not exist
+    }
+    locked = frozenset({1205, 1467})  # by an INSERT that is not committed
+
+    def claim(self, claim: Claim, connection: Any) -> Claim | Row | None:
+        operation = claim.operation
+        row = self.row("read", operation.key, operation.scope)
+        if row is not None:
+            return row
+        lease = operation.lease or self.least_lease
+        into, values, given = self.insertion(claim, lease=lease)
+        sql = self._without_waiting(f"{into} VALUES ({values})")
+        with connection.cursor() as cursor:
+            for pause in PAUSES if connection.mysql_is_mariadb else (0,):
+                try:
+                    cursor.execute(sql, given)
+                except DatabaseFault as error:
+                    if self.is_taken(error):  # since we looked, or since this transaction did first
+                        return self.row("read_current", operation.key, operation.scope)
+                    if self.code(error.__cause__) not in self.locked:
+                        raise
+                    time.sleep(pause)
+                else:
+                    return replace(claim, record_id=int(cursor.lastrowid))
+        return None
+
+    def execute_last(self, sql: str, *given: Any, unsure: bool = True) -> bool:
+        # A count, which is not worth waiting for.
+        return super().execute_last(sql if unsure else self._without_waiting(sql), *given)
+
+    def _without_waiting(self, sql: str) -> str:
+        connection: Any = connections[self.using]
+        if connection.mysql_is_mariadb:
+            return f"SET STATEMENT innodb_lock_wait_timeout=0 FOR {sql}"
+        verb, rest = sql.split(" ", 1)
+        return f"{verb} /*+ SET_VAR(innodb_lock_wait_timeout = 1) */ {rest}"
+
+    def code(self, error: BaseException | None) -> object:
+        return error.args[0] if error and error.args else None
+
+
+_FORMAT = "'%%Y-%%m-%%d %%H:%%M:%%f'"
+
+
+class SQLite(Dialect):
+    """The lock is the database's one write lock, held by the transaction."""
+
+    now = f"STRFTIME({_FORMAT}, 'NOW')"
+    shifted = f"STRFTIME({_FORMAT}, 'NOW', %s || ' seconds')"
+    left = "(JULIANDAY({}) - JULIANDAY('NOW')) * 86400.0"
+    taken = f"UNIQUE constraint failed: {IdempotencyKey._meta.db_table}.key"
+    locks_database = True
+    statements = {
+        # It takes the write lock, in any mode of transactions.
+        "lock": "DELETE FROM {table} WHERE 0",
+        "read_locked": Dialect.shared["read_locked"].removesuffix(" FOR UPDATE SKIP LOCKED"),
+        # The transaction may have only read so far.
+        "fence": f"UPDATE {{table}} SET attempt = attempt WHERE {OWNED}",
+        "save_step": Dialect.shared["save_step"].removesuffix(" FOR UPDATE"),
+        "purge_steps": "DELETE FROM {steps} WHERE record_id IN (SELECT value FROM JSON_EACH(%s))",
+        "purge": "DELETE FROM {table} WHERE id IN (SELECT value FROM JSON_EACH(%s))",
+    }
+    faults = {
+        "SQLITE_BUSY": Fault.BUSY,
+        "SQLITE_BUSY_RECOVERY": Fault.BUSY,
+        "SQLITE_BUSY_SNAPSHOT": Fault.BUSY,
+        "SQLITE_BUSY_TIMEOUT": Fault.BUSY,
+        "SQLITE_LOCKED": Fault.BUSY,
+        "SQLITE_LOCKED_SHAREDCACHE": Fault.BUSY,  # in memory, as a test database may be
+        "no such": Fault.MISSING,
+    }
+
+    def claim(self, claim: Claim, connection: Any) -> Claim | Row | None:
+        operation = claim.operation
+        if operation.lease is None:
+            self.execute(self.sql["lock"])
+            return self.row("read", operation.key, operation.scope) or claim
+        into, values, given = self.insertion(claim, lease=operation.lease)
+        with connection.cursor() as cursor:
+            cursor.execute(f"{into} VALUES ({values}) ON CONFLICT DO NOTHING", given)
+            if cursor.rowcount:
+                return replace(claim, record_id=int(cursor.lastrowid))
+        return self.row("read", operation.key, operation.scope)
+
+    def code(self, error: BaseException | None) -> object:
+        wrong = ("no such table", "no such column", "has no column")
+        if any(each in str(error) for each in wrong):  # which have no code of their own
+            return "no such"
+        return getattr(error, "sqlite_errorname", None)

@@ -1,4 +1,10 @@
-"""PostgreSQL, through psycopg 3 or psycopg2."""
+"""PostgreSQL, through psycopg 3 or psycopg2.
+
+Where psycopg 3 can send several statements in one message, BEGIN goes with the claim, and COMMIT
+with the response, a step, or the last look at a lease: a first request takes as many round trips as
+a bare transaction. Django takes no notice: its own COMMIT finds that the transaction has ended, and
+sends nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +17,25 @@ from typing import Any, Final
 from django.db import Error as DatabaseFault
 from django.db import connections
 
-from ....models import UNIQUE_KEY
-from ...records import Claim, Operation
-from ...rows import Row
-from ..faults import Fault
-from ..transactions import StoreTransaction
-from .base import Dialect
-from .combining import LOST, OR_LOST, combines, combines_still, send, was_stopped
+from .dialects import Dialect, Fault
+from .records import Claim, Operation, Row
+from .transactions import StoreTransaction
 
 # The rows that a purge deletes. IN would make it a join, which may read the whole table.
 _CHOSEN: Final = "SELECT value::bigint FROM JSON_ARRAY_ELEMENTS_TEXT(%s::json)"
 # Each table, and so each schema, has locks of its own.
 _LOCK: Final = "pg_try_advisory_xact_lock({} # '{{table}}'::regclass::oid::bigint)"
+
+LOST: Final = "idempotency_django: the claim has another owner"
+OR_LOST: Final = (
+    "WITH written AS ({statement}) "
+    f"SELECT CAST(CASE count(*) WHEN 0 THEN '{LOST}' ELSE '1' END AS integer) FROM written"
+)
+"""A statement that does the same; if it finds no row, the server says that it was lost. The server
+stops at an error, so that a COMMIT after it is not executed for a late owner.
+"""
+_NO_PIPELINE_MODE: Final = 0  # of libpq's PGpipelineStatus
+_IDLE, _IN_ERROR = 0, 3  # of libpq's PGTransactionStatusType
 
 
 class PostgreSQL(Dialect):
@@ -51,10 +64,11 @@ class PostgreSQL(Dialect):
         "complete": f"{Dialect.shared['complete']} RETURNING id",
         "save_step": f"{Dialect.shared['save_step']} RETURNING id",
         # The COMMIT does not wait for the disk, because losing a count in a crash is harmless.
+        # A COMMIT of a mere count does not wait for the disk: losing it in a crash is harmless.
         "count": (
-            "UPDATE {table} SET replay_count = replay_count + 1, last_replayed_at = {now} "
-            "WHERE id = ANY (ARRAY(SELECT id FROM {table} WHERE id = ANY (ARRAY[%s]) "
-            "AND set_config('synchronous_commit', 'off', true) = 'off' FOR UPDATE SKIP LOCKED))"
+            "UPDATE {table} SET [changes] WHERE id = ANY (ARRAY(SELECT id FROM {table} WHERE "
+            "id = %s AND ([extends] OR set_config('synchronous_commit', 'off', true) = 'off') "
+            "FOR UPDATE SKIP LOCKED))"
         ),
         "purge_steps": f"DELETE FROM {{steps}} WHERE record_id = ANY (ARRAY({_CHOSEN}))",
         "purge": f"DELETE FROM {{table}} WHERE id = ANY (ARRAY({_CHOSEN}))",
@@ -95,25 +109,20 @@ class PostgreSQL(Dialect):
     ) -> tuple[list[Any], list[Any]]:
         """The rows of a statement, and then those of a selection; in one message, if possible."""
         cursor, then = connection.cursor(), self.sql[selection]
-        together = self.combine and combines(connection)
-        if together:
-            send(connection, cursor, f"{sql}; {then}", (*given, *named))
-        else:
+        if not (self.combine and combines(connection)):
             cursor.execute(sql, given)
+            first = cursor.fetchall()
+            cursor.execute(then, named)
+            return first, cursor.fetchall()
+        send(connection, cursor, f"{sql}; {then}", (*given, *named))
         results = cursor.cursor  # the driver's own: what follows asks the server nothing more
         first = results.fetchall()
-        if together:
-            results.nextset()
-        elif sql.startswith("INSERT") and first:
-            return first, []  # which says all
-        else:
-            cursor.execute(then, named)
-        rows = results.fetchall()
-        ours = StoreTransaction.whole(connection) if together else None
+        results.nextset()
+        ours = StoreTransaction.whole(connection)
         # Other backends than Django's own may prepare each cursor, such as for a tenant's schema.
         if ours is not None and type(connection).__module__.startswith("django."):
             ours.cursor = cursor
-        return first, rows
+        return first, results.fetchall()
 
     def claim_many(self, claims: Sequence[Claim]) -> Sequence[Claim | Row | None]:
         names = [(claim.key, claim.scope) for claim in claims]
@@ -153,10 +162,6 @@ class PostgreSQL(Dialect):
         ours.committed = True
         return True
 
-    def is_taken(self, error: BaseException) -> bool:
-        cause: Any = error.__cause__
-        return self.code(cause) == "23505" and cause.diag.constraint_name == UNIQUE_KEY
-
     def code(self, error: BaseException | None) -> object:
         return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
 
@@ -174,3 +179,79 @@ def lock_number(operation: Operation) -> int:
     """The number of the advisory lock on the operation's key."""
     name = f"{len(operation.key)}:{operation.key}{operation.scope}"
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), signed=True)
+
+
+# Several statements in one message.
+
+
+def combines(connection: Any) -> bool:
+    """Whether several statements can be sent in one message; ask it once a cursor is open.
+
+    Making a cursor may send a statement, too: one that sets a tenant's search path, for example. If
+    anything else wraps Django's cursors, each statement is sent alone, because a wrapper may add
+    statements or change ours.
+    """
+    cursors = getattr(connection.Database, "ClientCursor", None)  # only psycopg 3 has them
+    driver = connection.connection
+    return (
+        cursors is not None
+        # The driver sends a string as it is, and its BEGIN would say no more than ours.
+        and hasattr(driver, "_autocommit")  # see send()
+        and isinstance(driver.cursor_factory, type)
+        and issubclass(driver.cursor_factory, cursors)
+        and driver.isolation_level is driver.read_only is driver.deferrable is None
+        and combines_still(connection)
+    )
+
+
+def combines_still(connection: Any) -> bool:
+    """Whether they can still be, on a connection where they could when the transaction began."""
+    return (
+        not connection.execute_wrappers
+        and not connection.needs_rollback
+        and connection.connection.pgconn.pipeline_status == _NO_PIPELINE_MODE
+    )
+
+
+def send(connection: Any, cursor: Any, sql: str, given: Sequence[Any]) -> None:
+    """Execute statements in one message, after BEGIN where a transaction is to begin."""
+    driver = connection.connection
+    if not connection.in_atomic_block or driver.pgconn.transaction_status != _IDLE:
+        cursor.execute(sql, given)
+        return
+    # Not by the property: it is a round of calls, and cannot be set within a transaction.
+    driver._autocommit = True  # else psycopg would send a BEGIN of its own before
+    try:
+        cursor.execute(f"BEGIN; {sql}", given)
+    finally:
+        # As Django has set it, and asks for it: where it is on, iterator() declares its cursors
+        # WITH HOLD, which cannot lock rows.
+        driver._autocommit = False
+    cursor.cursor.nextset()  # the driver's own: it has all results by now
+
+
+def execute_first(
+    connection: Any, cursor: Any, sql: str, given: Sequence[Any], combine: bool
+) -> None:
+    """Execute a statement, in one message with BEGIN if it is the first of a transaction.
+
+    Args:
+        connection: the database's.
+        cursor: a cursor of it.
+        sql: the statement.
+        given: its parameters.
+        combine: whether several statements may be sent in one message at all.
+    """
+    if combine and combines(connection):
+        send(connection, cursor, sql, given)
+    else:
+        cursor.execute(sql, given)
+
+
+def was_stopped(connection: Any) -> bool:
+    """Whether the server has refused a statement before the COMMIT, so that it did not commit.
+
+    After a failed COMMIT, no transaction is open.
+    """
+    driver = connection.connection
+    return driver is not None and driver.pgconn.transaction_status == _IN_ERROR

@@ -11,14 +11,14 @@ from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any, ClassVar, Final, NoReturn
 
-from django.core.checks import CheckMessage
+from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  # Django's names
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
 from django.db import connections, transaction
-from django.db.models import F, QuerySet
+from django.db.models import QuerySet
 
-from ...errors import ClaimLost, OperationInProgress
-from ...models import (
+from ..errors import ClaimLost, OperationInProgress
+from ..models import (
     NO_OWNER,
     DatabaseNow,
     IdempotencyKey,
@@ -26,58 +26,33 @@ from ...models import (
     IdempotencyStep,
     unlocked,
 )
-from ..atomic_blocks import unpooled_connection
-from ..base import Store, in_progress
-from ..codec import encode, encode_step
-from ..records import Claim, Operation, Payload, Record, Status, Step, new_token
-from ..rows import Row
-from .checks import check_database
-from .dialects import DIALECTS, Dialect, described, plain
-from .faults import Fault
+from .base import Store, in_progress
+from .dialects import Dialect, Fault, MySQL, SQLite, described, plain
+from .postgresql import PostgreSQL
+from .records import Claim, Operation, Payload, Record, Row, Status, Step, encode, new_token
 from .transactions import (
     StoreTransaction,
     forbid_atomic_block,
-    raise_translated,
-    without_autocommit,
+    unpooled_connection,
 )
 
 logger = logging.getLogger("idempotency_django")
 
+DIALECTS: Final[dict[str, type[Dialect]]] = {
+    "postgresql": PostgreSQL,
+    "mysql": MySQL,
+    "sqlite": SQLite,
+}
+"""The differences between databases, by Django's ``vendor``."""
 
-def lifetime(operation: Operation) -> dict[str, Any]:
-    """The columns that say how long a row lives that is written or used now."""
-    ttl, kept = operation.ttl, operation.kept
-    return {
-        "expires_at": None if ttl is None else DatabaseNow() + ttl,
-        "purge_at": None if kept is None else DatabaseNow() + kept,
-    }
-
-
-def columns(claim: Claim) -> dict[str, Any]:
-    """The columns that say which attempt a row is of, which is in progress."""
-    operation = claim.operation
-    name, principal, method, path = described(operation)
-    began = DatabaseNow() + timedelta(seconds=claim.asked_at - time.monotonic())
-    return {
-        "operation": name,
-        "fingerprint": operation.fingerprint,
-        "status": Status.IN_PROGRESS,
-        "attempt": claim.attempt,
-        "owner_token": claim.token,
-        "hold": operation.hold,
-        "created_at": began,
-        "principal": principal,
-        "method": method,
-        "path": path,
-        "caused_by": operation.caused_by,
-        **lifetime(operation),
-    }
-
-
-_COUNTED: Final = {"replay_count": F("replay_count") + 1, "last_replayed_at": DatabaseNow()}
 _FREE: Final = {"status": Status.FAILED, "completed_at": DatabaseNow(), "lease_expires_at": None}
 # In progress under a lease that is over, with a token that no owner has.
 _HELD: Final = {"hold": True, "lease_expires_at": DatabaseNow(), "owner_token": NO_OWNER}
+
+
+def later(duration: timedelta | None) -> Any:
+    """So long after now, by the database's clock; ``None``: never."""
+    return None if duration is None else DatabaseNow() + duration
 
 
 class DatabaseStore(Store):
@@ -110,27 +85,14 @@ class DatabaseStore(Store):
         self.combine_statements = combine_statements
 
     def acquire(self, operation: Operation) -> Claim | Record:
-        connection = connections[self.using]
-        if operation.lease is not None or not connection.in_atomic_block:
-            self._forbid_misplaced(operation)
         wanted = Claim(operation, 1, new_token())
         try:  # by hand, as the hot path: a block of its own is two frames more in a traceback
-            found = self._dialect.claim(wanted, connection)
+            if operation.lease is not None:  # without one, it is of the running transaction
+                forbid_atomic_block(self.using, f"The claim of {operation.name}")
+            found = self._dialect.claim(wanted, connections[self.using])
             return found if isinstance(found, Claim) else self._decided(wanted, found)
         except DatabaseFault as error:
             self._raise(error)
-
-    def _forbid_misplaced(self, operation: Operation) -> None:
-        """Refuse a lease in a transaction, and none outside of one: nothing would hold it."""
-        if operation.lease is not None:
-            with self._translated():
-                forbid_atomic_block(self.using, f"The claim of {operation.name}")
-        elif not connections[self.using].in_atomic_block:
-            raise transaction.TransactionManagementError(
-                f"The claim of {operation.name} has no lease, so it needs a transaction, but no "
-                "transaction is open. Open one with the store's transaction(), or give the "
-                "operation a lease."
-            )
 
     def _decided(self, wanted: Claim, found: Claim | Row | None) -> Claim | Record:
         """The claim that was found, or the record, or a claim on the record's key if it is free."""
@@ -157,20 +119,32 @@ class DatabaseStore(Store):
         if row.begins_anew(operation):
             self._steps_of(row.record_id).delete()
         claim = row.next_claim(operation)
-        lease = operation.lease or self._dialect.least_lease
+        name, principal, method, path = described(operation)
         mine = self._rows.filter(pk=row.record_id)
         mine.update(
-            **columns(claim),
+            operation=name,
+            fingerprint=operation.fingerprint,
+            status=Status.IN_PROGRESS,
+            attempt=claim.attempt,
             attempts=mine.ended_attempts(),
-            lease_expires_at=DatabaseNow() + lease,
+            owner_token=claim.token,
+            lease_expires_at=later(operation.lease or self._dialect.least_lease),
+            hold=operation.hold,
             pinned=row.pins(operation),
             response_status=None,
             response_headers="[]",
             response_body=None,
             error="",
+            created_at=later(timedelta(seconds=claim.asked_at - time.monotonic())),
             completed_at=None,
+            expires_at=later(operation.ttl),
+            purge_at=later(operation.kept),
             replay_count=0,
             last_replayed_at=None,
+            principal=principal,
+            method=method,
+            path=path,
+            caused_by=operation.caused_by,
         )
         return claim
 
@@ -179,16 +153,15 @@ class DatabaseStore(Store):
 
     def acquire_many(self, operations: Sequence[Operation]) -> Sequence[Claim | Record]:
         claims = [Claim(operation, 1, new_token()) for operation in operations]
-        for operation in operations[:1]:
-            self._forbid_misplaced(operation)
         with self._translated():
             found = self._dialect.claim_many(claims) if claims else []
             return list(map(self._decided, claims, found))
 
     def complete(self, claim: Claim, payload: Payload, *, last: bool = False) -> bool:
         try:  # by hand, as in acquire()
-            if claim.operation.lease is not None:
-                self._require_commit(claim)
+            # A leased handler may have left autocommit off.
+            if claim.operation.lease is not None and not connections[self.using].in_atomic_block:
+                forbid_atomic_block(self.using, f"The result of {claim.operation.name}")
             return self._dialect.complete(claim, encode(payload), last=last)
         except DatabaseFault as error:
             self._raise(error)
@@ -196,33 +169,25 @@ class DatabaseStore(Store):
     def complete_many(self, responses: Sequence[tuple[Claim, Payload]]) -> Sequence[bool]:
         encoded = [(claim, encode(payload)) for claim, payload in responses]
         new = [response for response in encoded if not response[0].record_id]
-        ours = StoreTransaction.whole(connections[self.using])
-        if responses and ours is not None:
-            ours.holds_effects = True
         with self._translated():
             if new:
                 self._dialect.insert_many(new)
             return [not c.record_id or self._dialect.complete(c, each) for c, each in encoded]
 
     def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
+        changes: dict[str, Any] = {"error": plain(error, 4096), **(_HELD if held else _FREE)}
+        if pinned:
+            changes["pinned"] = True
         with self._translated():
-            changes: dict[str, Any] = {"error": plain(error, 4096)}
-            changes |= _HELD if held else _FREE
-            if pinned:
-                changes["pinned"] = True
-            if claim.record_id:
-                return bool(self._mine(claim).update(**changes))
-            changes = columns(claim) | changes
-            if held:
-                changes["owner_token"] = claim.origin
-            self._rows.bulk_create([IdempotencyKey(key=claim.key, scope=claim.scope, **changes)])
-        return True
+            if not claim.record_id:
+                self._dialect.insert(claim)
+            return bool(self._mine(claim).update(**changes))
 
     def extend(self, claim: Claim, seconds: float) -> bool:
         mine = self._mine(claim)
         with self._translated(), transaction.atomic(using=self.using):
             if unlocked(mine).values_list("pk").first():
-                mine.update(lease_expires_at=DatabaseNow() + timedelta(seconds=seconds))
+                mine.update(lease_expires_at=later(timedelta(seconds=seconds)))
                 return True
             if mine.exists():
                 raise OperationInProgress("The record is locked by another transaction.")
@@ -235,11 +200,12 @@ class DatabaseStore(Store):
 
     def save_step(self, claim: Claim, step: Step) -> bool:
         with self._translated():
-            return self._dialect.save_step(claim, encode_step(step))
+            given = (step.name, step.attempt, step.result, claim.record_id, claim.token)
+            return self._dialect.execute_last(self._dialect.sql["save_step"], *given)
 
     def get(self, key: str, scope: str) -> Record | None:
         with self._translated():
-            row = self._dialect.read(key, scope)
+            row = self._dialect.row("read", key, scope)
         return row.record(key, scope) if row else None
 
     def get_many(self, names: Sequence[tuple[str, str]]) -> Sequence[Record | None]:
@@ -247,35 +213,25 @@ class DatabaseStore(Store):
             rows = self._dialect.read_many(names)
         return [rows[name].record(*name) if name in rows else None for name in names]
 
-    def record_replay(self, record: Record, operation: Operation) -> None:
+    def record_replay(self, record: Record, operation: Operation, *, last: bool = False) -> None:
         if not (operation.count_replays or operation.extend_on_replay):
             return
-        ours = StoreTransaction.whole(connections[self.using])
-        counts_last = "count" in self._dialect.sql and not operation.extend_on_replay
-        if counts_last and ours is not None and not ours.holds_effects:
-            ours.replayed.append(record.record_id)
-            return
-        count = partial(self._count_replay, record, operation)
-        if self._dialect.locks_database:  # as this transaction does; another one would wait
+        last = last and StoreTransaction.whole(connections[self.using]) is not None
+        count = partial(self._count_replay, record, operation, last=last)
+        if last or self._dialect.locks_database:  # then another transaction would wait for this one
             count()
         else:
             # On its own, so that its row locks are gone at once and its failure fails nothing.
             self.on_commit(count)
 
-    def _count_replay(self, record: Record, operation: Operation) -> None:
-        changes = _COUNTED if operation.count_replays else {}
-        if operation.extend_on_replay:
-            changes = changes | lifetime(operation)
-        mine = self._rows.filter(pk=record.record_id)
+    def _count_replay(self, record: Record, operation: Operation, *, last: bool) -> None:
         try:
-            if "count" in self._dialect.sql and not operation.extend_on_replay:
-                self._dialect.execute(self._dialect.count([record.record_id]), record.record_id)
-                return
-            with transaction.atomic(using=self.using):
-                if unlocked(mine).values_list("pk").first():
-                    mine.update(**changes)
-        except DatabaseFault:
-            logger.warning("A replay of %s was not counted.", record.key, exc_info=True)
+            self._dialect.count(record.record_id, operation)
+        except DatabaseFault as error:
+            if self._dialect.fault(error) is not Fault.BUSY:
+                logger.warning("A replay of %s was not counted.", record.key, exc_info=True)
+            if last:
+                transaction.set_rollback(True, using=self.using)
 
     def purge(self, older_than: timedelta, limit: int) -> int:
         if "purge_level" in self._dialect.sql and not connections[self.using].in_atomic_block:
@@ -287,7 +243,31 @@ class DatabaseStore(Store):
             return self._dialect.execute(self._dialect.sql["purge"], chosen)
 
     def check(self) -> Sequence[CheckMessage]:
-        return check_database(self.alias, self.using)
+        using = self.using
+        if using not in connections.settings:
+            return [
+                Error(
+                    f"The store {self.alias!r} uses the database {using!r}, which is not in "
+                    "DATABASES.",
+                    hint=f"DATABASES has: {', '.join(map(repr, connections.settings))}.",
+                    id="idempotency_django.E003",
+                )
+            ]
+        atomic = [name for name, each in connections.settings.items() if each["ATOMIC_REQUESTS"]]
+        if not atomic or using in atomic:
+            return []
+        return [
+            Warning(
+                f"ATOMIC_REQUESTS is on for {', '.join(map(repr, atomic))}, but the store "
+                f"{self.alias!r} uses the database {using!r}.",
+                hint=(
+                    "Effects in one database and their result in another do not commit together. "
+                    "After a crash between the two commits, a retry repeats the effects. Use the "
+                    "same database for the store and the effects."
+                ),
+                id="idempotency_django.W007",
+            )
+        ]
 
     # Transactions.
 
@@ -308,11 +288,9 @@ class DatabaseStore(Store):
             yield
             # Last, so that no request waits for an owner that is paused before it commits.
             with self._translated():
-                if not self._dialect.fence(claim):
+                fence = self._dialect.sql["fence"]
+                if not self._dialect.execute_last(fence, claim.record_id, claim.token):
                     raise ClaimLost
-
-    def was_ended_by_server(self, error: BaseException) -> bool:
-        return self._dialect.fault(error) is Fault.ENDED
 
     def on_commit(self, function: Callable[[], object]) -> None:
         transaction.on_commit(function, using=self.using, robust=True)
@@ -322,12 +300,6 @@ class DatabaseStore(Store):
 
     def dedicated_connection(self, place: Hashable) -> AbstractContextManager[None]:
         return unpooled_connection(self.using, schema=place)
-
-    def _require_commit(self, claim: Claim) -> None:
-        """Refuse the response of a leased handler that has left autocommit off."""
-        connection = connections[self.using]
-        if not (connection.in_atomic_block or connection.get_autocommit()):
-            raise without_autocommit(self.using, f"The result of {claim.operation.name}")
 
     @cached_property
     def _dialect(self) -> Dialect:
@@ -345,9 +317,8 @@ class DatabaseStore(Store):
 
     def _mine(self, claim: Claim) -> IdempotencyKeyQuerySet:
         """The row of a claim, as long as it is its owner's."""
-        return self._rows.filter(
-            pk=claim.record_id, owner_token=claim.token, status=Status.IN_PROGRESS
-        )
+        named = self._rows.filter(key=claim.key, scope=claim.scope)
+        return named.filter(owner_token=claim.token, status=Status.IN_PROGRESS)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -364,4 +335,4 @@ class DatabaseStore(Store):
             raise error
         if not connection.in_atomic_block:  # do not leave it broken to the next request
             connection.close_if_unusable_or_obsolete()
-        raise_translated(self._dialect, error)
+        self._dialect.raise_translated(error)

@@ -1,76 +1,88 @@
-"""The transactions of the database store, and the meaning of an error at their end."""
+"""The transactions around a claim: the database store's own, and those that must not be there."""
 
 from __future__ import annotations
 
-import logging
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseFault
 from django.db import InterfaceError, OperationalError, connections, transaction
 
-from ...errors import (
+from ..errors import (
+    REFUSED_MESSAGE,
     UNCONFIRMED_MESSAGE,
     IdempotencyError,
     OperationInProgress,
     StoreUnavailable,
 )
-from ..atomic_blocks import IN_NINJA, is_open
-from .faults import Fault
 
 if TYPE_CHECKING:
-    from .dialects.base import Dialect
+    from .dialects import Dialect
 
-logger = logging.getLogger("idempotency_django")
+IN_NINJA: Final = "In django-ninja, which ignores this mark, turn ATOMIC_REQUESTS off."
+"""The end of the errors that advise ``transaction.non_atomic_requests``."""
 
-NOT_MIGRATED: Final = (
-    "The tables of idempotency_django are missing from the database {using!r}, or older than "
-    "the code. Run: manage.py migrate idempotency_django --database {using}"
-)
-_NO_TRANSACTION: Final = "25P01"
-"""PostgreSQL's code where the transaction was ended unseen, and a savepoint went with it."""
+SHARED: Final = ("pool", "isolation_level")
+"""Options of a database that its other users need, but a heartbeat must not use."""
 
 
-REFUSED_MESSAGE: Final = (
-    "The database could not commit because of a conflict with another transaction, and has "
-    "rolled back. Retry later with the same key."
-)
+# Surroundings: open transactions, pools of connections.
 
 
-def translate_error(
-    dialect: Dialect, error: DatabaseFault, *, rolled_back: bool = False
-) -> Exception:
-    """The store's error for one of the database's, if it has one; else that error.
+@contextmanager
+def unpooled_connection(using: str, *, schema: object = None) -> Iterator[None]:
+    """In the block, this thread has a connection of its own to the database, not from a pool.
+
+    It sees what others have committed so far, at any isolation level.
 
     Args:
-        dialect: knows what the error says.
-        error: the database's.
-        rolled_back: whether it is known that nothing was committed.
+        using: the database.
+        schema: the schema of a tenant, of django-tenants; ``None``: there are no tenants.
     """
-    fault = dialect.fault(error)
-    match fault:
-        case Fault.MISSING:
-            return ImproperlyConfigured(NOT_MIGRATED.format(using=dialect.using))
-        case Fault.TAKEN:  # by a transaction that this one's snapshot cannot see
-            return OperationInProgress(REFUSED_MESSAGE)
-        case Fault.BUSY:
-            in_progress = OperationInProgress()
-            in_progress.busy = dialect.locks_database
-            return in_progress
-        case Fault.ENDED | Fault.UNREACHABLE:
-            unavailable = StoreUnavailable()
-            unavailable.rolled_back = rolled_back or fault is Fault.ENDED
-            return unavailable
-        case None:
-            return error
+    usual = connections[using]
+    settings = dict(usual.settings_dict)
+    settings["OPTIONS"] = {k: v for k, v in settings["OPTIONS"].items() if k not in SHARED}
+    own: Any = type(usual)(settings, using)
+    connections[using] = own
+    if schema is not None:
+        own.set_schema(schema)
+    try:
+        yield
+    finally:
+        connections[using] = usual
+        own.close()
 
 
-def raise_translated(dialect: Dialect, error: DatabaseFault) -> NoReturn:
-    """Raise the store's error for one of the database's, if it has one; else that error."""
-    better = translate_error(dialect, error)
-    if better is error:
-        raise error
-    raise better from error
+def is_open(using: str) -> bool:
+    """Whether a transaction is open on the database; a test's, which stands for none, is not."""
+    if not connections[using].in_atomic_block:
+        return False
+    try:
+        with transaction.atomic(using=using, durable=True, savepoint=False):
+            return False
+    except RuntimeError:
+        return True
+
+
+def forbid_transactions(what: str) -> None:
+    """Refuse a claim within a transaction, for a store that takes part in no transaction.
+
+    The response would be there before the effects are committed, and stay if they roll back.
+
+    Raises:
+        ImproperlyConfigured: a transaction is open on some database.
+    """
+    for connection in connections.all(initialized_only=True):
+        if is_open(connection.alias):
+            raise ImproperlyConfigured(
+                f"{what} is in a store without transactions, but a transaction is open on the "
+                f"database {connection.alias!r}. If it rolls back, the result is stored without "
+                "its effects. If it is a transaction.atomic(), move it inside. If it is "
+                "ATOMIC_REQUESTS, mark the view with transaction.non_atomic_requests. "
+                f"{IN_NINJA}"
+            )
 
 
 def without_autocommit(
@@ -106,6 +118,10 @@ def forbid_atomic_block(using: str, what: str) -> None:
         )
 
 
+_NO_TRANSACTION: Final = "25P01"
+"""PostgreSQL's code where the transaction was ended unseen, and a savepoint went with it."""
+
+
 class StoreTransaction(transaction.Atomic):
     """A transaction whose begin and commit raise the store's own errors.
 
@@ -130,10 +146,6 @@ class StoreTransaction(transaction.Atomic):
         """Whether that statement was refused then, so that the COMMIT was not executed."""
         self.cursor: Any = None
         """The cursor of the claim, to complete it with as well, if statements are combined."""
-        self.replayed: list[int] = []
-        """The records whose replays are counted at its end, where it does nothing else."""
-        self.holds_effects = False
-        """Whether it executes operations, so that its COMMIT may not fail for a replay's count."""
 
     @classmethod
     def whole(cls, connection: Any) -> StoreTransaction | None:
@@ -143,13 +155,13 @@ class StoreTransaction(transaction.Atomic):
         return blocks[0] if is_ours else None
 
     def __enter__(self) -> None:
-        connection = self._connection = connections[self._dialect.using]
+        connection = connections[self._dialect.using]
         if not connection.settings_dict["AUTOCOMMIT"]:
             raise without_autocommit(self._dialect.using)
         try:
             super().__enter__()
         except DatabaseFault as error:
-            raise_translated(self._dialect, error)
+            self._dialect.raise_translated(error)
         if len(connection.atomic_blocks) == 1:  # within others, no hook runs here
             connection.on_commit(self._note_commit, robust=True)  # the first of all hooks
 
@@ -157,14 +169,6 @@ class StoreTransaction(transaction.Atomic):
         self.committed = True
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if error is None and self.replayed and not self._connection.needs_rollback:
-            count = self._dialect.count(self.replayed)
-            try:
-                self._dialect.execute_last(count, *self.replayed, unsure=False)
-            except DatabaseFault as fault:
-                logger.warning("A replay was not counted.", exc_info=True)
-                super().__exit__(type(fault), fault, None)
-                return
         try:
             super().__exit__(kind, error, trace)
         except BaseException as fault:
@@ -183,11 +187,11 @@ class StoreTransaction(transaction.Atomic):
             fault.foreign = True
         if self.committed or not isinstance(fault, DatabaseFault):
             return fault
-        said = self._dialect.fault(fault)
-        if self._spans_operation and said is Fault.BUSY:
+        if self._spans_operation and self._dialect.is_busy(fault):
             return OperationInProgress(REFUSED_MESSAGE)
-        if self.was_stopped or said is Fault.ENDED:
-            return translate_error(self._dialect, fault, rolled_back=True)
+        better = self._dialect.translated(fault, rolled_back=self.was_stopped)
+        if self.was_stopped or getattr(better, "rolled_back", False):
+            return better
         unsure = isinstance(fault, OperationalError | InterfaceError)
         unsure = unsure or self._dialect.code(fault.__cause__) == _NO_TRANSACTION
         return StoreUnavailable(UNCONFIRMED_MESSAGE) if unsure else fault
