@@ -34,8 +34,8 @@ GROUPED: Final = "… and `publish(group=…)`"
 PEER: Final = "… and django-outbox-pattern"
 DOMAIN: Final = "… and django-domain-events"
 
-RELAY: Final = "`relay_outbox`"
-RELAY_GROUPED: Final = f"`relay_outbox`, {GROUPS} groups"
+RELAY: Final = "the relay"
+RELAY_GROUPED: Final = f"the relay, {GROUPS} groups"
 RELAY_PEER: Final = "django-outbox-pattern's `publish`"
 
 TEXT: Final = """\

@@ -173,7 +173,7 @@ def trade() -> None:
     User.objects.create_superuser("ann", password="ann")
     for number in (17, 18, 18, 19, 19, 19):
         post("/orders/", f"order-{number}", order=f"order-{number}", amount=100 * number)
-    call_command("relay_outbox", "--once", verbosity=0)
+    call_command("run_messaging", "--once", verbosity=0)
     connection.close()
     if (child := os.fork()) == 0:
         post("/refunds/", "refund-11", order="order-11", note="crash")
@@ -185,7 +185,7 @@ def trade() -> None:
         body, json_type = json.dumps(event).encode(), "application/json"
         headers = StripeHook.verifier.sign(body)
         Client().post("/webhooks/stripe/", body, content_type=json_type, headers=headers)
-    call_command("process_inbox", "--once", verbosity=0)
+    call_command("run_messaging", "--once", verbosity=0)
     for model in (IdempotencyKey, IdempotencyStep, InboxMessage, OutboxMessage):
         times = [field.name for field in model._meta.fields if isinstance(field, DateTimeField)]
         model.objects.update(**{name: F(name) - timedelta(minutes=20) for name in times})

@@ -12,12 +12,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 
 import django
 
-POLL = timedelta(seconds=0.2)  # short, for trying it out
+POLL = 0.2  # seconds; short, for trying it out
 PAUSE = 1  # seconds before a job that has failed begins again
 STOP_TIMEOUT = 10  # seconds for the jobs to finish what they have in hand
 
@@ -27,16 +26,19 @@ Job = Callable[[threading.Event], object]
 
 def relay_outbox(stop: threading.Event) -> None:
     """Send what the requests publish, and have its consumers handle it."""
-    from idempotency_django.contrib.messaging import run_relay  # noqa: PLC0415  # needs models
+    from idempotency_django.contrib.messaging import Relay  # noqa: PLC0415  # needs models
 
-    run_relay(stop, poll=POLL)
+    relay = Relay()
+    while not stop.wait(POLL):
+        relay.drain(stop)
 
 
 def process_inbox(stop: threading.Event) -> None:
     """Handle the webhooks that were received."""
-    from idempotency_django.contrib.messaging import run_inbox  # noqa: PLC0415  # needs models
+    from idempotency_django.contrib.messaging import process_due  # noqa: PLC0415  # needs models
 
-    run_inbox(stop, poll=POLL)
+    while not stop.wait(POLL):
+        process_due(stop=stop)
 
 
 JOBS: tuple[Job, ...] = (relay_outbox, process_inbox)

@@ -145,4 +145,4 @@ def test_the_tutorial(tmp_path: Path) -> None:
         # The example project needs no more than the tutorial installs.
         reader.type("python manage.py check --fail-level WARNING")
         reader.type("python manage.py makemigrations --check")
-        reader.type("python manage.py relay_outbox --once")
+        reader.type("python manage.py run_messaging --once")

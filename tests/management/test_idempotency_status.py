@@ -130,8 +130,8 @@ def test_nobody_sends_or_handles(using: str) -> None:
         ("outbox messages waiting", "orders"): 50,
         ("inbox messages waiting", "shop"): 20,
     }
-    assert "Run relay_outbox" in wrong["outbox messages waiting", "orders"].problem
-    assert "Run process_inbox" in wrong["inbox messages waiting", "shop"].problem
+    assert "Run run_messaging" in wrong["outbox messages waiting", "orders"].problem
+    assert "Run run_messaging" in wrong["inbox messages waiting", "shop"].problem
     assert all(
         SIX_HOURS <= (each.oldest or SIX_HOURS) < SIX_HOURS * 1.02 for each in wrong.values()
     )
@@ -325,7 +325,7 @@ def test_table(using: str) -> None:
     said = text()
     assert re.search(r"^! outbox messages waiting +orders", said, re.MULTILINE)
     assert re.search(r"orders +50 +6 h$", said, re.MULTILINE)
-    assert "    Overdue: 50. Run relay_outbox" in said
+    assert "    Overdue: 50. Run run_messaging" in said
     assert re.search(r"1 of \d+ lines need attention\.$", said)
     only = text("-v", "0")
     assert "keys held" not in only

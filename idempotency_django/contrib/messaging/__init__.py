@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from .brokers.local import LocalPublisher
     from .consumers import Consumer, Duplicate, Failed, Handled
     from .events import Event
-    from .inbox.processing import process_due, run_inbox
+    from .inbox.processing import process_due
     from .inbox.receivers import WebhookReceiver
     from .outbox import Message, after_commit, publish, publish_many
-    from .outbox.relay import Relay, run_relay
+    from .outbox.relay import Relay
     from .outbox.topics import topic
     from .seen import SeenFilter
     from .seen.redis import RedisBloom, RedisSet
@@ -63,8 +63,6 @@ __all__ = [
     "process_due",
     "publish",
     "publish_many",
-    "run_inbox",
-    "run_relay",
     "topic",
 ]
 
@@ -108,8 +106,6 @@ __getattr__ = lazily(
         "process_due": "inbox.processing",
         "publish": "outbox",
         "publish_many": "outbox",
-        "run_inbox": "inbox.processing",
-        "run_relay": "outbox.relay",
         "topic": "outbox.topics",
     },
 )

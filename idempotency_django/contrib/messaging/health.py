@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator
 from datetime import timedelta
 from typing import Any, Final
 
-from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Count, Max, Min, Q, QuerySet
 
@@ -34,7 +33,7 @@ def outbox(max_age: timedelta) -> Iterator[Finding]:
     names = {*topics()} - {*OWN}
     yield from _waiting(OUTBOX, names, max_age, _RELAY)
     yield from _dead("outbox messages dead", OUTBOX, Q(), names, f"Their groups wait. {_MEND}")
-    yield _stopped(OUTBOX, "relay_outbox")
+    yield _stopped(OUTBOX)
     yield overdue("outbox messages to purge", database(), OUTBOX.over(PURGE_AGE))
 
 
@@ -44,7 +43,7 @@ def inbox(max_age: timedelta) -> Iterator[Finding]:
     yield from _waiting(INBOX, names, max_age, _PROCESS)
     yield from _dead("inbox messages dead", INBOX, Q(is_suspect=False), names, _MEND)
     yield from _dead("inbox messages to accept", INBOX, Q(is_suspect=True), names, _ACCEPT)
-    yield _stopped(INBOX, "process_inbox")
+    yield _stopped(INBOX)
     yield overdue("inbox messages to purge", database(), INBOX.over(PURGE_AGE))
 
 
@@ -100,8 +99,8 @@ def _settled(model: type[Any]) -> QuerySet[Any]:
     return rows.filter(state__in=[MessageState.DEAD, MessageState.DISCARDED])
 
 
-_RELAY: Final = "relay_outbox, and keep the topic in IDEMPOTENCY['OUTBOX']"
-_PROCESS: Final = "process_inbox, and keep the receiver or the consumer with this source"
+_RELAY: Final = "run_messaging, and keep the topic in IDEMPOTENCY['OUTBOX']"
+_PROCESS: Final = "run_messaging, and keep the receiver or the consumer with this source"
 _SILENT: Final = (
     "it was killed, or it cannot reach the database. Start it again. If it is no longer needed, "
     "delete its row in the admin."
@@ -178,7 +177,7 @@ SEARCH: Final = 1.0
 NAMED: Final = 5
 
 
-def _stopped(queue: Queue, command: str) -> Finding:
+def _stopped(queue: Queue) -> Finding:
     """The groups whose first message was deleted, until a process goes on with them."""
     found, _ = queue.stopped(database(), seconds=SEARCH)
     names = ", ".join(map(repr, [*found][:NAMED]))
@@ -186,12 +185,14 @@ def _stopped(queue: Queue, command: str) -> Finding:
         what=f"{queue.name} groups stopped",
         where=database(),
         count=len(found),
-        problem=f"Their first messages were deleted: {names}. {command} goes on." if found else "",
+        problem=f"Their first messages were deleted: {names}. run_messaging goes on."
+        if found
+        else "",
     )
 
 
 def _sources() -> list[str]:
     try:
-        return known_sources() if getattr(settings, "ROOT_URLCONF", None) else []
+        return known_sources()
     except ImproperlyConfigured:  # a check says so
         return []

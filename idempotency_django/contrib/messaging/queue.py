@@ -16,7 +16,7 @@ time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import takewhile
@@ -104,7 +104,6 @@ class Queue:
         wanted: QuerySet[Any],
         size: int,
         changes: Mapping[str, Any],
-        is_stopped: Callable[[], bool] = lambda: False,
     ) -> list[Due]:
         """Claim messages that are due, of each group the first only; the longest due come first.
 
@@ -115,7 +114,6 @@ class Queue:
             wanted: which messages, due or not.
             size: how many at most.
             changes: what a claim writes, ``process_after`` among it.
-            is_stopped: whether to look no further, though there may be more.
         """
         due = wanted.filter(process_after__lte=DatabaseNow())
         if not due.order_by("process_after").values("pk")[:1]:  # by the index
@@ -131,8 +129,7 @@ class Queue:
                     self._rows(wanted.db, new).update(**changes)
                 left = self._set_aside(wanted.db, found)
             heads += new
-            is_over = len(heads) >= size or len(found) < most or (heads and looks >= LOOKS)
-            if is_over or is_stopped():
+            if len(heads) >= size or len(found) < most or (heads and looks >= LOOKS):
                 return heads
             looks, most = looks + 1, LOOK + left  # it finds those again
 
@@ -203,13 +200,13 @@ class Queue:
         found: dict[str, int] = {}
         until = time.monotonic() + seconds
         while True:
-            with connections[using].cursor() as cursor:
-                cursor.execute(query, [after])
-                rows = cursor.fetchall()
-            first = {stream: (pk, due) for pk, stream, due in reversed(rows)}
-            aside = {stream: pk for stream, (pk, due) in first.items() if due is None}
-            found |= self._without_dead(using, aside)
-            after = rows[-1][1] if len(rows) == SEARCHED else ""
+            rows: list[Any] = [*self.model._default_manager.raw(query, [after], using=using)]
+            first = {row.stream: row for row in reversed(rows)}
+            aside = {name: row.pk for name, row in first.items() if row.process_after is None}
+            dead = self.all(using).filter(state=MessageState.DEAD, stream__in=[*aside])
+            behind = dict(dead.values_list("stream").annotate(Min("pk")))
+            found |= {name: pk for name, pk in aside.items() if behind.get(name, pk) >= pk}
+            after = rows[-1].stream if len(rows) == SEARCHED else ""
             if not after or time.monotonic() >= until:
                 return found, after
 
@@ -221,21 +218,6 @@ class Queue:
         found, self._after = self.stopped(using, seconds=REVIVAL, after=self._after)
         self._make_due(using, [*found.values()])
         return len(found)
-
-    def unserved(self, using: str, is_served: Callable[[str], bool]) -> dict[str, int]:
-        """The number of pending messages by place, for places that no process serves."""
-        pending = self.all(using).filter(state=PENDING).order_by(self.place)
-        counts: dict[str, int] = {}
-        name: Any = ""
-        # From place to place: what waits in the others is not read, however much that is.
-        while (
-            name := pending.filter(**{f"{self.place}__gt": name})
-            .values_list(self.place, flat=True)
-            .first()
-        ):
-            if not is_served(name):
-                counts[name] = pending.filter(**{self.place: name}).count()
-        return counts
 
     def over(self, older_than: timedelta) -> QuerySet[Any]:
         """The messages that a purge deletes whose time was over that long ago."""
@@ -297,14 +279,6 @@ class Queue:
             process_after=None
         )
         return len(kept)
-
-    def _without_dead(self, using: str, aside: Mapping[str, int]) -> dict[str, int]:
-        """Those groups' first pending messages that wait for no dead letter."""
-        if not aside:
-            return {}
-        dead = self.all(using).filter(state=MessageState.DEAD, stream__in=[*aside])
-        first = dict(dead.values_list("stream").annotate(Min("pk")))
-        return {stream: pk for stream, pk in aside.items() if first.get(stream, pk) >= pk}
 
     def _make_due(self, using: str, pks: Sequence[int]) -> None:
         if pks:

@@ -43,7 +43,7 @@ def relay_outbox() -> int:
     """Send the messages of the outbox that are due, and return how many were tried.
 
     Several may run at the same time, and one that was killed may run again. ``manage.py
-    relay_outbox`` keeps its connections to brokers and sends sooner.
+    run_messaging`` keeps its connections to brokers and sends sooner.
     """
     with closing(Relay()) as relay:
         return relay.drain()

@@ -21,11 +21,7 @@ from idempotency_django.contrib.messaging import (
     publish,
     queue,
 )
-from idempotency_django.contrib.messaging.inbox.processing import (
-    INBOX,
-    claim,
-    mark,
-)
+from idempotency_django.contrib.messaging.inbox.processing import INBOX, claim, mark
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.contrib.messaging.settling import settle
 from idempotency_django.models import DatabaseNow
@@ -257,18 +253,6 @@ def test_behind_a_dead_letter(using: str, kind: str, monkeypatch: pytest.MonkeyP
     else:
         assert Relay(batch_size=2).drain() == 1
         assert len(got("late")) == 1
-
-
-def test_stopped_behind_a_dead_letter(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that is told to end does not look on for a message that is the first one."""
-    monkeypatch.setattr(queue, "LOOK", 5)
-    receive(using, 100, "g")
-    rows = InboxMessage.objects.using(using)
-    rows.filter(message_id="g0").update(state="dead", process_after=None)
-    receive(using, 1, "late")
-    assert claim(2, lambda: True) == []
-    assert rows.filter(state="pending", process_after=None).count() == 2
-    assert [each.message_id for each in claim(2)] == ["late0"]
 
 
 @pytest.mark.parametrize("kind", ["inbox", "outbox"])

@@ -59,7 +59,7 @@ def test_migrate_forgotten(unmigrated: str, options: list[str]) -> None:
     if not options and connections[unmigrated].vendor == "sqlite":
         pytest.skip("SQLite has no error of its own for a missing table")
     with pytest.raises(DatabaseError, match="outboxmessage"):
-        call_command("relay_outbox", *options)
+        call_command("run_messaging", *options)
 
 
 def test_consumers_without_the_app() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from django.conf import settings
 from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
 
@@ -14,10 +13,9 @@ from .receivers import WebhookReceiver, receivers
 
 def check_receivers(**_: Any) -> Sequence[CheckMessage]:
     """The receivers of webhooks that the URLs lead to."""
-    known = receivers() if getattr(settings, "ROOT_URLCONF", None) else {}
     return [
         Error(problem, hint=hint, id="idempotency_django.E041")
-        for of_source in known.values()
+        for of_source in receivers().values()
         for problem, hint in _problems(of_source)
     ]
 

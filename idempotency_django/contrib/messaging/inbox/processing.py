@@ -11,11 +11,10 @@ import json
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from typing import Any, Final
 
 from django.db import Error as DatabaseFault
@@ -33,7 +32,7 @@ from ..databases import close_lost_connections, database, reason, unindexed
 from ..dead_letters import release, rows_of, sender_of
 from ..errors import DeadLettered, UnknownEventType
 from ..events import CAUSED_BY, Event
-from ..loops import handling, hanging, repeat
+from ..loops import handling, hanging
 from ..models import InboxMessage, MessageState
 from ..queue import Queue
 from .receivers import event_of, receiver_of, receivers, stream_of
@@ -136,7 +135,6 @@ INBOX: Final = Inbox()
 logger = logging.getLogger("idempotency_django")
 
 BATCH: Final = 10
-POLL: Final = timedelta(seconds=1)
 BACKOFF: Final = Backoff(timedelta(seconds=5), timedelta(hours=1))
 NO_HANDLER: Final = "There is no handler for its type."
 IN_PROGRESS: Final = (
@@ -145,7 +143,7 @@ IN_PROGRESS: Final = (
 )
 
 
-def claim(at_most: int, is_stopped: Callable[[], bool] = lambda: False) -> list[InboxMessage]:
+def claim(at_most: int) -> list[InboxMessage]:
     """Claim messages that are due, the longest due ones first, without waiting for locks.
 
     Of a group, it is the earliest one that is not done. A claim lasts as long as the lease of the
@@ -157,7 +155,7 @@ def claim(at_most: int, is_stopped: Callable[[], bool] = lambda: False) -> list[
     wanted = wanted.exclude(of__in=hanging(INBOX.name))
     lease = INHERITED.resolved().lease
     changes = {"process_after": DatabaseNow() + lease, "attempts": F("attempts") + 1}
-    heads = INBOX.claim(wanted, at_most, changes, is_stopped)
+    heads = INBOX.claim(wanted, at_most, changes)
     return INBOX.rows(using, heads, changes)
 
 
@@ -201,7 +199,7 @@ def process_due(*, batch: int = BATCH, stop: threading.Event | None = None) -> C
 
 def process_batch(batch: int, stop: threading.Event, tally: Counter[str]) -> bool:
     """Claim what is due once, and handle it; whether there may be more."""
-    claimed = claim(batch, stop.is_set)
+    claimed = claim(batch)
     left = deque(claimed)
     try:
         while left and not stop.is_set():
@@ -212,22 +210,6 @@ def process_batch(batch: int, stop: threading.Event, tally: Counter[str]) -> boo
         with suppress(DatabaseFault):
             give_back(left)
     return bool(claimed) or INBOX.revive(database()) > 0
-
-
-def run_inbox(
-    stop: threading.Event, *, batch: int = BATCH, poll: timedelta = POLL, health: str = ""
-) -> None:
-    """Handle what is due, and what becomes due, until the event is set.
-
-    Args:
-        stop: when it is set, the message in hand is finished.
-        batch: as for :func:`process_due`.
-        poll: how long to wait, when nothing is due, before looking again.
-        health: a file that is touched every second, unless a handler hangs; empty: none.
-    """
-    receivers()  # where the URLs cannot be imported, it ends
-    work = partial(process_batch, batch, stop, Counter())
-    repeat(work, stop, what=INBOX.name, poll=poll, health=health)
 
 
 def process(message: InboxMessage) -> MessageState:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, ClassVar, Final, TypeVar
 
+from django.conf import settings
 from django.db import Error as DatabaseFault
 from django.db import connections, transaction
 from django.db.models.constants import OnConflict
@@ -84,7 +85,7 @@ class WebhookReceiver(View):
         urlpatterns = [path("webhooks/stripe/", StripeHook.as_view())]
 
     A delivery gets 200 when it is committed, or was before. ``manage.py
-    process_inbox`` calls the handlers.
+    run_messaging`` calls the handlers.
 
     Attributes:
         source: who sends: letters, digits and ``_.-``. Under another name, all would be new.
@@ -250,7 +251,8 @@ def receivers() -> dict[str, list[type[WebhookReceiver]]]:
 
     The URLs are imported first, as they import the views and these their handlers.
     """
-    get_resolver().url_patterns  # noqa: B018  # it imports
+    if getattr(settings, "ROOT_URLCONF", None):
+        get_resolver().url_patterns  # noqa: B018  # it imports
     return {source: [*known.values()] for source, known in _RECEIVERS.items()}
 
 

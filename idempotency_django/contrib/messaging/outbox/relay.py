@@ -10,13 +10,11 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import attrgetter
 from typing import Any, Final
 
-from django.db import Error as DatabaseFault
 from django.db.models import Case, F, Q, QuerySet, Value, When
 
 from ....backoff import Backoff
@@ -25,9 +23,9 @@ from ....models import DatabaseNow
 from ..brokers.base import Batch as Sending
 from ..brokers.base import Outgoing, Publisher, Refused
 from ..databases import database, reason, unindexed, with_zone
-from ..loops import handling, hanging, repeat
+from ..loops import handling, hanging
 from ..models import MessageState, OutboxMessage
-from ..queue import Queue, counted
+from ..queue import Queue
 from .publishing import insert, next_sequence, uuid7
 from .topics import PUBLISHERS, Topic, topic, topics
 
@@ -250,7 +248,6 @@ class TopicSender:
 
 BATCH_SIZE: Final = 100
 LEASE: Final = timedelta(seconds=60)
-POLL: Final = timedelta(seconds=1)
 BATCH_TIME: Final = timedelta(seconds=5)
 """The time after which a batch starts no further message, so that newly committed messages get
 their turn."""
@@ -278,7 +275,6 @@ class Relay:
 
     def drain(self, stop: threading.Event | None = None) -> int:
         """Send until nothing is due, or ``stop`` is set; how many messages were tried."""
-        log_abandoned()
         total = 0
         while not (stop and stop.is_set()):
             total += self.send_batch()
@@ -347,40 +343,3 @@ class Relay:
         for sender in self._senders.values():
             sender.close()
         self._senders.clear()
-
-
-def run_relay(
-    stop: threading.Event,
-    relay: Relay | None = None,
-    *,
-    poll: timedelta = POLL,
-    health: str = "",
-) -> None:
-    """Send messages as they are committed, until ``stop`` is set; then finish the batch.
-
-    Args:
-        stop: when to stop.
-        relay: what sends them. It is closed at the end.
-        poll: how long to wait when there was nothing to send.
-        health: a file that is touched every second, unless a publisher hangs; empty: none.
-    """
-    relay = relay or Relay()
-    with closing(relay):
-        names = ", ".join(map(repr, topics()))
-        logger.info("The relay sends the topics %s, from the database %r.", names, database())
-        log_abandoned()
-        repeat(relay.work, stop, what="relay", poll=poll, health=health)
-
-
-def log_abandoned() -> None:
-    """Log for which topics messages wait that no relay sends."""
-    counts: dict[str, int] = {}
-    with suppress(DatabaseFault):  # it is reported when messages are claimed
-        counts = OUTBOX.unserved(database(), topics().__contains__)
-    for name, count in counts.items():
-        logger.error(
-            "No relay sends the topic %r (%s waiting), because IDEMPOTENCY['OUTBOX'] lacks it. "
-            "No message is lost. Add the topic again, with its publisher.",
-            name,
-            counted(count),
-        )

@@ -75,12 +75,13 @@ def write(orders: Orders, place: int) -> None:
 def relay() -> None:
     """Send what is due, with short leases and retries."""
     from idempotency_django.backoff import Backoff
-    from idempotency_django.contrib.messaging import Relay, run_relay
+    from idempotency_django.contrib.messaging import Relay
+    from idempotency_django.contrib.messaging.loops import Part, run
     from idempotency_django.contrib.messaging.outbox import relay as batches
 
     batches.BACKOFF = Backoff(timedelta(seconds=0.02), timedelta(seconds=0.1))
     sender = Relay(batch_size=BATCH, lease=timedelta(seconds=LEASE))
-    run_relay(threading.Event(), sender, poll=timedelta(seconds=0.02))
+    run([Part("relay", sender.work, timedelta(seconds=0.02))], threading.Event())
 
 
 def forked(work: Callable[[], None]) -> int:

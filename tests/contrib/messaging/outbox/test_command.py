@@ -1,4 +1,4 @@
-"""``relay_outbox`` sends what is due, once or until it is told to stop, and says what it did."""
+"""``run_messaging`` sends what is due, once or until it is told to stop, and says what it did."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def relay(*arguments: str, **options: Any) -> str:
     """Run the command; what it prints."""
     said = StringIO()
-    call_command("relay_outbox", *arguments, stdout=said, **options)
+    call_command("run_messaging", *arguments, stdout=said, **options)
     return said.getvalue()
 
 
@@ -32,7 +32,7 @@ def test_the_relay_runs_until_sigterm(broker: type[Broker], verbosity: int) -> N
 
     broker.before = staticmethod(terminate)  # type: ignore[assignment]
     publish_order()
-    said = relay("--poll=0.1", verbosity=verbosity)
+    said = relay(verbosity=verbosity)
     assert len(broker.got) == 1
     assert ("It ends on SIGTERM" in said) == bool(verbosity)
 

@@ -12,7 +12,8 @@ import pytest
 from django.db import OperationalError, connections, transaction
 from django.test import override_settings
 
-from idempotency_django.contrib.messaging import Consumer, Relay, run_relay
+from idempotency_django.contrib.messaging import Consumer, Relay
+from idempotency_django.contrib.messaging.loops import Part, run
 from idempotency_django.contrib.messaging.models import OutboxMessage
 from idempotency_django.contrib.messaging.outbox import (
     Message,
@@ -213,8 +214,8 @@ def test_database_away(
     monkeypatch.setattr(relay_module.Batch, "claim", claim_later)
     stop = threading.Event()
 
-    def run() -> None:
-        run_relay(stop, Relay(), poll=timedelta(seconds=0.01))
+    def relay() -> None:
+        run([Part("relay", Relay().work, timedelta(seconds=0.01))], stop)
 
     def wait() -> None:
         try:
@@ -223,5 +224,5 @@ def test_database_away(
             stop.set()
             connections.close_all()
 
-    in_threads([run, wait])
-    assert caplog.text.count("The relay cannot reach its database") == 2
+    in_threads([relay, wait])
+    assert caplog.text.count("The relay met an error of its database") == 2

@@ -23,8 +23,8 @@ from idempotency_django.contrib.messaging import (
     Relay,
     after_commit,
     publish,
-    run_relay,
 )
+from idempotency_django.contrib.messaging.loops import Part, run
 from idempotency_django.contrib.messaging.models import OutboxMessage
 from idempotency_django.contrib.messaging.outbox import relay as sending
 from idempotency_django.testing import eventually, in_threads
@@ -307,10 +307,10 @@ def test_database_lost_while_publishing(using: str, group: str | None) -> None:
     Broker.before = staticmethod(lose)
     stop = threading.Event()
 
-    def run() -> None:
+    def work() -> None:
         try:
             relay = Relay(batch_size=2, lease=timedelta(seconds=0.5))
-            run_relay(stop, relay, poll=timedelta(seconds=0.01))
+            run([Part("relay", relay.work, timedelta(seconds=0.01))], stop)
         finally:
             connections.close_all()
 
@@ -321,14 +321,14 @@ def test_database_lost_while_publishing(using: str, group: str | None) -> None:
             stop.set()
             connections.close_all()
 
-    in_threads([run, wait])
+    in_threads([work, wait])
     assert {*got()} == {1, 2, 3}
     assert len({message.message_id for message in Broker.got}) == 3
 
 
-def test_topic_that_no_relay_sends(using: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Messages whose topic was removed or renamed wait. The relay names it and what to do, and
-    sends the rest; when the topic is back, they are sent.
+def test_topic_that_no_relay_sends(using: str) -> None:
+    """Messages whose topic was removed or renamed wait. The relay sends the rest; when
+    the topic is back, they are sent.
     """
     broker: dict[str, Any] = {"BACKEND": "tests.contrib.messaging.outbox.conftest.Broker"}
     with outbox(gone=broker):
@@ -337,9 +337,6 @@ def test_topic_that_no_relay_sends(using: str, caplog: pytest.LogCaptureFixture)
     relay = Relay()
     relay.drain()
     assert got() == [3]
-    assert "No relay sends the topic 'gone' (1 message waiting)," in caplog.text
     with outbox(gone=broker):
-        caplog.clear()
         Relay().drain()
     assert sorted(got()) == [1, 3]
-    assert "No relay sends" not in caplog.text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from django.conf import settings
 from django.db import InterfaceError, OperationalError, connection, connections
 from django.test import Client, override_settings
 
-from idempotency_django.contrib.messaging import Relay, heartbeats, loops, run_relay
+from idempotency_django.contrib.messaging import heartbeats, loops
 from idempotency_django.contrib.messaging.heartbeats import Beat
 from idempotency_django.contrib.messaging.models import Heartbeat
 from idempotency_django.models import DatabaseNow
@@ -159,37 +158,7 @@ def test_end_after_a_lost_connection() -> None:
     assert not Heartbeat.objects.exists()
 
 
-def test_what_watches_survives_an_error(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Else nothing would notice a hang any more. The log has the error, and the next look comes."""
-    monkeypatch.setattr(loops, "BEAT", 0.01)
-    stop, health, failed = threading.Event(), tmp_path / "health", list[int]()
-    beat = Beat.beat
-
-    def fails_first(self: Beat, hanging: str) -> None:
-        if not failed:
-            failed.append(1)
-            raise ValueError("it cannot be")
-        beat(self, hanging)
-
-    def operator() -> None:
-        try:
-            eventually(lambda: failed and Heartbeat.objects.exists())
-            health.unlink()
-            eventually(health.exists)
-        finally:
-            stop.set()
-
-    monkeypatch.setattr(Beat, "beat", fails_first)
-    topic = {"orders": {"BACKEND": "tests.contrib.messaging.outbox.conftest.Broker"}}
-    with override_settings(IDEMPOTENCY={"OUTBOX": topic}):
-        in_threads([lambda: run_relay(stop, Relay(), health=str(health)), operator])
-    assert caplog.text.count("ValueError: it cannot be") == 1
-    assert not Heartbeat.objects.exists()
-
-
-def test_relay_beats_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messaging_beats_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its row is there until it ends in good order."""
     monkeypatch.setattr(loops, "BEAT", 0.01)
     monkeypatch.setattr(heartbeats, "INTERVAL", 0.01)
@@ -197,13 +166,11 @@ def test_relay_beats_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def operator() -> None:
         try:
-            eventually(lambda: [row.name for row in Heartbeat.objects.all()] == ["relay"])
+            eventually(lambda: [row.name for row in Heartbeat.objects.all()] == ["messaging"])
         finally:
             stop.set()
 
-    topic = {"orders": {"BACKEND": "tests.contrib.messaging.outbox.conftest.Broker"}}
-    with override_settings(IDEMPOTENCY={"OUTBOX": topic}):
-        in_threads([lambda: run_relay(stop, Relay()), operator])
+    in_threads([lambda: loops.run([loops.Part("relay", bool)], stop), operator])
     assert not Heartbeat.objects.exists()
 
 

@@ -6,18 +6,15 @@ import signal
 import subprocess
 import threading
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.db import transaction
 
 from idempotency_django.contrib.messaging import Event, dead_letters, loops, publish
-from idempotency_django.contrib.messaging.loops import handling, repeat
-from idempotency_django.contrib.messaging.management.commands import run_messaging
+from idempotency_django.contrib.messaging.loops import Part, handling, run
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.models import DatabaseNow
 from idempotency_django.testing import eventually, in_threads
@@ -92,38 +89,37 @@ def test_part_that_dies(tmp_path: Path) -> None:
     assert "tests.contrib.messaging.running.nowhere" in errors
 
 
-@pytest.mark.parametrize("name", ["relay", "inbox", "purge"])
-def test_each_part(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever part ends, the others are stopped, and its error is raised."""
-    stopped = []
+@pytest.mark.django_db(transaction=True)
+def test_each_part() -> None:
+    """Whichever part ends, the others finish what they have in hand, and its error is raised."""
+    begun, finished = threading.Event(), list[bool]()
 
-    def works(stop: threading.Event, **_: Any) -> None:
+    def works() -> None:
+        begun.set()
         assert stop.wait(30)
-        stopped.append(True)
+        finished.append(True)
 
-    def dies(stop: threading.Event, **_: Any) -> None:
-        raise RuntimeError(name)
+    def dies() -> None:
+        assert begun.wait(30)
+        raise RuntimeError("purge")
 
-    for part in ("relay", "inbox", "purge"):
-        monkeypatch.setattr(run_messaging, f"run_{part}", dies if part == name else works)
-    with pytest.raises(RuntimeError, match=name):
-        run_messaging.run(threading.Event())
-    assert len(stopped) == 2
+    stop = threading.Event()
+    with pytest.raises(RuntimeError, match="purge"):
+        run(
+            [Part("relay", works), Part("purge", dies), Part("idle", bool, timedelta(hours=1))],
+            stop,
+        )
+    assert finished == [True]
 
 
 @pytest.mark.django_db(transaction=True)
-def test_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command passes the option on, and ends with the text of what is misconfigured."""
-    given = []
-
-    def run(stop: threading.Event, health: str) -> None:
-        given.append(health)
-        raise ImproperlyConfigured("There is no topic.")
-
-    monkeypatch.setattr(run_messaging, "run", run)
-    with pytest.raises(CommandError, match="There is no topic"):
-        call_command("run_messaging", "--health", "/run/health")
-    assert given == ["/run/health"]
+def test_command(tmp_path: Path, settings: Any) -> None:
+    """The command takes a file for its health, and ends with the text of what is misconfigured."""
+    with pytest.raises(OSError, match="nowhere"):
+        call_command("run_messaging", "--health", f"{tmp_path}/nowhere/health")
+    settings.IDEMPOTENCY = {"OUTBOX": 1}
+    with pytest.raises(CommandError, match="OUTBOX"):
+        call_command("run_messaging")
 
 
 @pytest.mark.django_db(transaction=True)
@@ -148,12 +144,12 @@ def test_health_of_all_parts(
                 assert released.wait(30)
 
     def looks_again() -> None:
-        seen = beats.count("relay")
-        eventually(lambda: beats.count("relay") > seen + 2)
+        seen = beats.count("messaging")
+        eventually(lambda: beats.count("messaging") > seen + 2)
 
     def operator() -> None:
         try:
-            eventually(lambda: "The inbox has handled a message" in caplog.text)
+            eventually(lambda: "Messaging has handled a message" in caplog.text)
             looks_again()
             health.unlink()
             looks_again()
@@ -164,8 +160,5 @@ def test_health_of_all_parts(
             released.set()
             stop.set()
 
-    parts = [
-        partial(repeat, work, stop, what=what, poll=poll, health=str(health))
-        for what, work in (("relay", bool), ("inbox", hang))
-    ]
-    in_threads([*parts, operator])
+    parts = [Part("relay", bool, poll), Part("inbox", hang, poll)]
+    in_threads([lambda: run(parts, stop, health=str(health)), operator])

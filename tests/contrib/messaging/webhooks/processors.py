@@ -12,7 +12,9 @@ import select
 import signal
 import sys
 import threading
+from collections import Counter
 from datetime import timedelta
+from functools import partial
 
 import django
 
@@ -20,7 +22,8 @@ import django
 def main(number: int, kills: int, seed: int) -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.contrib.messaging.webhooks.settings"
     django.setup()
-    from idempotency_django.contrib.messaging import run_inbox
+    from idempotency_django.contrib.messaging.inbox.processing import process_batch
+    from idempotency_django.contrib.messaging.loops import Part, run
     from tests.contrib.messaging.webhooks import striking
 
     assert striking
@@ -29,7 +32,9 @@ def main(number: int, kills: int, seed: int) -> None:
         while len(alive) < number:
             pid = os.fork()
             if pid == 0:
-                run_inbox(threading.Event(), batch=5, poll=timedelta(seconds=0.02))
+                stop = threading.Event()
+                work = partial(process_batch, 5, stop, Counter())
+                run([Part("inbox", work, timedelta(seconds=0.02))], stop)
             alive.add(pid)
         if select.select([sys.stdin], [], [], chance.uniform(0.05, 0.3))[0]:
             break

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,8 +25,8 @@ from idempotency_django.contrib.messaging.inbox.processing import (
     mark,
     process,
     process_due,
-    run_inbox,
 )
+from idempotency_django.contrib.messaging.loops import Part, run
 from idempotency_django.contrib.messaging.models import InboxMessage
 from idempotency_django.errors import StoreUnavailable
 from idempotency_django.models import DatabaseNow, IdempotencyKey
@@ -363,7 +364,7 @@ def test_stopped(inbox: Inbox) -> None:
     behaviour["shop"] = lambda event, execution: stop.set()
     for number in range(3):
         deliver(Hook, f"m-{number}")
-    run_inbox(stop, batch=3)
+    assert process_due(batch=3, stop=stop) == {"done": 1}
     assert inbox.states() == ["done", "pending", "pending"]
     assert [row.attempts for row in inbox.rows()] == [1, 0, 0]
     assert process_due() == {"done": 2}
@@ -373,15 +374,14 @@ def test_without_database(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None
     """Processing goes on when the database is there again."""
     stop, tries = threading.Event(), []
 
-    def refuse(*_: Any) -> bool:
+    def refuse() -> bool:
         tries.append(1)
         if len(tries) == 2:
             stop.set()
             return False
         raise StoreUnavailable
 
-    monkeypatch.setattr(processing, "process_batch", refuse)
-    run_inbox(stop, poll=timedelta(seconds=0.01))
+    run([Part("inbox", refuse, timedelta(seconds=0.01))], stop)
     assert len(tries) == 2
 
 
@@ -418,7 +418,8 @@ def test_other_sources_go_on_beside_one_that_hangs(
 
     monkeypatch.setitem(Stepping.consumer._handlers, "order.paid", Handler(hang, steps=True))
     deliver(Stepping, "m-1")
-    in_threads([lambda: run_inbox(stop, poll=timedelta(seconds=0.01)), operator])
+    work = partial(processing.process_batch, 10, stop, Counter())
+    in_threads([lambda: run([Part("inbox", work, timedelta(seconds=0.01))], stop), operator])
     assert len(inbox.effects()) == 3
 
 

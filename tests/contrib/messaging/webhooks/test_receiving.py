@@ -286,9 +286,9 @@ def test_celery(inbox: Inbox) -> None:
 def test_command(inbox: Inbox, capsys: pytest.CaptureFixture[str]) -> None:
     """The command says what it has done."""
     deliver(Hook)
-    call_command("process_inbox", "--once")
-    call_command("process_inbox", "--once")
-    call_command("process_inbox", "--once", verbosity=0)
+    call_command("run_messaging", "--once")
+    call_command("run_messaging", "--once")
+    call_command("run_messaging", "--once", verbosity=0)
     assert capsys.readouterr().out == "Messages: 1 done.\nMessages: none was due.\n"
 
 
@@ -300,7 +300,7 @@ def test_command_says_what_failed(inbox: Inbox, capsys: pytest.CaptureFixture[st
 
     behaviour["shop"] = fail
     deliver(Hook)
-    call_command("process_inbox", "--once")
+    call_command("run_messaging", "--once")
     behaviour.clear()
     assert capsys.readouterr().out == "Messages: 1 failed or waiting, to be retried.\n"
 

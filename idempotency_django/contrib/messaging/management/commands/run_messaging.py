@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import threading
 from argparse import ArgumentParser
-from collections.abc import Callable
+from collections import Counter
+from contextlib import closing
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
-from django.db import connections
 
 from .....management import stop_on_signals
 from .....stores import purge
-from ...inbox.processing import run_inbox
-from ...loops import repeat
-from ...outbox.relay import run_relay
+from ...inbox.processing import BATCH, process_batch, process_due
+from ...inbox.receivers import receivers
+from ...loops import Part, run
+from ...outbox.relay import Relay
 
 PURGE_INTERVAL: Final = timedelta(hours=1)
 
@@ -33,57 +34,47 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
+            "--once",
+            action="store_true",
+            help="Exit as soon as nothing is due, for cron. It does not purge.",
+        )
+        parser.add_argument(
             "--health",
             metavar="FILE",
             default="",
             help="A file that is touched every second, for a liveness probe.",
         )
 
-    def handle(self, *, health: str, verbosity: int, **options: Any) -> None:
-        if verbosity:
-            self.stdout.write("Messaging runs: relay, inbox and purge. It ends on SIGTERM.")
+    def handle(self, *, once: bool, health: str, verbosity: int, **options: Any) -> None:
+        say = self.stdout.write if verbosity else str
         try:
-            with stop_on_signals() as stop:
-                run(stop, health)
+            receivers()  # where the URLs cannot be imported, it ends
+            with closing(Relay()) as relay, stop_on_signals() as stop:
+                if once:
+                    relay.drain(stop)
+                    say(_outcome(relay.tally + process_due(stop=stop)))
+                    return
+                say("Messaging runs: relay, inbox and purge. It ends on SIGTERM.")
+                inbox = partial(process_batch, BATCH, stop, Counter())
+                parts = [
+                    Part("relay", relay.work),
+                    Part("inbox", inbox),
+                    Part("purge", partial(_purge, stop), PURGE_INTERVAL),
+                ]
+                run(parts, stop, health=health)
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
 
 
-def run(stop: threading.Event, health: str = "") -> None:
-    """Send the outbox, handle the inbox and purge, each in a thread, until ``stop`` is set.
-
-    Each part finishes what it has in hand. If one ends with an error, the others are stopped, and
-    the error is raised, so that a supervisor can start the process again.
-    """
-    errors: list[BaseException] = []
-
-    def begin(part: Callable[[threading.Event], None]) -> None:
-        try:
-            part(stop)
-        except BaseException as error:  # noqa: BLE001  # it is raised below
-            errors.append(error)
-        finally:
-            stop.set()
-            connections.close_all()
-
-    relay, inbox = partial(run_relay, health=health), partial(run_inbox, health=health)
-    parts = [
-        threading.Thread(target=begin, args=[x], daemon=True) for x in (relay, inbox, run_purge)
-    ]
-    for part in parts:
-        part.start()
-    for part in parts:
-        part.join()
-    for error in errors:
-        raise error
+def _purge(stop: threading.Event) -> None:
+    """Purge every store and the tables of messaging."""
+    for _ in purge():
+        if stop.is_set():
+            break
 
 
-def run_purge(stop: threading.Event) -> None:
-    """Purge every store and the tables of messaging every hour, until ``stop`` is set."""
-
-    def work() -> None:
-        for _ in purge():
-            if stop.is_set():
-                break
-
-    repeat(work, stop, what="purge", poll=PURGE_INTERVAL)
+def _outcome(tally: Counter[str]) -> str:
+    """How many messages are in which state now, in words."""
+    later = {"pending": "failed or waiting, to be retried"}
+    counts = [f"{number} {later.get(each, each)}" for each, number in sorted(tally.items())]
+    return f"Messages: {', '.join(counts) or 'none was due'}."
