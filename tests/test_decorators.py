@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth.decorators import permission_required
 from django.contrib.auth.mixins import LoginRequiredMixin, PermissionRequiredMixin
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template import engines
 from django.template.response import TemplateResponse
 from django.test import Client
@@ -18,6 +18,7 @@ from django.utils.decorators import method_decorator
 from django.views.decorators.cache import cache_control
 from django.views.generic import TemplateView, View
 
+from idempotency_django import IdempotentRequest
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.http.declared import policy_of
 from idempotency_django.models import IdempotencyKey
@@ -39,6 +40,12 @@ def plain(request: HttpRequest) -> HttpResponse:
 @idempotent(policy=PAYMENT, mode="transactional", should_store=store_errors)
 def payment(request: HttpRequest) -> HttpResponse:
     return create(request)
+
+
+@idempotent(policy=PAYMENT)
+def pay(request: IdempotentRequest) -> HttpResponse:
+    charged = request.idempotency.step("charge", lambda: Effect.objects.create(reference="a").pk)
+    return JsonResponse({"id": charged}, status=201)
 
 
 @idempotent
@@ -102,6 +109,7 @@ def outer(request: HttpRequest) -> HttpResponse:
 urlpatterns = [
     path("plain/", plain),
     path("payment/", payment),
+    path("pay/", pay),
     path("nothing/", returns_nothing),
     path("template/", template),
     path("natural/", natural),
@@ -136,6 +144,16 @@ class TestKinds:
         assert post(client, "/natural/", None, "").status_code == 201
         assert post(client, "/natural/", None, "").status_code == 201
         assert effects("") == 2
+
+    def test_payment(self, client: Client) -> None:
+        """``PAYMENT`` has steps, needs a key, and suits a client that retries for weeks."""
+        key = new_key()
+        assert_problem(post(client, "/pay/"), 400, "key-missing")
+        first = post(client, "/pay/", key)
+        assert first.status_code == 201
+        assert_replays(first, post(client, "/pay/", key))
+        assert effects() == 1
+        assert int(first["Idempotency-Status"].partition("ttl=")[2]) > 29 * 86400
 
     def test_template_is_rendered_inside(self, client: Client) -> None:
         """A template's response is rendered before it is stored."""

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from contextvars import Context, copy_context
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.contrib.admin.models import ADDITION, LogEntry
@@ -418,53 +417,6 @@ class TestTransaction:
         ends = [] if within and connection.vendor != "mysql" else ["failed"]
         assert sent == ["claimed", *ends, "claimed", "completed"]
         assert effects() == 1
-
-    @pytest.mark.skipif(connection.vendor != "postgresql", reason="PostgreSQL says so at COMMIT")
-    @pytest.mark.parametrize("wait", [None, WAIT])
-    def test_serialization_failure_at_commit(
-        self, sent: list[str], monkeypatch: pytest.MonkeyPatch, wait: timedelta | None
-    ) -> None:
-        """The database has rolled back then, so the attempt has failed, and the key is free."""
-        store, operation = DatabaseStore("default"), an_operation()
-
-        def serializable() -> None:
-            with connection.cursor() as cursor:
-                cursor.execute(
-                    "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL SERIALIZABLE"
-                )
-
-        def read_and_write(reference: str) -> None:
-            Effect.objects.count()
-            Effect.objects.create(reference=reference)
-
-        def rival() -> None:
-            serializable()
-            with transaction.atomic():
-                read_and_write("rival")
-
-        def execute(claim: Claim) -> Result:
-            read_and_write("a")
-            return Result("response", STORED)
-
-        def complete(*arguments: Any, **last: bool) -> bool:
-            done = completed(store, *arguments)
-            in_threads([rival])  # between the last statement and COMMIT
-            return done
-
-        completed = DatabaseStore.complete
-        serializable()
-        try:
-            with monkeypatch.context() as patch, pytest.raises(OperationInProgress) as caught:
-                patch.setattr(store, "complete", complete)
-                run(store, operation, execute, wait=wait)
-        finally:
-            connection.close()
-        assert "has rolled back" in str(caught.value)
-        row = IdempotencyKey.objects.get()
-        assert (row.status, row.attempt) == (Status.FAILED, 1)
-        assert (effects(), effects("rival")) == (0, 1)
-        assert run(store, operation) == Executed("response")
-        assert sent == ["claimed", "failed", "claimed", "completed"]
 
     def test_marked_for_rollback_within_a_transaction_of_the_caller(self) -> None:
         """A refusal that is marked for rollback takes nothing of the caller's with it."""

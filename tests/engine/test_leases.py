@@ -446,28 +446,6 @@ class TestLateOwner:
         assert len(calls) == 1
         assert isinstance(attempt(store, operation, effect), Executed)
 
-    def test_successor_fails_while_it_is_waited_for(
-        self, store: Watched, elsewhere: ThreadPoolExecutor
-    ) -> None:
-        """Nor does the handler of a late owner run a second time."""
-        operation, calls, failing = leased(), [], []
-
-        def late(execution: ExecutionContext | None) -> None:
-            calls.append(execution)
-            claim = taken_over(store, operation)
-
-            def fail() -> None:
-                looked = store.times("get", operation)
-                eventually(lambda: store.times("get", operation) >= looked + 2)
-                assert store.fail(claim, "no")
-
-            failing.append(elsewhere.submit(fail))
-
-        with pytest.raises(ClaimLost):
-            attempt(store, operation, late, wait=LONG)
-        failing[0].result(PATIENCE)
-        assert len(calls) == 1
-
     def test_record_deleted(self, store: Watched) -> None:
         """When the record was deleted under it: ``ClaimLost``."""
         operation = leased()
@@ -497,18 +475,6 @@ class TestLateOwner:
         assert found(store, operation).status is Status.IN_PROGRESS
         assert sent == ["claimed", "lost"]
         assert store.complete(claims[0], OTHER)
-
-    def test_late_stored_error(self, store: Watched, sent: list[str]) -> None:
-        """Nor is the response to its error stored."""
-        operation = leased()
-
-        def late(execution: ExecutionContext | None) -> object:
-            assert store.complete(taken_over(store, operation), OTHER)
-            raise LookupError
-
-        attempt(store, operation, late, recover=lambda error: Result("404", lambda: STORED))
-        assert found(store, operation).payload == OTHER
-        assert sent == ["claimed", "lost"]
 
     @pytest.mark.parametrize("ending", ["raised", "stored"])
     def test_settled_by_hand(self, store: Watched, ending: str, sent: list[str]) -> None:

@@ -23,7 +23,15 @@ from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.policy import Policy
 from idempotency_django.policy.invocation import Invocation
 from tests.models import Effect
-from tests.support.shared import assert_guessable, assert_problem, effects, is_replay, new_key, post
+from tests.support.shared import (
+    assert_guessable,
+    assert_problem,
+    effects,
+    is_replay,
+    logged_in,
+    new_key,
+    post,
+)
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
@@ -127,16 +135,6 @@ def send(path: str, key: str, token: str | None, client: Client | None = None) -
 
 @pytest.mark.parametrize("path", SELF_AUTHENTICATING)
 class TestCredentials:
-    def test_same(self, path: str) -> None:
-        """Whoever presents the same credentials again receives the response."""
-        key = new_key()
-        first = send(path, key, "token-1")
-        assert (first.status_code, is_replay(first)) == (201, False)
-        again = send(path, key, "token-1")
-        assert (again.status_code, is_replay(again)) == (201, True)
-        assert again.content == first.content
-        assert effects() == 1
-
     @pytest.mark.parametrize(
         "token", ["token-2", "rejected", None], ids=["another", "rejected", "none"]
     )
@@ -367,3 +365,37 @@ def test_refreshed_token(kind: str) -> None:
     again = sent_with("two")
     assert again.status_code == 422 or (kind == "row" and is_replay(again))
     assert effects() == 1
+
+
+# One user, one key, two hosts.
+
+ACME, GLOBEX = "acme.example", "globex.example"
+
+
+def of_host(request: HttpRequest) -> HttpResponse:
+    Effect.objects.create(reference="a")
+    return JsonResponse({"tenant": request.META["HTTP_HOST"]}, status=201)
+
+
+urlpatterns.append(path("host/", idempotent(of_host)))
+
+
+def test_two_hosts(settings: Any) -> None:
+    """A key that was used on another host is refused: nothing is shown, nothing executed."""
+    settings.ALLOWED_HOSTS = [ACME, GLOBEX]
+    client, key = logged_in("alice"), new_key()
+    assert post(client, "/host/", key, headers={"Host": ACME}).json() == {"tenant": ACME}
+    refused = post(client, "/host/", key, headers={"Host": GLOBEX})
+    assert_problem(refused, 422, "mismatch")
+    assert ACME.encode() not in refused.content
+    for same in (ACME.upper(), f"{ACME}:8443", f"{ACME}."):
+        assert is_replay(post(client, "/host/", key, headers={"Host": same}))
+    assert effects() == 1
+
+
+def test_host_that_is_not_allowed(settings: Any) -> None:
+    """A key changes nothing for a host that is not allowed: the view that asks refuses it."""
+    settings.ALLOWED_HOSTS = [ACME]
+    for key in (None, new_key()):
+        response = post(logged_in("alice"), "/host/", key, headers={"Host": GLOBEX})
+        assert response.status_code == 201

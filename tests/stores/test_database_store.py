@@ -1,28 +1,23 @@
-"""What only the database store can show: budgets, the lock, faults, replicas."""
+"""What only the database store can show: counts of replays, the lock, faults, replicas."""
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, OperationalError, connection, connections, transaction
+from django.db import DatabaseError, OperationalError, connection, transaction
 from django.test import Client
 from django.urls import path
 
-from idempotency_django.engine import Mismatched, Result, decide, run
+from idempotency_django.engine import Mismatched, decide
 from idempotency_django.errors import OperationInProgress, StoreUnavailable
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import Policy
-from idempotency_django.stores.database import DIALECTS, DatabaseStore
-from idempotency_django.stores.records import Claim, Status, Step
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.records import Claim, Step, decode
 from idempotency_django.testing import RESPONSE, an_operation, in_threads
-from tests.models import Effect
-from tests.settings import ALIASES
 from tests.support.shared import assert_replays, new_key, post, record
 from tests.support.views import Mixed
 
@@ -137,23 +132,6 @@ class TestFaults:
         with pytest.raises(OperationInProgress), store.transaction():
             store.acquire(an_operation())
 
-    def test_shared_memory_is_busy(self) -> None:
-        """Contention for a SQLite database in memory, as test databases are, is no fault either."""
-        name = "file:shared?mode=memory&cache=shared"
-        holder, other = (sqlite3.connect(name, uri=True, isolation_level=None) for _ in range(2))
-        try:
-            holder.execute("CREATE TABLE t (x)")
-            holder.execute("BEGIN IMMEDIATE")
-            holder.execute("INSERT INTO t VALUES (1)")
-            for sql in ("SELECT * FROM t", "BEGIN IMMEDIATE", "INSERT INTO t VALUES (2)"):
-                with pytest.raises(sqlite3.OperationalError) as caught:
-                    other.execute(sql).fetchall()
-                error = OperationalError()
-                error.__cause__ = caught.value
-                assert DIALECTS["sqlite"]("default").is_busy(error)
-        finally:
-            holder.close()
-            other.close()
 
     def test_unknown_database(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A database that the store does not know is refused by name."""
@@ -202,97 +180,6 @@ class TestLock:
         assert intruded == [True]
 
 
-@pytest.mark.skipif("sqlite" not in ALIASES, reason="SQLite's one write lock")
-@pytest.mark.django_db(transaction=True, databases="__all__")
-class TestBusySQLite:
-    """Somebody else holds the one write lock of SQLite for too long."""
-
-    using: ClassVar[str] = ALIASES.get("sqlite", "")
-
-    @pytest.fixture
-    def impatient(self) -> Iterator[DatabaseStore]:
-        """A store that waits for the lock for a moment only."""
-        connections[self.using].close()
-        options = connections[self.using].settings_dict["OPTIONS"]
-        timeout, options["timeout"] = options["timeout"], 0.05
-        yield DatabaseStore("default", using=self.using)
-        connections[self.using].close()
-        options["timeout"] = timeout
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        name = connections[self.using].settings_dict["NAME"]
-        holder = sqlite3.connect(name, isolation_level=None)
-        holder.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        finally:
-            holder.close()
-
-    @pytest.mark.parametrize("kind", ["step", "fence", "handler"])
-    def test_transaction_that_cannot_begin(self, impatient: DatabaseStore, kind: str) -> None:
-        """So is whatever a claim's owner begins: a step, a fenced or its handler's transaction."""
-        claim = impatient.acquire(an_operation(lease=timedelta(seconds=30)))
-        assert isinstance(claim, Claim)
-        begins = {
-            "step": impatient.durable("It"),
-            "fence": impatient.fenced(claim),
-            "handler": impatient.transaction(),
-        }[kind]
-        with self.locked(), pytest.raises(OperationInProgress), begins:
-            pytest.fail("It began.")
-        with impatient.durable("It"):
-            pass
-
-    @pytest.mark.parametrize("kind", ["request", "step", "fence"])
-    def test_transaction_that_cannot_end(self, impatient: DatabaseStore, kind: str) -> None:
-        """At COMMIT, where a reader is in the way, nobody says that nothing was executed; but what
-        is one transaction as a whole is said to have rolled back.
-        """
-        refused, told = {
-            "request": (OperationInProgress, "could not commit.* has rolled back"),
-            "step": (StoreUnavailable, "so the result is unknown"),
-            "fence": (StoreUnavailable, "so the result is unknown"),
-        }[kind]
-        operation = an_operation(lease=None if kind == "request" else timedelta(seconds=30))
-        reader = sqlite3.connect(connections[self.using].settings_dict["NAME"])
-        with closing(reader), pytest.raises(refused, match=told), ExitStack() as stack:
-            if kind == "request":
-                stack.enter_context(impatient.transaction())
-                found = impatient.acquire(operation)
-            else:
-                found = impatient.acquire(operation)
-                assert isinstance(found, Claim)
-                begun = impatient.durable("It") if kind == "step" else impatient.fenced(found)
-                stack.enter_context(begun)
-            assert isinstance(found, Claim)
-            Effect.objects.using(self.using).create(reference="a")
-            reader.execute("BEGIN")
-            reader.execute("SELECT 1 FROM django_migrations").fetchone()
-        assert not Effect.objects.using(self.using).exists()
-
-    def test_attempt_that_cannot_commit(self, impatient: DatabaseStore) -> None:
-        """An attempt that is refused at COMMIT has failed as any other: the record says so."""
-        operation = an_operation()
-        reader = sqlite3.connect(connections[self.using].settings_dict["NAME"])
-
-        def execute(execution: Any) -> Result:
-            Effect.objects.using(self.using).create(reference="a")
-            reader.execute("BEGIN")
-            reader.execute("SELECT 1 FROM django_migrations").fetchone()
-            return Result("response", RESPONSE)
-
-        def recover(error: Exception) -> Result:
-            reader.close()  # it is away when the failure is written down
-            raise error
-
-        with closing(reader), pytest.raises(OperationInProgress, match="has rolled back"):
-            run(impatient, operation, execute, recover)
-        row = IdempotencyKey.objects.using(self.using).get()
-        assert (row.status, row.attempt) == (Status.FAILED, 1)
-        assert not Effect.objects.using(self.using).exists()
-
-
 class ReadsElsewhere:
     """A router that sends reads to a replica, which lags behind for ever."""
 
@@ -332,3 +219,10 @@ def test_odd_texts_are_storable(client: Client) -> None:
         assert store.complete(claim, RESPONSE)
     row = record(operation.key)
     assert "\0" not in row.path + row.operation + row.principal
+
+
+@pytest.mark.parametrize("headers", ["", "{}", '"a"', "[1]", '[["a"]]', '[["a", 1]]'])
+def test_headers_that_were_never_written(headers: str) -> None:
+    """What cannot have been stored is refused, not guessed at."""
+    with pytest.raises(ValueError):  # noqa: PT011  # JSON's own, or that of the headers
+        decode(200, headers, b"")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -142,23 +141,6 @@ class TestMariaDB:
             store.transaction(),
         ):
             store.acquire(operation)
-
-
-def test_sqlite_is_busy() -> None:
-    """A write lock that cannot be had in time says: in progress."""
-    store = store_on("sqlite")
-    connection = connections[store.using]
-    connection.ensure_connection()
-    other = sqlite3.connect(connection.settings_dict["NAME"], isolation_level=None)
-    try:
-        with connection.cursor() as cursor:
-            cursor.execute("PRAGMA busy_timeout = 1")
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(OperationInProgress), store.transaction():
-            pass
-    finally:
-        other.close()
-        connection.close()
 
 
 def test_replay_of_what_is_gone() -> None:
