@@ -124,8 +124,9 @@ def test_attempt_that_cannot_commit(impatient: DatabaseStore) -> None:
         reader.close()  # it is away when the failure is written down
         raise error
 
-    with closing(reader), pytest.raises(OperationInProgress, match="has rolled back"):
+    with closing(reader), pytest.raises(OperationInProgress, match="has rolled back") as caught:
         run(impatient, operation, execute, recover)
+    assert (caught.value.state, caught.value.safe_new_key) == ("not-executed", False)
     row = IdempotencyKey.objects.using(USING).get()
     assert (row.status, row.attempt) == (Status.FAILED, 1)
     assert not Effect.objects.using(USING).exists()
