@@ -132,7 +132,6 @@ class TestFaults:
         with pytest.raises(OperationInProgress), store.transaction():
             store.acquire(an_operation())
 
-
     def test_unknown_database(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A database that the store does not know is refused by name."""
         monkeypatch.setattr("idempotency_django.stores.database.DIALECTS", {})
