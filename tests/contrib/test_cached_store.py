@@ -27,7 +27,7 @@ from idempotency_django.stores.records import Claim, Record
 from idempotency_django.testing import RESPONSE, an_operation
 from tests.models import Effect
 from tests.support.servers import Server
-from tests.support.shared import assert_replays, completed, effects, new_key, post, record
+from tests.support.shared import assert_replays, completed, effects, new_key, post
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -113,16 +113,6 @@ def test_nothing_is_cached_before_the_commit(store: CachedStore) -> None:
         assert store.recall(operation) is None
         raise InterruptedError
     assert store.recall(operation) is None
-
-
-@pytest.mark.django_db(transaction=False)
-@pytest.mark.parametrize("url", ["/order/", "/leased/"])
-def test_inside_a_test_case(client: Client, store: CachedStore, url: str) -> None:
-    """A test that is one transaction leaves nothing in the cache for the test after it."""
-    key = new_key()
-    first = post(client, url, key)
-    assert_replays(first, post(client, url, key))
-    assert store.recall(an_operation(key=key, scope=record(key).scope)) is None
 
 
 def test_the_cache_is_filled_again(store: CachedStore, cache: Any) -> None:

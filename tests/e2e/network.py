@@ -7,12 +7,12 @@ import random
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 from urllib.parse import urlsplit
 
-ALL_FAULTS: Final = {
+FAULTS: Final = {
     "none": 60,
     "cut before": 6,
     "cut after": 6,
@@ -28,8 +28,6 @@ ALL_FAULTS: Final = {
 }
 """How frequent each is; "before" and "after" the server."""
 
-OUTAGE: Final = {"cut before": 1, "500 before": 1, "503 before": 1}
-
 LONG_DELAY: Final = 1.2  # seconds, longer than the clients' timeout
 
 
@@ -39,12 +37,12 @@ class Network:
     ``requests`` is how many have arrived here, and ``faults`` is what became of them.
     """
 
-    def __init__(self, upstream: str, faults: Mapping[str, int], seed: int) -> None:
+    def __init__(self, upstream: str, seed: int) -> None:
         self.url = ""
         self.faults: Counter[str] = Counter()
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._upstream = urlsplit(upstream)
-        self._names, self._weights = list(faults), list(faults.values())
+        self._names, self._weights = list(FAULTS), list(FAULTS.values())
         self._random = random.Random(seed)
 
     @property
@@ -118,11 +116,9 @@ def _refusal(status: int) -> bytes:
 
 
 @contextmanager
-def faulty_network(
-    upstream: str, faults: Mapping[str, int] = ALL_FAULTS, seed: int = 7
-) -> Iterator[Network]:
+def faulty_network(upstream: str, seed: int = 7) -> Iterator[Network]:
     """A network in a thread of its own; its ``url`` leads to the server through it."""
-    network, ready = Network(upstream, faults, seed), threading.Event()
+    network, ready = Network(upstream, seed), threading.Event()
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import select
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 
-from idempotency_django.testing import PATIENCE
-
-from .clients import ASYNC, PROTECTED, TRANSACTIONAL, Api, Order
+from .clients import PROTECTED, TRANSACTIONAL, Api, Order
 from .conftest import Server, client_of
 from .databases import Database
 
 pytestmark = pytest.mark.e2e
 
 CLIENTS = 20
-LONG_WORK = "sleep-ms=600000"
 
 
 @pytest.fixture
@@ -49,24 +44,6 @@ def test_sync_views_stay_transactional_under_asgi(api: Api, database: Database, 
     database.wait_until_idle()
 
     assert api.send(path, order).status_code == 201
-    assert api.effects(order) == 1
-
-
-def test_a_client_that_leaves_an_async_view(api: Api) -> None:
-    """Its work is cancelled, and a retry is executed when the lease is over."""
-    order = Order(fault=LONG_WORK)
-    both = [api.begin(ASYNC, order) for _ in range(2)]
-    # The one that got its response was refused, so the other one is being executed.
-    (refused,), _, _ = select.select(both, [], [], PATIENCE)
-    (executing,) = (connection for connection in both if connection is not refused)
-    assert refused.recv(12) == b"HTTP/1.1 409"
-    refused.close()
-
-    executing.close()
-
-    response = api.send_until_done(ASYNC, replace(order, fault=""))
-    assert response.status_code == 201
-    assert "Idempotent-Replayed" not in response.headers
     assert api.effects(order) == 1
 
 

@@ -25,7 +25,7 @@ from tests.support.nightly import sizes
 
 from .clients import Api, Order
 from .conftest import Server, client_of
-from .network import OUTAGE, Network, faulty_network
+from .network import Network, faulty_network
 
 pytestmark = [
     pytest.mark.e2e,
@@ -152,17 +152,6 @@ def _print(network: Network, outcomes: Outcomes, executed: Counter[str]) -> None
         f"\n{len(outcomes)} operations, {network.requests} requests, {known} outcomes known, "
         f"{len(outcomes) - known} unknown, of which {done} were executed: {dict(network.faults)}"
     )
-
-
-@pytest.mark.parametrize("size", sizes(400, 2000, "CLIENT_REQUESTS"))
-@pytest.mark.parametrize("send", [by_httpx, by_async_httpx])
-def test_outage(server: Server, send: Send, size: int) -> None:
-    """In an outage, the retries of a client are at most a tenth of its requests."""
-    with faulty_network(server.url, OUTAGE) as network:
-        outcomes = send(network.url, [Order() for _ in range(size)], RetryBudget())
-    assert set(outcomes.values()) == {UNKNOWN}
-    print(f"\n{network.requests} requests for {size} operations")
-    assert size < network.requests <= size * 1.1
 
 
 @pytest.mark.usefixtures("quick_stripe")

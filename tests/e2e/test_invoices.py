@@ -36,16 +36,6 @@ def another(order: Order, **changes: object) -> Order:
     return replace(order, key=str(uuid4()), **changes)  # type: ignore[arg-type]
 
 
-def test_created_once(api: Api) -> None:
-    """A retry of the creation is a replay, with the ETag and the Location of the first."""
-    order = Order()
-    path = create(api, order)
-    retry = api.send("/api/invoices/", order)
-    assert is_replay(retry)
-    assert (retry.headers["Location"], retry.headers["ETag"]) == (path, '"1"')
-    assert api.effects(order, "invoice") == 1
-
-
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE"])
 def test_change(api: Api, method: str) -> None:
     """A change needs the current ETag; its retry is a replay, also of what is deleted by then."""
@@ -107,22 +97,6 @@ def test_records_in_redis(database: Database, store: str, request: pytest.Fixtur
             assert pay(api, order).status_code == 201
         assert pay(api, order, 200).status_code == 422
         assert api.effects(order, "paid") == api.effects(order, "payment") == 1
-
-
-def test_paid_once(api: Api) -> None:
-    """Paying has one effect, whatever the keys, and then it cannot be cancelled."""
-    order = Order()
-    path = create(api, order)
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        responses: list[httpx.Response] = list(
-            pool.map(lambda _: api.send(f"{path}pay/", another(order)), range(CLIENTS))
-        )
-    assert {response.status_code for response in responses} == {200}
-    assert {response.headers["ETag"] for response in responses} == {'"2"'}
-    assert api.effects(order, "paid") == 1
-    refused = api.send(f"{path}cancel/", another(order))
-    assert (refused.status_code, problem(refused)) == (409, "state-conflict")
-    assert "no transition" in refused.json()["detail"]
 
 
 @pytest.mark.parametrize(

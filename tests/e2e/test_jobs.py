@@ -19,17 +19,6 @@ def _status_of(api: Api, order: Order) -> int:
     return api.send(JOBS, order).status_code
 
 
-def test_at_once_without_a_broker(api: Api) -> None:
-    """Without a broker the task runs in the process that serves; a retry runs no second one."""
-    order = Order()
-    first, retry = (api.send(JOBS, order) for _ in range(2))
-    assert first.status_code == 202
-    assert first.json()["task"]
-    assert retry.headers["Idempotent-Replayed"] == "true"
-    assert retry.json() == first.json()
-    assert api.effects(order) == 1
-
-
 def test_killed_after_sending(api: Api) -> None:
     """A server that dies when it has sent the task sends it again at the retry, with its id."""
     order = Order()

@@ -47,10 +47,3 @@ def test_crash(api: Api, moment: str, left: dict[str, int]) -> None:
     assert kinds(api, order) == left
     assert api.send(PUBLISHED, order).status_code == 201
     eventually(lambda: kinds(api, order) == BOTH)
-
-
-def test_refused(api: Api) -> None:
-    """Who asks for nothing that can be done, publishes nothing."""
-    order = Order(amount=-1)
-    assert api.send(PUBLISHED, order).status_code == 400
-    assert kinds(api, order) == {}

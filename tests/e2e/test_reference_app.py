@@ -70,24 +70,3 @@ def test_the_server_brings_a_ledger_that_ends_with_it(tmp_path: Path) -> None:
         return False
 
     eventually(has_ended)
-
-
-def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
-    """The caller is not left waiting, and reads the end of the server's log."""
-    nowhere = f"sqlite:///{tmp_path / 'missing' / 'db.sqlite3'}"
-    with (
-        pytest.raises(RuntimeError, match="unable to open database file"),
-        running(tmp_path / "log", DATABASE_URL=nowhere),
-    ):
-        pass
-
-
-def test_the_admin_is_there(tmp_path: Path) -> None:
-    """The admin has its login page and its style sheets, with no web server in front."""
-    database = f"sqlite:///{tmp_path / 'db.sqlite3'}"
-    with (
-        running(tmp_path / "log", DATABASE_URL=database, WORKERS="1") as url,
-        closing(Api(url)) as api,
-    ):
-        assert "csrfmiddlewaretoken" in api.get("/admin/login/").text
-        assert api.get("/static/admin/css/base.css").headers["Content-Type"] == "text/css"

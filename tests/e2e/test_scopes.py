@@ -51,21 +51,6 @@ def test_another_user_has_keys_of_their_own(api: Api, path: str) -> None:
     assert api.effects(order) == 2
 
 
-@pytest.mark.parametrize("path", PROTECTED)
-@pytest.mark.parametrize("token", [None, "forged"])
-def test_who_is_not_known_receives_nothing(api: Api, path: str, token: str | None) -> None:
-    """Without a valid token, Alice's key leads to 401."""
-    order = Order()
-    api.send(path, order)
-
-    response = api.send(path, replace(order, token=token))
-
-    assert response.status_code == 401
-    assert "Idempotent-Replayed" not in response.headers
-    assert order.reference not in response.text
-    assert api.effects(order) == 1
-
-
 def test_nothing_is_replayed_once_the_token_is_withdrawn(
     server: Server, api: Api, customer: str
 ) -> None:

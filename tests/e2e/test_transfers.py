@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-from testproject import ledger
-from tests.support.servers import free_port
-
 from .clients import TRANSFERS, Api, Order
-from .conftest import Serve, Server, client_of
+from .conftest import Server
 from .databases import Database
 
 pytestmark = pytest.mark.e2e
@@ -88,20 +84,3 @@ def test_the_ledger_is_called_again_only_where_its_response_was_lost(
 
     assert server.bookings(lost) == (2, 1)
     assert server.bookings(stored) == (1, 1)
-
-
-@pytest.mark.parametrize("database", ["postgres"], indirect=True)
-def test_a_transfer_waits_for_the_ledger_to_come_back(
-    database: Database, serve: Serve, tmp_path: Path
-) -> None:
-    """While the ledger is away, the response is 503 and the key is free: a retry goes on there."""
-    order, port = Order(), free_port()
-    away = {"LEDGER_URL": f"http://127.0.0.1:{port}", "WORKERS": "1"}
-    with serve(**away) as server, client_of(server) as api:
-        responses = [api.send(TRANSFERS, order) for _ in range(2)]
-        assert [response.status_code for response in responses] == [503, 503]
-        assert api.postings(order) == (1, 0)
-
-        with ledger.running(tmp_path / "ledger", port):
-            assert api.send(TRANSFERS, order).status_code == 201
-            assert made(api, server, order) == ALL_OF_IT

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from idempotency_django.testing import eventually
 from tests.faults.late_processes import (
     PLACES,
     Place,
@@ -127,22 +126,3 @@ def test_heartbeat_without_a_connection(at: Place, workers: list[Worker]) -> Non
     owner.go_on()
     assert_superseded(at, owner.tells("response"), successor, key)
     assert "could not be renewed; trying again" in owner.log.read_text()
-
-
-@on_postgres
-def test_heartbeat_connects_again(at: Place, healthy: list[Worker]) -> None:
-    """A heartbeat that failed once tries again within its lease, and nothing is lost."""
-    owner, contender = connected(healthy)
-    key, path = new_key(), at.path
-    written = owner.log.stat().st_size
-    with refused_connections(at.alias):
-        owner.begin("post", path, key, "wait:handler")
-        owner.tells("reached")
-        begun = at.row(key).lease_expires_at
-        eventually(lambda: "trying again" in owner.log.read_text()[written:])
-    eventually(lambda: at.row(key).lease_expires_at != begun)
-    assert set(contender.do("traffic", path, [key], LONGER, 1, pause=PAUSE)) == {"409"}
-    owner.go_on()
-    first = owner.tells("response")
-    assert (first["status"], first["replayed"]) == (201, False)
-    assert (at.effects(key), at.row(key).attempt) == (1, 1)

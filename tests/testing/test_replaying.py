@@ -301,12 +301,6 @@ def test_not_sent(driver: Driver, client: Client, how: str) -> None:
     assert driver.test.counts["sent"] == 0
 
 
-def test_safe(driver: Driver, client: Client) -> None:
-    """A GET is sent once."""
-    client.get("/unprotected/")
-    assert driver.test.counts["sent"] == 0
-
-
 def test_off(driver: Driver, client: Client) -> None:
     """The marker turns it off for a test; outside of tests it is off."""
     driver.begin(off=OFF)
@@ -375,12 +369,6 @@ def test_no_effects(driver: Driver, client: Client, what: str) -> None:
     assert driver.findings == ""
     assert Calls.count == (1 if what == "refuse" else 2)
     assert cache.get("visits") == (1 if what == "cache" else None)
-
-
-def test_login(driver: Driver, client: Client) -> None:
-    """The client's cookies are those of the first response."""
-    client.post("/odd/?what=session")
-    assert client.session["visits"] == 1
 
 
 def test_logout(driver: Driver, client: Client) -> None:

@@ -13,7 +13,6 @@ from django_redis import get_redis_connection
 from kombu import Message
 
 from idempotency_django.contrib.celery import IdempotentTask
-from idempotency_django.errors import OperationHeld
 from tests.contrib.celery.test_celery_copies import Post
 from tests.models import Effect
 from tests.support.servers import Server
@@ -62,20 +61,6 @@ def test_in_progress(post: Post) -> None:
     assert post.deliver(copy) == states.SUCCESS
     assert post.app.backend.get_result("one") == Effect.objects.get().pk
     assert len(keys) == 1
-
-
-def test_limited_attempts(post: Post) -> None:
-    """A task whose attempts are used up is held."""
-
-    @post.app.task(base=IdempotentTask, shared=False, max_attempts=1)
-    def pay() -> None:
-        raise OSError
-
-    pay.apply_async(task_id="one")
-    message = post.take()
-    for _ in range(2):
-        assert post.deliver(message) == states.FAILURE
-    assert isinstance(post.app.backend.get_result("one"), OperationHeld)
 
 
 def test_steps(post: Post) -> None:

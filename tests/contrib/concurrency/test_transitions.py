@@ -86,11 +86,6 @@ class TestTransition:
             assert obj.state == "paid"
         assert effects(ticket._state.db) == 1
 
-    def test_unsaved(self, using: str) -> None:
-        """An object without a row is refused."""
-        with pytest.raises(Ticket.DoesNotExist):
-            transition(Ticket(title="a"), "pending", "paid")
-
     def test_illegal(self, ticket: Ticket) -> None:
         """From another state it is refused, naming both; the object stays as it was."""
         with pytest.raises(
@@ -218,16 +213,6 @@ class TestInheritance:
         assert getattr(row(obj), field) == "new"
         version = version_field(model).attname
         assert getattr(row(obj), version) - getattr(obj, version) == 1
-
-    def test_row_of_the_state(self, using: str) -> None:
-        """The row is found by the key that it has in the table of the state."""
-        Ticket.objects.using(using).create(pk=7)
-        mine, other = (SeatTicket.objects.using(using).create(code=c) for c in ("7", "12A"))
-        assert mine.ticket_ptr_id != 7
-        transition(mine, "pending", "paid", effect=ship)
-        states = Ticket.objects.using(using).filter(state="paid").values_list("pk", flat=True)
-        assert list(states) == [mine.ticket_ptr_id]
-        assert row(other).state == "pending"
 
     def test_child_is_gone(self, using: str) -> None:
         """Where the child's row is gone and the parent's stays, nothing is moved."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +21,6 @@ from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.errors import FingerprintMismatch, OperationInProgress
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
-from idempotency_django.stores import stores
 from idempotency_django.testing import PATIENCE, in_threads
 from tests.models import Effect
 from tests.support.admin_pages import act, member, messages
@@ -90,12 +88,6 @@ class TestOnce:
         assert billing.handle(paid("2")) == Handled({"id": "2", "attempt": 1})
         assert effects() == 2
 
-    def test_two_consumers(self, options: dict[str, Any]) -> None:
-        """Two consumers of one event are both served."""
-        for name in ("billing", "shipping"):
-            assert isinstance(consumer(name, **options).handle(paid()), Handled)
-        assert effects() == 2
-
     def test_two_sources(self) -> None:
         """An id is unique within its source, not beyond it."""
         billing = consumer()
@@ -157,17 +149,6 @@ class TestOnce:
             f"{at} consumer:billing:/shop" for at in range(3)
         ]
 
-    def test_record(self) -> None:
-        """The record says which consumer handled which event."""
-        consumer().handle(paid("e-17"))
-        row = IdempotencyKey.objects.get()
-        assert (row.key, row.scope, row.operation) == (
-            "e-17",
-            "consumer:billing:/shop",
-            "billing order.paid",
-        )
-        assert row.method == "EVENT"
-
 
 class TestIdentity:
     @pytest.mark.parametrize(
@@ -227,13 +208,6 @@ class TestIdentity:
         billing.on("order.lost")(book)
         assert billing.handles("order.lost")
         assert isinstance(billing.handle(event), Handled)
-
-    def test_handler_of_the_event_alone(self, options: dict[str, Any]) -> None:
-        """A handler that takes one argument gets the event, alone, again and in a batch."""
-        billing = consumer("billing", lambda event: event.id, **options)
-        assert billing.handle(paid()) == Handled("1")
-        assert billing.handle(paid("2"), redelivered=True) == Handled("2")
-        assert billing.handle_many([paid("3"), paid()]) == [Handled("3"), Duplicate("1")]
 
     def test_any_type(self) -> None:
         """A handler for "*" gets the events of all types that have no other."""
@@ -325,13 +299,6 @@ class TestFederation:
         pairs = [("a", "/s"), ("a|sender:b", "/s"), ("b", "/s|sender:a"), ("a", "/s|sender:b")]
         for sender, source in [*pairs, ("a%7C", "/s"), ("a|", "/s")]:
             assert isinstance(ledger.handle(paid(source=source), sender=sender), Handled)
-
-    def test_action_and_payload(self) -> None:
-        """A sender that uses an id for something else is refused."""
-        ledger = consumer("ledger", federated=True)
-        ledger.handle(paid(), sender="peer-7")
-        with pytest.raises(FingerprintMismatch):
-            ledger.handle(paid(data={"reference": "b"}), sender="peer-7")
 
     def test_the_handler_knows_the_sender(self) -> None:
         """The sender is the operation's principal, for the handler and for the audit."""
@@ -436,36 +403,6 @@ class TestFailures:
         assert billing.handle_many([neighbour, poison])[1] == Duplicate(result)
         assert billing.handle(neighbour) == Duplicate({"id": "2", "attempt": 1})
 
-    def test_dead_is_not_purged(self) -> None:
-        """A dead-lettered event is kept past its lifetime."""
-        billing = consumer(max_attempts=1, ttl=timedelta(milliseconds=1))
-        with pytest.raises(DeadLettered):
-            billing.handle(paid(data={"reference": "a", "poison": True}))
-        stores["default"].purge(timedelta(0), 100)
-        with pytest.raises(DeadLettered):
-            billing.handle(paid(data={"reference": "a", "poison": True}))
-
-    def test_same_derived_key(self) -> None:
-        """Each attempt hands the same derived key to another service; another event another one."""
-        sent: list[str] = []
-
-        def call(event: Event, execution: ExecutionContext) -> None:
-            sent.append(execution.derive_key("charge"))
-            if execution.attempt < 3 and event.id == "1":
-                raise Poison
-
-        for policy in (Policy(), Policy(mode="leased")):
-            billing = consumer(
-                "leased" if policy.mode == "leased" else "plain", call, policy=policy
-            )
-            for error in (Poison, Poison, None):
-                with pytest.raises(error) if error else nullcontext():
-                    billing.handle(paid("1"))
-            billing.handle(paid("2"))
-            first, second, third, other = sent
-            assert first == second == third != other
-            sent.clear()
-
     def test_in_progress_elsewhere(self) -> None:
         """Who finds an event in progress learns how long the lease still runs, to come back."""
         started, finish = threading.Event(), threading.Event()
@@ -541,15 +478,6 @@ class TestBatches:
         assert billing.handle_many(batch) == [Duplicate(result) for result in results]
         assert effects() == 7
         assert billing.handle_many([]) == []
-
-    def test_handled_one_by_one_before(self, options: dict[str, Any]) -> None:
-        """What was handled alone is a duplicate in a batch, and the other way round."""
-        billing = consumer(**options)
-        billing.handle(paid("2"))
-        outcomes = billing.handle_many([paid("1"), paid("2"), paid("3")])
-        assert [type(outcome) for outcome in outcomes] == [Handled, Duplicate, Handled]
-        assert isinstance(billing.handle(paid("3")), Duplicate)
-        assert effects() == 3
 
     def test_a_duplicate_beside_a_failing_commit(self) -> None:
         """What a batch executes beside a duplicate is never lost with the count of the replay."""

@@ -176,21 +176,6 @@ class TestRoundTrips:
         assert found(store, operation).counted
         assert Probe.sent == 4
 
-    def test_server_runs_one_script_each(self, port: int, redis: Redis) -> None:
-        """The server is sent nothing but the scripts."""
-        store, operation = at(port), leased()
-        store.complete(claim(store, leased()), RESPONSE)  # connects
-        before = redis.info("commandstats")
-        store.complete(claim(store, operation), RESPONSE)
-        found(store, operation)
-        after = redis.info("commandstats")
-        calls = {
-            name: after[name]["calls"] - before.get(name, {}).get("calls", 0) for name in after
-        }
-        assert calls["cmdstat_evalsha"] == 3
-        assert calls.get("cmdstat_eval", 0) == 0
-        assert calls.get("cmdstat_script|load", 0) == 0
-
 
 class TestLeases:
     """Owners, late owners and their successors."""
@@ -210,15 +195,6 @@ class TestLeases:
         gone = replace(found(store, operation), attempt=2)
         store.record_replay(gone, operation)
         assert stored(store, redis, operation)[b"replays"] == b"6"
-
-    def test_extend_moves_the_end(self, store: RedisStore, redis: Redis) -> None:
-        """A lease ends that many seconds after it was extended, sooner or later than before."""
-        owner = claim(store, leased())
-        assert store.extend(owner, 0.001)
-        eventually(lambda: found(store, leased(key=owner.key, fingerprint="0" * 64)).interrupted)
-        assert store.extend(owner, 3600)
-        left = int(stored(store, redis, owner.operation)[b"lease"]) / 1000 - redis.time()[0]
-        assert 3500 < left < 3700
 
     @pytest.mark.parametrize("seconds", [-600, 600])
     def test_clock_is_the_servers(
@@ -257,17 +233,6 @@ class TestLifetimes:
         left = lives(store, redis, owner.operation)
         assert left is not None
         assert left > HOUR
-
-    def test_replay_extends(self, store: RedisStore, redis: Redis) -> None:
-        """With ``extend_on_replay`` each replay starts the time to live anew, as it then is."""
-        operation = leased(ttl=MINUTE)
-        store.complete(claim(store, operation), RESPONSE)
-        found(store, leased(key=operation.key, ttl=HOUR, extend_on_replay=True))
-        left = lives(store, redis, operation)
-        assert left is not None
-        assert left > MINUTE
-        found(store, leased(key=operation.key, ttl=None, extend_on_replay=True))
-        assert lives(store, redis, operation) is None
 
 
 FIELDS = (
@@ -407,14 +372,6 @@ class TestBrokenConnections:
         assert Probe.breaks == 0
         assert not store.complete(owner, Payload(200, (), b"other"))
         assert found(store, owner.operation).payload == RESPONSE
-
-    def test_failure_is_the_same(self, port: int) -> None:
-        """Nor is a failure."""
-        store = probed(port, retries=1)
-        owner = claim(store, leased())
-        Probe.breaks = 1
-        assert store.fail(owner, "no")
-        assert not store.fail(owner, "again")
 
     def test_without_another_try(self, port: int) -> None:
         """Where the client does not try again, it is not known what happened."""

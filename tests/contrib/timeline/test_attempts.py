@@ -75,9 +75,3 @@ def test_bounded(using: str) -> None:
     kept = record(using).attempts
     assert [each["attempt"] for each in kept] == list(range(3, KEPT_ATTEMPTS + 3))
     assert {len(each["error"]) for each in kept} == {1_000}
-
-
-def test_first_attempt(using: str) -> None:
-    """Nothing is written for an operation that has had one attempt."""
-    assert stores["default"].complete(claimed("k"), Payload(201, (), b""))
-    assert record(using).attempts is None

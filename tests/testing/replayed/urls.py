@@ -24,7 +24,6 @@ urlpatterns = [
     path("visits/", views.count),
     path("uploads/", views.upload),
     path("derived/", views.derived),
-    path("rejected/", views.rejected),
     path("leaving/", views.leave if MUTATED else idempotent(views.leave)),
     path("async/", views.asynchronous),
 ]

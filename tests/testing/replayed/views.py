@@ -183,16 +183,6 @@ def derived(request: HttpRequest) -> HttpResponse:
 
 
 @csrf_exempt
-@idempotent
-def rejected(request: HttpRequest) -> HttpResponse:
-    """What it writes is rolled back."""
-    with transaction.atomic():
-        Charge.objects.create(reference="rejected", amount=6)
-        transaction.set_rollback(True)
-    return HttpResponse("no", "text/plain", status=422)
-
-
-@csrf_exempt
 def leave(request: HttpRequest) -> HttpResponse:
     """Notes that somebody leaves."""
     Charge.objects.create(reference="left", amount=8)

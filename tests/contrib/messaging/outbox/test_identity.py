@@ -109,17 +109,6 @@ def test_rolled_back() -> None:
     assert published() == [("1", 0)]
 
 
-def test_caused_by() -> None:
-    """A message names the record of the operation that published it."""
-
-    def handler(execution: Any) -> str:
-        publish("orders", 1, type="a")
-        return execution.reference
-
-    reference = call(handler, None)
-    assert OutboxMessage.objects.get().caused_by == reference
-
-
 def test_uuid7() -> None:
     """Ids outside of an operation are UUIDs of version 7: unique, and in the order of time."""
     import uuid

@@ -65,16 +65,3 @@ def test_killer(topic: str, group: str | None) -> None:
             settle(OutboxMessage.objects.get(state="dead"), "retry", by="ann")
             assert [relayed() for _ in range(2)] == [-signal.SIGKILL, 0]
             assert states() == {"kills": "dead", "works": "done"}
-
-
-@pytest.mark.nightly
-def test_failures_are_counted_as_before() -> None:
-    """Failures are counted by the relay, and a retry has all its attempts before it."""
-    with override_settings(IDEMPOTENCY={"OUTBOX": OUTBOX}):
-        with transaction.atomic():
-            after_commit(make, "fails")
-        for _ in range(2):
-            assert [relayed() for _ in range(2)] == [0, 0]
-            assert states() == {"fails": "dead"}
-            assert OutboxMessage.objects.get().attempts == 2
-            settle(OutboxMessage.objects.get(state="dead"), "retry", by="ann")

@@ -143,17 +143,6 @@ def test_purged(database: str, mode: str, messages: bool) -> None:
         forget(database, messages=messages)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_expired(database: str, mode: str) -> None:
-    """The same holds where the expired record is still there and is taken over."""
-    for times in (1, 2):
-        pay(database, mode)
-        assert Relay().drain() == 3
-        assert Effect.objects.using(database).count() == 4 * times
-        records = IdempotencyKey.objects.using(database).filter(key="k", scope="s")
-        assert records.update(expires_at=DatabaseNow()) == 1
-
-
 def test_resumed_in_each_store(leased: str) -> None:
     """In each store, attempts at one record publish the same ids, and the next record others."""
     ids: list[str] = []

@@ -11,12 +11,10 @@ import pytest
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from idempotency_django.backoff import Backoff
 from idempotency_django.contrib.messaging import Outgoing, Relay, publish
 from idempotency_django.contrib.messaging.brokers import base
 from idempotency_django.contrib.messaging.models import OutboxMessage
 from idempotency_django.contrib.messaging.outbox import relay as relay_module
-from idempotency_django.contrib.messaging.outbox import relay as sending
 from idempotency_django.models import DatabaseNow
 from idempotency_django.testing import in_threads
 
@@ -192,29 +190,6 @@ def test_broker_away(using: str, caplog: pytest.LogCaptureFixture) -> None:
     assert relay.drain() == 0  # it waits before it tries again
     Relay().drain()  # another one is free to
     assert sorted(got()) == [1, 2]
-
-
-def test_order_after_an_outage(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an outage, too, none overtakes one of its group that was refused."""
-    monkeypatch.setattr(sending, "BACKOFF", Backoff(timedelta(0), timedelta(0)))
-    publish_each([1, 2], using, group="g")
-
-    def away(_: Sequence[Outgoing]) -> None:
-        Broker.before = staticmethod(lambda messages: None)
-        raise ConnectionRefusedError
-
-    Broker.before = staticmethod(away)
-    refuse(1)
-    relay = Relay()
-    relay.send_batch()
-    relay.send_batch()
-    assert got() == []
-    rows = OutboxMessage.objects.using(using).values_list("payload", "attempts")
-    assert dict(rows) == {"1": 1, "2": 0}  # the one after it was not tried
-    refuse()
-    make_due(using)
-    relay.drain()
-    assert got() == [1, 2]
 
 
 @every_kind

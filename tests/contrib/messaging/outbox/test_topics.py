@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.test import override_settings
 
-from idempotency_django.contrib.messaging import publish, topic
+from idempotency_django.contrib.messaging import publish
 from idempotency_django.contrib.messaging.brokers.loop import Incoming, event_of
 from idempotency_django.contrib.messaging.models import OutboxMessage
 from idempotency_django.contrib.messaging.outbox.relay import outgoing
@@ -21,15 +21,6 @@ LOCAL = "idempotency_django.contrib.messaging.LocalPublisher"
 BROKER = "tests.contrib.messaging.outbox.conftest.Broker"
 ENTRY = {"BACKEND": BROKER}
 CONSUMER = "tests.contrib.messaging.outbox.crashing.booking"
-
-
-def test_unknown_topic_where_there_is_none() -> None:
-    """The refusal of a topic says that no topics are known, not an empty list."""
-    with (
-        override_settings(IDEMPOTENCY={"OUTBOX": {}}),
-        pytest.raises(ImproperlyConfigured, match=r"Known topics: none\.$"),
-    ):
-        topic("orders")
 
 
 def messages(**idempotency: Any) -> list[CheckMessage]:

@@ -7,7 +7,6 @@ import sys
 from asyncio import CancelledError
 from collections.abc import Iterator
 from datetime import date, timedelta
-from functools import partial
 from typing import Any
 
 import pytest
@@ -18,12 +17,8 @@ from django.test import override_settings
 
 from idempotency_django.contrib.messaging import Relay, after_commit
 from idempotency_django.contrib.messaging.models import OutboxMessage
-from idempotency_django.contrib.messaging.outbox.calls import SCOPE
 from idempotency_django.engine.context import current_execution
-from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy
-from idempotency_django.stores.records import reference
 from tests.support.shared import LONG_AGO
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
@@ -177,42 +172,6 @@ def test_resumed(using: str) -> None:
     assert second[2] == 2
     message = OutboxMessage.objects.using(using).get()
     assert (message.state, message.attempts) == ("done", 1)
-
-
-def test_one_identity(using: str) -> None:
-    """The record of a call names its message as its cause, and the message its publisher."""
-
-    def pay(_: Any) -> str:
-        with transaction.atomic(using=using):
-            return after_commit(ship, 17)
-
-    message_id = idempotent_call(pay, key="order-17", scope="payments")
-    relay(using)
-    message = OutboxMessage.objects.using(using).get(message_id=message_id)
-    assert message.caused_by == reference("order-17", "payments")
-    record = IdempotencyKey.objects.using(using).get(scope=SCOPE)
-    assert record.key == message_id
-    assert record.caused_by == reference(message_id, "outbox:after_commit")
-    assert record.caused_by != reference(record.key, record.scope)
-    assert record.operation == f"{__name__}:ship"
-
-
-def test_published_once_by_a_resumed_operation(using: str) -> None:
-    """An operation that is resumed after it has published does not publish again."""
-    FAILURES.append(ConnectionError())
-
-    def pay(_: Any) -> None:
-        with transaction.atomic(using=using):
-            after_commit(Orders.ship, 17)
-        if FAILURES:
-            raise FAILURES.pop()
-
-    call = partial(idempotent_call, pay, key="a", scope="payments", policy=Policy(mode="leased"))
-    with pytest.raises(ConnectionError):
-        call()
-    call()
-    relay(using)
-    assert CALLS == [(17,)]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +18,6 @@ from django.test import override_settings
 from idempotency_django.contrib.celery import CAUSED_BY, IdempotentTask
 from idempotency_django.contrib.messaging import CeleryPublisher, Relay
 from idempotency_django.contrib.messaging.models import OutboxMessage
-from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.errors import FingerprintMismatch
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
@@ -118,14 +116,6 @@ def test_one_key() -> None:
     assert OutboxMessage.objects.count() == 2
 
 
-def test_without_a_key() -> None:
-    """Without a key, each call is a task of its own."""
-    with transaction.atomic():
-        assert pay.enqueue_once("a") != pay.enqueue_once("a")
-    Relay().drain()
-    assert effects() == ["a", "a"]
-
-
 def test_other_arguments_under_a_key() -> None:
     """Other arguments under the same key are not dropped in silence: the task refuses them."""
     with transaction.atomic():
@@ -181,27 +171,6 @@ def test_failed_before(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with transaction.atomic():
         assert settle.enqueue_once(17) == second
     assert Relay().drain() == 0
-
-
-def test_resumed_operation() -> None:
-    """An operation that is resumed after it has enqueued a task does not enqueue it again."""
-    failing = [True]
-
-    def order(_: Any) -> str:
-        with transaction.atomic():
-            task_id = pay.enqueue_once("a")
-        if failing and failing.pop():
-            raise ConnectionError
-        return task_id
-
-    ids = []
-    for _ in range(2):
-        with suppress(ConnectionError):
-            ids.append(idempotent_call(order, key="o", scope="s", policy=Policy(mode="leased")))
-    Relay().drain()
-    assert effects() == ["a"]
-    record = IdempotencyKey.objects.get(key=ids[0])
-    assert record.caused_by == f"{ids[0]} outbox:celery"
 
 
 CYCLE: list[Any] = []

@@ -14,7 +14,6 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from redis import Redis
 
 from idempotency_django.contrib.messaging import (
     Consumer,
@@ -111,15 +110,6 @@ def test_kinds(using: str, made: Made) -> None:
         assert consumer.handle(event(number)) == Duplicate(f"{number}")
     assert effect_counts(using) == dict.fromkeys(effect_counts(using), 1)
     assert len(effect_counts(using)) == 24
-
-
-def test_evicted(using: str, made: Made, server: Redis) -> None:
-    """After a restart that empties the filter, a duplicate still is one."""
-    consumer = clicks(using, made())
-    consumer.handle(event(1))
-    server.flushall()
-    handled_again(clicks(using, made()), event(1))
-    assert effect_counts(using)["1"] == 1
 
 
 def test_race(using: str, liar: SeenFilter) -> None:

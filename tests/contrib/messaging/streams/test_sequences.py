@@ -40,13 +40,6 @@ def effects(using: str) -> list[str]:
     return sorted(Effect.objects.using(using).values_list("reference", flat=True))
 
 
-def test_in_order(using: str) -> None:
-    """Each next number is accepted."""
-    assert [take(using, 3, number) for number in range(4)] == [Accepted()] * 4
-    assert effects(using) == ["3:0", "3:1", "3:2", "3:3"]
-    assert StreamPosition.objects.using(using).count() == 1
-
-
 def test_duplicate(using: str) -> None:
     """A repeated number is a no-op."""
     for number in (0, 1, 1, 0):
@@ -72,16 +65,6 @@ def test_fenced(using: str) -> None:
     assert take(using, 4, 0) == Accepted()
     assert {take(using, 1, number) for number in range(5)} == {Fenced(4)}
     assert take(using, 4, 1) == Accepted()
-
-
-@pytest.mark.parametrize("number", [1, 2, 3, 4, 9])
-def test_new_epoch_above_0(using: str, number: int) -> None:
-    """A new epoch begins at 0: above that its first messages are missing, and none is skipped."""
-    for old in range(3):
-        take(using, 1, old)
-    assert take(using, 2, number) == OutOfOrder(0)
-    assert take(using, 1, 3) == Accepted()  # nor has it fenced the old one
-    assert take(using, 2, 0) == Accepted()
 
 
 def test_rollback(using: str) -> None:

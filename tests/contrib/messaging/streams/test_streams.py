@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,7 +11,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.db.models import F
 from django.db.transaction import TransactionManagementError
-from django.test.utils import CaptureQueriesContext
 
 from idempotency_django.contrib.messaging import claim_stream
 from idempotency_django.contrib.messaging.errors import AlreadyProcessed, StreamFenced
@@ -48,11 +46,6 @@ def kept(using: str) -> tuple[int, int]:
 
 
 class TestClaim:
-    def test_first(self, using: str) -> None:
-        """A stream that nobody has claimed before begins before the offset 0."""
-        stream = claim_stream(NAME, using=using)
-        assert (stream.epoch, stream.position, kept(using)) == (1, -1, (1, -1))
-
     def test_next(self, using: str) -> None:
         """The next owner goes on where the last one has committed."""
         process(claim_stream(NAME, using=using), using, 0, 1, 5)
@@ -79,28 +72,8 @@ class TestClaim:
         ):
             claim_stream(NAME, using=using)
 
-    def test_statements(self, using: str) -> None:
-        """A claim takes two statements, and two more the first time."""
-        for expected in (4, 2):
-            with CaptureQueriesContext(connections[using]) as sent:
-                claim_stream(NAME, using=using)
-            assert len(bare(sent)) == expected, sent.captured_queries
-
-
-def bare(sent: CaptureQueriesContext) -> list[str]:
-    """The statements, without what begins and ends transactions."""
-    texts = [query["sql"] for query in sent.captured_queries]
-    ends = re.compile("(BEGIN|COMMIT|ROLLBACK|SAVEPOINT|RELEASE)[^;]*")
-    return [text for text in texts if not ends.fullmatch(text)]
-
 
 class TestAdvance:
-    def test_holes(self, using: str) -> None:
-        """Any later offset will do, because a compacted log has holes."""
-        stream = claim_stream(NAME, using=using)
-        process(stream, using, 3, 4, 900)
-        assert (booked(using), stream.position, kept(using)) == ([3, 4, 900], 900, (1, 900))
-
     def test_reset_to_earliest(self, using: str) -> None:
         """If everything is delivered again, nothing has a second effect."""
         stream = claim_stream(NAME, using=using)
@@ -119,15 +92,6 @@ class TestAdvance:
         with processed, stream.advance(to=offset):
             pytest.fail("The block runs.")
         assert booked(using) == [2]
-
-    def test_unconfirmed(self, using: str) -> None:
-        """A commit that was not confirmed is found out with the next delivery."""
-        stream = claim_stream(NAME, using=using)
-        process(Stream(NAME, using, stream.epoch, -1), using, 4)  # which stands for one
-        with pytest.raises(AlreadyProcessed):
-            process(stream, using, 3)
-        assert not stream.is_new(4)
-        assert booked(using) == [4]
 
     def test_fenced(self, using: str) -> None:
         """After another claim, the owner before commits nothing, and its block does not run."""
@@ -176,14 +140,6 @@ class TestAdvance:
         with pytest.raises(ValueError, match="is not a valid offset"):
             process(stream, using, offset)
         process(stream, using, 2**63 - 1)
-
-    def test_statements(self, using: str) -> None:
-        """A message costs one statement besides its effects."""
-        stream = claim_stream(NAME, using=using)
-        process(stream, using, 0)
-        with CaptureQueriesContext(connections[using]) as sent:
-            process(stream, using, 1)
-        assert len(bare(sent)) == 2, sent.captured_queries
 
 
 def test_within_a_transaction(using: str) -> None:

@@ -14,7 +14,6 @@ from idempotency_django.admin import base
 from idempotency_django.contrib.messaging import process_due
 from tests.stores.test_purge import held
 from tests.support.admin_pages import act, ask, member, messages, page
-from tests.support.factories import StaffFactory
 
 from .conftest import Inbox
 from .receivers import GitHubHook, Hook, behaviour, body_of, deliver
@@ -171,11 +170,3 @@ def test_bounded(inbox: Inbox, settler: Client, monkeypatch: pytest.MonkeyPatch)
     text = page(settler, LIST)
     assert "2 inbox messages" in text
     assert "Only the first 2 are listed." in text
-
-
-def test_superuser(inbox: Inbox) -> None:
-    """A superuser sees all of it."""
-    deliver(Hook)
-    client = Client()
-    client.force_login(StaffFactory(is_superuser=True))
-    assert "order.paid" in page(client, detail(inbox))

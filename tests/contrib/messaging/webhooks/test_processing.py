@@ -37,7 +37,6 @@ from tests.models import Effect
 from .conftest import Inbox
 from .receivers import (
     DAY,
-    GitHubHook,
     Hook,
     Passing,
     Stepping,
@@ -532,21 +531,6 @@ def settings_of(inbox: Inbox) -> Any:
     from django.conf import settings
 
     return settings.IDEMPOTENCY
-
-
-def test_accepted(inbox: Inbox) -> None:
-    """A held message is handled when an operator has accepted it."""
-    push = {"headers": {"X-GitHub-Event": "push"}}
-    deliver(GitHubHook, "m-1", **push)
-    deliver(GitHubHook, "m-2", **push)
-    assert inbox.states() == ["pending", "dead"]
-    assert process_due() == {"done": 1}
-    with pytest.raises(NotSettled, match="is now “dead”"):
-        settle(inbox.row("m-2"), "retry", by="ann")  # which is for what has failed
-    settle(inbox.row("m-2"), "accept", by="ann")
-    assert inbox.row("m-2").purge_at is None
-    assert process_due() == {"done": 1}
-    assert inbox.effects() == ["github m-1", "github m-2"]
 
 
 def test_accepted_in_its_group(inbox: Inbox) -> None:

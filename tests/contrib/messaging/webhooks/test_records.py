@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 from django.conf import settings
-from django.db import IntegrityError, OperationalError, connections, transaction
+from django.db import IntegrityError, connections, transaction
 from django.test.utils import override_settings
 
 from idempotency_django.contrib.messaging import Event, process_due, publish
@@ -20,11 +20,9 @@ from idempotency_django.contrib.messaging.inbox.processing import (
     process,
 )
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
-from idempotency_django.errors import StoreUnavailable
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.stores import stores
-from idempotency_django.stores.database import DatabaseStore
 from tests.contrib.messaging.settling import settle
 from tests.models import Effect
 from tests.support.shared import LONG_AGO
@@ -57,27 +55,6 @@ def test_publish(inbox: Inbox) -> None:
         deliver(Hook)
         assert process_due() == {"done": 1}
     assert OutboxMessage.objects.using(inbox.alias).get().caused_by == "m-1 webhook:shop"
-
-
-def fails_with(error: BaseException) -> Any:
-    def handle(event: Event, execution: Any) -> None:
-        raise error
-
-    return handle
-
-
-@pytest.mark.parametrize(
-    "error", [IntegrityError("twice"), OperationalError("deadlock detected"), ValueError()]
-)
-def test_errors(inbox: Inbox, error: Exception) -> None:
-    """What the handler raises rolls back what it wrote, and is counted."""
-    behaviour["shop"] = fails_with(error)
-    deliver(Hook)
-    assert process_due() == {"pending": 1}
-    assert inbox.effects() == []
-    row = inbox.row()
-    assert (row.state, row.attempts) == ("pending", 1)
-    assert row.error.startswith(type(error).__name__)
 
 
 def test_integrity_error_that_is_caught(inbox: Inbox) -> None:
@@ -221,21 +198,6 @@ def test_killed_with_another(inbox: Inbox) -> None:
         inbox.due_now()
     assert process_due() == {"done": 2}
     assert inbox.effects() == ["shop m-1", "shop m-2"]
-
-
-def test_busy(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the store is out of reach, messages wait."""
-
-    def refuse(self: Any, *_: Any, **__: Any) -> Any:
-        raise StoreUnavailable
-
-    deliver(Hook)
-    with monkeypatch.context() as patched:
-        patched.setattr(DatabaseStore, "acquire", refuse)
-        for _ in range(3):
-            assert process_due() == {"pending": 1}
-            inbox.due_now()
-    assert process_due() == {"done": 1}
 
 
 def derived(inbox: Inbox, **settings: Any) -> str:

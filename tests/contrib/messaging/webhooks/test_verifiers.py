@@ -161,16 +161,6 @@ def test_github(event: str, payload: Any, form: bool) -> None:
     )
 
 
-def test_github_documented() -> None:
-    """The example of GitHub's own documentation."""
-    headers = {
-        "X-Hub-Signature-256": (
-            "sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"
-        )
-    }
-    GitHub(["It's a Secret to Everybody"]).verify(cased(headers), b"Hello, World!")
-
-
 def test_slack_documented() -> None:
     """The example of Slack's own documentation, which is an HMAC of the configurable kind."""
     verifier = Hmac(
