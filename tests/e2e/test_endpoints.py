@@ -21,11 +21,11 @@ def is_replay(response: httpx.Response) -> bool:
 
 
 def problem(response: httpx.Response) -> str:
-    """The last part of the problem's type, of a response that is a problem."""
+    """The fragment of the problem's type, of a response that is a problem."""
     assert response.headers["Content-Type"] == "application/problem+json"
     told = response.json()
     assert told["status"] == response.status_code
-    return str(told["type"].rsplit("/", 1)[-1])
+    return str(told["type"].rpartition("#")[2])
 
 
 @every_protected_endpoint
