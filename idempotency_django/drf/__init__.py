@@ -20,8 +20,7 @@ with extra("drf"):
     import rest_framework  # noqa: F401
 
 if TYPE_CHECKING:
-    from .adapter import IdempotencyAPIException, problem
-    from .views import IdempotentViewMixin
+    from .views import IdempotencyAPIException, IdempotentViewMixin, problem
 
 __all__ = [
     "IdempotencyAPIException",
@@ -34,8 +33,8 @@ __getattr__ = lazily(
     __name__,
     globals(),
     {
-        "IdempotencyAPIException": "adapter",
+        "IdempotencyAPIException": "views",
         "IdempotentViewMixin": "views",
-        "problem": "adapter",
+        "problem": "views",
     },
 )

@@ -5,9 +5,8 @@ An adapter subclasses :class:`Adapter` and calls :func:`serve` or :func:`aserve`
 
 from .declared import INBOX, POLICY, PROTECTED, is_marked, name_of
 from .invocations import invocation_of, meta_name, principal_of
-from .problems import media_type, problem_response, status_of
 from .replays import has_object, is_named_by_key, lookup_of
-from .responses import REPLAYED_HEADER, STATUS_HEADER
+from .responses import REPLAYED_HEADER, STATUS_HEADER, media_type, problem_response, status_of
 from .serving import Adapter, IdempotentRequest, aserve, serve
 from .status import IdempotencyStatusView
 from .wrapping import ADAPTER, ViewAdapter

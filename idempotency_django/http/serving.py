@@ -45,16 +45,18 @@ from ..policy import UNSAFE_METHODS, Policy, keys
 from ..policy.invocation import Invocation
 from ..stores.records import Record
 from .invocations import invocation_of, key_header, operation_name
-from .problems import marked, problem_response, retry_after
 from .responses import (
     REPLAYED_HEADER,
     STATUS_HEADER,
     executed,
+    marked,
+    problem_response,
     render,
     replayed,
     response_of,
     result_of,
     result_of_error,
+    retry_after,
 )
 from .status import accepted_payload
 

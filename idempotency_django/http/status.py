@@ -23,7 +23,7 @@ from ..engine import Plan
 from ..errors import IdempotencyError
 from ..stores import stores
 from ..stores.records import Payload, Status
-from .problems import problem_response, retry_after
+from .responses import problem_response, retry_after
 
 STATUS_VIEW: Final = "idempotency-status"
 """The name of the status view's URL."""

@@ -28,9 +28,8 @@ from ..policy import UNSAFE_METHODS, Policy
 from ..stores.records import Record
 from .declared import BY_DECORATOR, POLICY, PROTECTED, ViewFunction, name_of
 from .invocations import key_header
-from .problems import marked, problem_response
 from .replays import check_object
-from .responses import render
+from .responses import marked, problem_response, render
 from .rule import objection_to_method, own_function, protected_function, remembered_protection
 from .serving import Adapter, aserve, serve
 

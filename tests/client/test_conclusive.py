@@ -19,7 +19,7 @@ from idempotency_django.errors import (
     OperationHeld,
     ResponseNotStored,
 )
-from idempotency_django.http.problems import error_body
+from idempotency_django.http.responses import error_body
 
 from .drivers import DRIVERS, Driver
 from .scripted import CUT, CUT_BODY, Reply, Scripted

@@ -28,7 +28,7 @@ from idempotency_django.contrib.messaging import errors as messages
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.errors import StoreUnavailable, all_errors
-from idempotency_django.http.problems import error_body
+from idempotency_django.http.responses import error_body
 from idempotency_django.policy import PAYMENT, Policy, keys
 from tests.support.outside import ROOT
 from tests.support.ways import MIDDLEWARE

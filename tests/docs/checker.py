@@ -26,7 +26,7 @@ NO_SETTINGS_READ = """
     django.core.handlers.asgi django.db.backends.sqlite3.base django.template.backends.jinja2
     django.test django.views.debug rest_framework.serializers
     idempotency_django.checks.configuration
-    idempotency_django.http.problems idempotency_django.http.responses
+    idempotency_django.http.responses
     idempotency_django.contrib.messaging.consumers
 """.split()
 for name in NO_SETTINGS_READ:

@@ -29,8 +29,14 @@ from idempotency_django.http.invocations import (
     operation_name,
     principal_of,
 )
-from idempotency_django.http.problems import error_body, problem_response, status_of
-from idempotency_django.http.responses import NEVER_STORED_HEADERS, payload_of, response_of
+from idempotency_django.http.responses import (
+    NEVER_STORED_HEADERS,
+    error_body,
+    payload_of,
+    problem_response,
+    response_of,
+    status_of,
+)
 from idempotency_django.http.serving import Adapter, serve
 from idempotency_django.policy import DEFAULTS, Policy, keys
 from idempotency_django.policy.digests import digest

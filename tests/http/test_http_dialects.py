@@ -19,7 +19,7 @@ from idempotency_django import signals
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.errors import all_errors
-from idempotency_django.http.problems import error_body
+from idempotency_django.http.responses import error_body
 from idempotency_django.policy import scopes
 from idempotency_django.testing import in_threads
 from tests.support.shared import effects, logged_in, new_key, post
