@@ -27,13 +27,13 @@ from ..http.declared import (
     POLICY,
     PROTECTED,
     checked,
-    dotted_name,
     handlers_of,
     has_own_dispatch,
     initkwargs_of,
     innermost,
     is_covered,
     module_of,
+    name_of,
     operations_of,
     part_for,
     policy_of,
@@ -83,8 +83,7 @@ class Endpoint:
     @property
     def view_name(self) -> str:
         """The dotted name of the view."""
-        source = self.source
-        return dotted_name(source if hasattr(source, "__qualname__") else type(source))
+        return name_of(self.source)
 
     @property
     def enforced(self) -> Policy | None:

@@ -20,7 +20,7 @@ from rest_framework.views import APIView
 
 from ..engine import reraise
 from ..errors import IdempotencyError
-from ..http.declared import checked, dotted_name, handlers_of, policy_of
+from ..http.declared import checked, handlers_of, name_of, policy_of
 from ..http.invocations import body_of, form_of, invocation_of
 from ..http.replays import check_object, defining_module, has_object
 from ..http.responses import error_body, media_type, render, status_of
@@ -229,7 +229,7 @@ class IdempotentViewMixin:  # see below
         order = cls.__mro__
         if APIView in order and order.index(APIView) < order.index(IdempotentViewMixin):
             raise ImproperlyConfigured(
-                f"{dotted_name(cls)} has IdempotentViewMixin after APIView in its bases, so it "
+                f"{name_of(cls)} has IdempotentViewMixin after APIView in its bases, so it "
                 f"would not be protected. Put the mixin first: class {cls.__name__}"
                 "(IdempotentViewMixin, …)."
             )
@@ -238,7 +238,7 @@ class IdempotentViewMixin:  # see below
     def as_view(cls, *args: Any, **initkwargs: Any) -> Any:
         if not issubclass(cls, APIView):
             raise ImproperlyConfigured(
-                f"{dotted_name(cls)} has IdempotentViewMixin, but is no view of REST framework. "
+                f"{name_of(cls)} has IdempotentViewMixin, but is no view of REST framework. "
                 "Put @idempotent on its handlers, or let IdempotencyMiddleware protect it."
             )
         view = super().as_view(*args, **initkwargs)  # type: ignore[misc]

@@ -111,17 +111,12 @@ def module_of(view: Any) -> str:
 
 
 def name_of(view: Any) -> str:
-    """The name of a view in an error."""
+    """The dotted name of a view, for people; an ``@api_view`` has that of its function."""
     view_class = view if inspect.isclass(view) else view_class_of(view)
     if view_class is not None:
-        return dotted_name(view_class)
+        return f"{view_class.__module__}.{view_class.__name__}"
     code = getattr(view, "__code__", None)  # whose name functools.wraps cannot change, either
     return f"{module_of(view)}.{code.co_qualname if code else type(view).__qualname__}"
-
-
-def dotted_name(view: Any) -> str:
-    """The dotted name of a class or a function; an ``@api_view`` has that of its function."""
-    return f"{view.__module__}.{view.__name__}"
 
 
 def is_marked(view: Any, mark: str) -> bool:

@@ -23,7 +23,6 @@ from .declared import (
     BUILT_IN,
     BY_DECORATOR,
     PROTECTED,
-    dotted_name,
     handlers_of,
     has_own_dispatch,
     innermost,
@@ -109,7 +108,7 @@ def objection_to(function: Any, *, from_outside: bool = False) -> str:
     view_class = function if isinstance(function, type) else view_class_of(function)
     if view_class is not None:
         return (
-            f"@idempotent is on {dotted_name(view_class)}, which is a class, or what as_view() or "
+            f"@idempotent is on {name_of(view_class)}, which is a class, or what as_view() or "
             "@api_view made. Put it directly above the method that does the work, such as post(), "
             "or below @api_view, directly above the function. Or give the class an "
             "idempotency_policy, and let IdempotentViewMixin (of REST framework) or "
@@ -231,7 +230,7 @@ def objection_to_handler(view_class: Any, name: str) -> str:
         return ""
     if is_rest_framework(view_class) and iscoroutinefunction(getattr(view_class, name)):
         return (
-            f"{dotted_name(view_class)} is an async view of REST framework, for which "
+            f"{name_of(view_class)} is an async view of REST framework, for which "
             "idempotency_django has no adapter. Make its handlers sync, or protect the work in "
             "them with aidempotent_call()."
         )
@@ -296,7 +295,7 @@ def objection_to_method(view_class: Any, name: str, function: Any) -> str:
     """
     if function is None or opened(function) is not opened(getattr(view_class, name, None)):
         return (
-            f"{dotted_name(view_class)} replaces its handler {name}() for single requests, maybe "
+            f"{name_of(view_class)} replaces its handler {name}() for single requests, maybe "
             "for those of some callers. Let the handler decide, or put @idempotent on each "
             "function that does the work."
         )

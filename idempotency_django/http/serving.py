@@ -252,10 +252,7 @@ class _Blocking(Blocking):
     asynchronous = False
 
     async def run(self, plan: Plan, execute: Execute, recover: Recover, admit: Admit) -> Outcome:
-        def finished(execution: ExecutionContext) -> Result:
-            return finish(execute(execution))
-
-        return run(plan.store, plan.operation, finished, recover, admit=admit)
+        return run(plan.store, plan.operation, lambda c: finish(execute(c)), recover, admit=admit)
 
 
 class _Awaiting(Awaiting):

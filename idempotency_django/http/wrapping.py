@@ -61,11 +61,7 @@ class ViewAdapter(Adapter):
         return render(self.run(), self.http_request)
 
     async def arespond(self) -> HttpResponseBase:
-        response = await self.run()
-        has_template = hasattr(response, "render")
-        if not has_template:
-            return render(response, self.http_request)
-        return await sync_to_async(render)(response, self.http_request)
+        return await sync_to_async(render)(await self.run(), self.http_request)
 
     def recover(self, error: Exception) -> HttpResponseBase:
         if self.policy.should_store and isinstance(error, _HTTP_ERRORS):
