@@ -9,23 +9,18 @@ from unittest import mock
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
-from django.http import HttpRequest, HttpResponse
 from django.test import Client, override_settings
 from django.urls import path
-from rest_framework.request import Request
-from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from idempotency_django.decorators import idempotent
-from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.engine.running import ObservedExecution
 from idempotency_django.errors import KeyExpired
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import DEFAULTS, Policy
 from idempotency_django.stores import stores
-from tests.models import Effect
 from tests.support.shared import assert_problem, assert_replays, effects, new_key, post
+from tests.support.views import Mixed, acreate, create
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
@@ -33,23 +28,8 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 LONG = Policy(ttl=HOUR, on_expired="refuse", retention=DAY)
 
 
-def charge(request: HttpRequest) -> HttpResponse:
-    Effect.objects.create(reference="a")
-    return HttpResponse("charged", "text/plain", status=201)
-
-
-async def acharge(request: HttpRequest) -> HttpResponse:
-    await Effect.objects.acreate(reference="a")
-    return HttpResponse("charged", "text/plain", status=201)
-
-
-class Mixed(IdempotentViewMixin, APIView):
-    authentication_classes: Any = ()
+class Protected(Mixed):
     idempotency_policy = LONG
-
-    def post(self, request: Request) -> Response:
-        Effect.objects.create(reference="a")
-        return Response("charged", status=201)
 
 
 ALLOWED = True
@@ -63,15 +43,15 @@ def allowed(request: Any, record: Any) -> None:
 CHECKED = LONG.replace(check_replay=allowed)
 
 urlpatterns = [
-    path("checked/transactional/", idempotent(policy=CHECKED)(charge)),
-    path("checked/leased/", idempotent(policy=CHECKED, mode="leased")(charge)),
-    path("checked/async/", idempotent(policy=CHECKED)(acharge)),
-    path("transactional/", idempotent(policy=LONG)(charge)),
-    path("leased/", idempotent(policy=LONG, mode="leased")(charge)),
-    path("async/", idempotent(policy=LONG)(acharge)),
-    path("mixin/", Mixed.as_view()),
+    path("checked/transactional/", idempotent(policy=CHECKED)(create)),
+    path("checked/leased/", idempotent(policy=CHECKED, mode="leased")(create)),
+    path("checked/async/", idempotent(policy=CHECKED)(acreate)),
+    path("transactional/", idempotent(policy=LONG)(create)),
+    path("leased/", idempotent(policy=LONG, mode="leased")(create)),
+    path("async/", idempotent(policy=LONG)(acreate)),
+    path("mixin/", Protected.as_view()),
     path(
-        "sliding/", idempotent(policy=LONG, ttl=timedelta(hours=1), extend_on_replay=True)(charge)
+        "sliding/", idempotent(policy=LONG, ttl=timedelta(hours=1), extend_on_replay=True)(create)
     ),
 ]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
+from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -39,6 +40,11 @@ def create(request: HttpRequest) -> HttpResponse:
         raise LookupError("boom")
     status = int(reference) if reference.isdigit() else 201
     return JsonResponse({"reference": reference}, status=status, headers={"Location": "/e/1"})
+
+
+async def acreate(request: HttpRequest) -> HttpResponse:
+    """The same, async."""
+    return await sync_to_async(create)(request)
 
 
 class DRF(APIView):
