@@ -162,10 +162,6 @@ class TestKinds:
         assert first.content == b"n=1"
         assert_replays(first, post(client, "/template/", key))
 
-    def test_method_that_a_class_has_not(self, alice: Client) -> None:
-        """A class-based view refuses a method that it does not have as ever."""
-        assert post(alice, "/class/", new_key(), method="put").status_code == 405
-
     def test_safe_method(self, client: Client) -> None:
         """A safe method is just run, and learns that there is no claim."""
         key = new_key()

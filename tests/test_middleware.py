@@ -223,13 +223,6 @@ class TestChecksComeFirst:
         User.objects.get().user_permissions.clear()
         assert post(alice, url, key).status_code == 403
 
-    def test_logged_out(self, alice: Client) -> None:
-        """After the session's end a decorated DRF view redirects to the login."""
-        key = new_key()
-        post(alice, "/api-decorated/", key)
-        alice.logout()
-        assert post(alice, "/api-decorated/", key).status_code == 302
-
     def test_csrf(self) -> None:
         """A request without a CSRF token is refused before it is looked up."""
         client = Client(enforce_csrf_checks=True)

@@ -71,8 +71,6 @@ urlpatterns = [
     path("create/", Create.as_view()),
     path("accepting/", Accepting.as_view()),
     path("decorated/", Decorated.as_view()),
-    path("undocumented/", Undocumented.as_view()),
-    path("documented/", Documented.as_view({"post": "create"})),
     path("operations/<str:token>/", IdempotencyStatusView.as_view(), name="idempotency-status"),
 ]
 

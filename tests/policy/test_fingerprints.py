@@ -369,26 +369,3 @@ def test_the_rest_of_the_request_counts_as_ever() -> None:
 def test_field_value(body: Any, path: str, expected: Any) -> None:
     """One field's value, nested in JSON or of a form; None where it is absent."""
     assert field_value(a_call(body), path) == expected
-
-
-def test_canonical_bytes() -> None:
-    """Values that a key is made of are told apart by type, and objects by what they hold."""
-    assert canonical({"y": 1, "x": [2.5]}) == canonical({"x": [2.5], "y": 1})
-    different = [
-        1,
-        "1",
-        1.0,
-        True,
-        None,
-        b"1",
-        [1],
-        {"1": 1},
-        {1: 1},
-        [],
-        {},
-        "",
-        b"",
-        [[], 1],
-        [[1]],
-    ]
-    assert len({canonical(value) for value in different}) == len(different)

@@ -26,16 +26,6 @@ def rows_read(alias: str, statement: str) -> int:
     )
 
 
-def buffers_read(alias: str, statement: str) -> int:
-    """The pages that the statement had to look at."""
-    with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
-        cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}")
-        plan = cursor.fetchone()[0]
-        transaction.set_rollback(True, using=alias)
-    [whole] = json.loads(plan) if isinstance(plan, str) else plan
-    return int(whole["Plan"]["Shared Hit Blocks"] + whole["Plan"]["Shared Read Blocks"])
-
-
 def _nodes_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield plan
     for below in plan.get("Plans", []):

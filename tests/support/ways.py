@@ -425,29 +425,6 @@ def unknown(view: Any) -> Any:
     return inner
 
 
-def by_a_default(view: Any) -> Any:
-    """… by a default argument."""
-
-    @wraps(view)
-    def inner(request: Any, view: Any = view) -> Any:
-        return view(request)
-
-    return inner
-
-
-def by_a_helper(view: Any) -> Any:
-    """… by a helper that holds it."""
-
-    def helper(request: Any) -> Any:
-        return view(request)
-
-    @wraps(view)
-    def inner(request: Any) -> Any:
-        return helper(request) if view else None
-
-    return inner
-
-
 def without_wraps(view: Any) -> Any:
     """… that hides the view."""
 
