@@ -639,15 +639,6 @@ def redis(redis_server: Server) -> Iterator[None]:
 class TestRedis:
     """What the documentation says that a consumer can do with its records in Redis."""
 
-    def test_once(self) -> None:
-        """Each event is handled once; duplicates get the result, one by one and in a batch."""
-        billing = consumer()
-        assert isinstance(billing.handle(paid("1")), Handled)
-        assert isinstance(billing.handle(paid("1"), redelivered=True), Duplicate)
-        outcomes = billing.handle_many([paid("1"), paid("2"), paid("2")])
-        assert [type(outcome) for outcome in outcomes] == [Duplicate, Handled, Duplicate]
-        assert effects() == 2
-
     def test_refused(self) -> None:
         """Steps, and the transactional mode, are refused by name."""
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 from django_redis import get_redis_connection
 
@@ -65,24 +64,11 @@ APART = pytest.mark.parametrize(
 @APART
 def test_the_other_shop_executes(shop: Any, options: dict[str, Any]) -> None:
     """What a cache's settings keep apart is claimed, completed and found by each shop alone."""
-    operation = an_operation()
-    assert complete(RedisStore("default"), operation, OTHERS_RESPONSE)
-    with shop(**options):
-        mine = RedisStore("default")
-        assert mine.get(operation.key, operation.scope) is None
-        assert complete(mine, operation, RESPONSE)
-        found = mine.acquire(operation)
-        assert isinstance(found, Record)
-        assert found.payload == RESPONSE
-
-
-@APART
-def test_settings_count_at_run_time(shop: Any, options: dict[str, Any]) -> None:
-    """A store that is made already goes by the settings that its cache has now."""
     store, operation = RedisStore("default"), an_operation()
     assert complete(store, operation, OTHERS_RESPONSE)
     with shop(**options):
-        assert complete(store, operation, RESPONSE)
+        assert RedisStore("default").get(operation.key, operation.scope) is None
+        assert complete(store, operation, RESPONSE)  # it goes by what its cache has now
     found = store.acquire(operation)
     assert isinstance(found, Record)
     assert found.payload == OTHERS_RESPONSE
@@ -109,9 +95,3 @@ def test_what_the_key_looks_like(shop: Any) -> None:
         assert name.startswith("shop:3:idempotency:")
         redis = get_redis_connection("default")
         assert [found.decode() for found in redis.scan_iter("shop:3:idempotency:*")] == [name]
-
-
-def test_no_such_cache() -> None:
-    """Without the cache nothing can be named, and the error says which one is missing."""
-    with pytest.raises(ImproperlyConfigured, match="'absent' doesn't exist"):
-        RedisStore("default", cache="absent").redis_key("k", "s")

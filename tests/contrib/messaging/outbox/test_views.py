@@ -1,13 +1,11 @@
-"""Publishing in views whose key is optional: without a key, they run as if unprotected."""
+"""Publishing in views of the leased mode."""
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import transaction
 from django.http import HttpRequest, JsonResponse
 from django.test import Client
 from django.urls import path
@@ -34,17 +32,6 @@ WAYS: dict[str, Callable[[], str]] = {
 }
 
 
-@idempotent
-def bare(request: HttpRequest, way: str) -> JsonResponse:
-    return JsonResponse({"id": WAYS[way]()})
-
-
-@idempotent
-def atomic(request: HttpRequest, way: str) -> JsonResponse:
-    with transaction.atomic():
-        return JsonResponse({"id": WAYS[way]()})
-
-
 @idempotent(mode="leased")
 def fails_once(request: HttpRequest, way: str) -> JsonResponse:
     """Publish, and fail behind that at the first attempt."""
@@ -56,20 +43,8 @@ def fails_once(request: HttpRequest, way: str) -> JsonResponse:
 
 
 urlpatterns = [
-    path("bare/<way>/", bare),
-    path("atomic/<way>/", atomic),
     path("fails-once/<way>/", fails_once),
 ]
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "key"}], ids=["no key", "a key"])
-def test_own_transaction(headers: dict[str, Any], way: str) -> None:
-    """In a transaction of its own, a view publishes with and without a key, under a random id."""
-    headers = {name: new_key() for name in headers}
-    published = Client().post(f"/atomic/{way}/", headers=headers).json()["id"]
-    assert OutboxMessage.objects.get().message_id == published
-    assert uuid.UUID(published).version == 7
 
 
 @pytest.mark.parametrize("way", WAYS)
