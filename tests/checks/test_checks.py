@@ -221,7 +221,7 @@ def test_unknown_alias(declared: Mapping[str, Any], said: str) -> None:
     assert said in str(caught.value)
 
 
-WRONG_STORES = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("declared", "said"),
     [
         ({}, "is {}; it must be a dict with 'BACKEND'"),
@@ -240,23 +240,12 @@ WRONG_STORES = pytest.mark.parametrize(
         (None, "['default']"),
     ],
 )
-
-
-@WRONG_STORES
 def test_store_that_cannot_be_made(declared: Any, said: str) -> None:
-    """E003: a store that cannot be made, with the reason."""
+    """E003: a store that cannot be made, with the reason; where it is used, with its alias."""
     with configured(STORES={"default": declared}):
         assert said in only("E003").msg
-
-
-@WRONG_STORES
-def test_use_of_a_store_that_cannot_be_made(declared: Any, said: str) -> None:
-    """Where it is used, it is ImproperlyConfigured, with its alias."""
-    with (
-        configured(STORES={"default": declared}),
-        pytest.raises(ImproperlyConfigured, match="'default'"),
-    ):
-        _ = stores["default"]
+        with pytest.raises(ImproperlyConfigured, match="'default'"):
+            _ = stores["default"]
 
 
 def test_store_that_is_abstract() -> None:

@@ -27,9 +27,9 @@ from django.utils import timezone
 from django.views.decorators.cache import cache_control
 from django.views.generic import View
 
-from idempotency_django import engine, signals
+from idempotency_django import engine
 from idempotency_django.decorators import idempotent
-from idempotency_django.engine import Executed, Outcome, Replayed, Result, leases
+from idempotency_django.engine import Executed, Outcome, Replayed, Result
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.errors import StoreUnavailable
 from idempotency_django.models import IdempotencyKey
@@ -131,12 +131,8 @@ def synchronous(request: HttpRequest) -> HttpResponse:
     reference = json.loads(request.body)["reference"]
     executions.append(request.idempotency)  # type: ignore[attr-defined]
     Effect.objects.create(reference=reference)
-    if reference in sync_gates:
-        sync_gates[reference]()
     return JsonResponse({"in transaction": connection.in_atomic_block}, status=201)
 
-
-sync_gates: dict[str, Callable[[], None]] = {}
 
 urlpatterns = [
     path("function/", function),
@@ -162,7 +158,6 @@ def _setup(settings: Any) -> Iterator[None]:
     executions.clear()
     yield
     gates.clear()
-    sync_gates.clear()
 
 
 def in_loop(work: Callable[[], Awaitable[T]]) -> T:
@@ -354,40 +349,6 @@ class TestDisconnect:
 
         assert in_loop(work).status_code == 201
         assert (record(key).status, record(key).attempt) == ("completed", 2)
-
-    def test_sync_view(self, settings: Any) -> None:
-        """A sync view cannot be cancelled: it completes, and the retry gets its response."""
-        settings.MIDDLEWARE = [MIDDLEWARE]
-        key = new_key()
-
-        async def work() -> HttpResponse:
-            loop, reached, ended = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-            left = asyncio.Event()
-
-            def gate() -> None:
-                loop.call_soon_threadsafe(reached.set)
-                asyncio.run_coroutine_threadsafe(left.wait(), loop).result(PATIENCE)
-
-            def completed(**_: Any) -> None:
-                loop.call_soon_threadsafe(ended.set)
-
-            sync_gates["a"] = gate
-            signals.completed.connect(completed)
-            try:
-                client = communicator("/sync/", key)
-                await sent(client)
-                await asyncio.wait_for(reached.wait(), PATIENCE)
-                await client.send_input({"type": "http.disconnect"})
-                left.set()
-                await client.wait(PATIENCE)
-                await asyncio.wait_for(ended.wait(), PATIENCE)
-            finally:
-                signals.completed.disconnect(completed)
-            del sync_gates["a"]
-            return await post(AsyncClient(), "/sync/", key)
-
-        assert is_replay(in_loop(work))
-        assert effects() == 1
 
 
 class CancelledAt:
@@ -649,24 +610,3 @@ class TestCancelledWhileAsking:
             assert executions == []
 
         in_loop(work)
-
-    def test_its_heartbeat_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The lease of what was cancelled is renewed no more."""
-        kept: list[leases.Lease] = []
-        make = leases.Lease
-
-        def noted(*args: Any) -> leases.Lease:
-            kept.append(make(*args))
-            return kept[-1]
-
-        monkeypatch.setattr("idempotency_django.engine.leased.Lease", noted)
-
-        async def work() -> None:
-            store, point = Flaky(), 1
-            while await cancelled_at(arun(store, an_operation(lease=LEASE)), point):
-                point += 1
-
-        in_loop(work)
-        assert kept
-        for lease in kept:
-            assert lease not in leases.heartbeat_of(lease.store)._due

@@ -101,16 +101,6 @@ def test_table() -> None:
     assert "2 unprotected" in lines[-1]
 
 
-def test_formats_agree() -> None:
-    """Each format has the same endpoints, with the same status, and the same number of them."""
-    document = json.loads(report("--format=json"))
-    listed = [(each["method"], each["route"], each["status"]) for each in document["endpoints"]]
-    lines = report().splitlines()
-    rows = [tuple(line.split()[:3]) for line in lines[1:-1] if line and not line.startswith(" ")]
-    assert rows == listed
-    assert lines[-1].startswith(f"{len(listed)} endpoints: ")
-
-
 def test_views_of_others(settings: Any) -> None:
     """The views of Django and of this package are counted, and not listed."""
     settings.ROOT_URLCONF = "tests.urls"

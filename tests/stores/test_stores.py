@@ -117,22 +117,6 @@ class TestOptions:
             assert message.id == "idempotency_django.E003"
             assert f"{typo!r}" in message.msg
 
-    def test_a_value_that_the_store_refuses(self) -> None:
-        """What a store raises of its own is told with the place."""
-        with (
-            configured(default={"BACKEND": f"{__name__}.Sized", "OPTIONS": {"size": "one"}}),
-            pytest.raises(ImproperlyConfigured, match=r"STORES'\]\['default'\] cannot be created"),
-        ):
-            stores["default"]
-
-
-class Sized(MemoryStore):
-    """Compares what it is given."""
-
-    def __init__(self, alias: str, *, size: int) -> None:
-        super().__init__(alias)
-        assert size > 0
-
 
 class Forgetful(MemoryStore):
     """Cannot keep a record for good."""
