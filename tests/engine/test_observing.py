@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,7 +13,7 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.core.exceptions import PermissionDenied
 from django.db import connection, connections
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse
 from django.test import Client, override_settings
 from django.urls import path
 
@@ -35,6 +34,7 @@ from idempotency_django.stores.records import Operation, Payload, Record
 from idempotency_django.testing import an_operation
 from tests.models import Effect
 from tests.support.shared import LONG_AGO, effects, new_key, post
+from tests.support.views import acreate, create
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
@@ -81,29 +81,20 @@ def effect(reference: str = "a") -> int:
     return int(Effect.objects.create(reference=reference).pk)
 
 
-def create(request: HttpRequest) -> HttpResponse:
-    reference = json.loads(request.body)["reference"]
-    effect(reference)
-    if reference == "boom":
-        raise LookupError(reference)
-    if reference == "forbidden":
-        raise PermissionDenied
-    if reference == "missing":
-        raise Http404
-    return JsonResponse({}, status=int(reference) if reference.isdigit() else 201)
-
-
-async def acreate(request: HttpRequest) -> HttpResponse:
-    if json.loads(request.body)["reference"] == "boom":
-        raise LookupError
+def view(request: HttpRequest) -> HttpResponse:
     spans.append(SPAN.get())
-    return JsonResponse({}, status=201)
+    return create(request)
+
+
+async def aview(request: HttpRequest) -> HttpResponse:
+    spans.append(SPAN.get())
+    return await acreate(request)
 
 
 urlpatterns = [
-    path("view/", idempotent(create)),
-    path("leased/", idempotent(mode="leased")(create)),
-    path("async/", idempotent(acreate)),
+    path("view/", idempotent(view)),
+    path("leased/", idempotent(mode="leased")(view)),
+    path("async/", idempotent(aview)),
 ]
 
 
@@ -141,8 +132,8 @@ class TestRequests:
         with override_settings(IDEMPOTENCY={"AROUND_EXECUTION": [asks]}):
             post(client, url, key := new_key())
             post(client, url, key)
-            post(client, url, new_key(), "boom")
-        assert open_ones == [(False, 1), (False, 1), (False, effects() + effects("boom"))]
+            post(client, url, new_key(), "error")
+        assert open_ones == [(False, 1), (False, 1), (False, effects() + effects("error"))]
 
     def test_no_key(self, client: Client) -> None:
         """A request without a key is no execution, and a safe one is none either."""
@@ -295,4 +286,4 @@ def test_hook_that_swallows_the_error(client: Client, url: str) -> None:
         override_settings(IDEMPOTENCY={"AROUND_EXECUTION": [swallowing]}),
         pytest.raises(LookupError, match="boom"),
     ):
-        post(client, url, new_key(), "boom")
+        post(client, url, new_key(), "error")
