@@ -18,6 +18,7 @@ from idempotency_django.contrib.messaging import Consumer, Event, Handled
 from idempotency_django.decorators import idempotency_exempt
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.errors import IdempotencyError
+from idempotency_django.policy import Policy
 
 from .auth import token_required
 from .effects import make, understood
@@ -26,7 +27,7 @@ from .models import Kind
 
 DEFAULTS = {"amount": 100, "currency": "EUR"}
 
-ledger = Consumer("ledger", store="database", federated=True)
+ledger = Consumer("ledger", policy=Policy(store="database"), federated=True)
 
 _request: ContextVar[HttpRequest] = ContextVar("request")  # whose faults are simulated
 

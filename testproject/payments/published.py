@@ -19,7 +19,7 @@ from .effects import make, understood
 from .faults import Faults
 from .models import Effect, Kind
 
-bookkeeping = Consumer("bookkeeping", store="database")
+bookkeeping = Consumer("bookkeeping", policy=Policy(store="database"))
 
 
 class PublishedView(IdempotentViewMixin, APIView):

@@ -25,8 +25,8 @@ from ...engine import (
     run_many,
 )
 from ...errors import FingerprintMismatch, IdempotencyError, OperationInProgress, StoreUnavailable
-from ...policy import UNSET, Policy, canonical, digest, keys, named_fingerprints, scopes
-from ...stores import Store, is_open, reference, stores
+from ...policy import UNSET, Policy, canonical, digest, keys, scopes
+from ...stores import is_open, reference, stores
 from .conf import conf
 from .errors import DeadLettered, UnknownEventType
 from .events import Event
@@ -132,14 +132,9 @@ def without_exits() -> Iterator[None]:
         raise
     except BaseException as error:
         raise RuntimeError(
-            f"The handler raised {ending(error)}, which would end the process. Raise a subclass "
-            "of Exception instead."
+            f"The handler raised {error!r}, which would end the process. Raise a subclass of "
+            "Exception instead."
         ) from error
-
-
-def ending(error: BaseException) -> str:
-    """The exception that has ended a handler, in words."""
-    return f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else repr(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,23 +283,6 @@ def known_duplicates(executions: Sequence[EventExecution]) -> list[Duplicate | N
     return known
 
 
-@dataclass(frozen=True, slots=True)
-class RecordOf:
-    """The store, scope and key of the record of an event or message.
-
-    Attributes:
-        store: its store.
-        key: its key.
-        scope: its scope.
-        fingerprints: those that it may have; with another one, it is another event's.
-    """
-
-    store: Store
-    key: str
-    scope: str
-    fingerprints: Sequence[str]
-
-
 class Consumer:
     """Handles each event once; a redelivered event gets the first result. ::
 
@@ -329,7 +307,6 @@ class Consumer:
             all.
         policy: the policy, for example ``Policy(mode="leased")`` where handlers have effects
             outside the database; by default the project's.
-        store: the alias of the store; by default the policy's.
         federated: whether the events come from several senders who do not trust one another. Then
             every call says who sent the event, and no sender gets the results of another.
         seen: a filter that is asked before an event is claimed, so that a duplicate costs one read;
@@ -347,7 +324,6 @@ class Consumer:
         ttl: timedelta | None = UNSET,
         max_attempts: int | None = 5,
         policy: Policy | None = None,
-        store: str | None = None,
         federated: bool = False,
         seen: SeenFilter | None = None,
     ) -> None:
@@ -374,7 +350,7 @@ class Consumer:
         self.max_attempts = max_attempts
         self.federated = federated
         self.seen = seen
-        self._policy = policy if store is None else policy.replace(store=store)
+        self._policy = policy
         self._handlers: dict[str, Handler] = {}
 
     def on(self, *types: str, steps: bool = False) -> Callable[[_Function], _Function]:
@@ -515,13 +491,6 @@ class Consumer:
         policy = self._policy.resolved()
         for each in {policy, *(handler.policy(policy) for handler in self._handlers.values())}:
             choose_mode(each, stores[each.store])
-
-    def record_of(self, event: Event, sender: str = "", *, key: str = "") -> RecordOf:
-        """The store, scope and key of the event's record; see :meth:`execution_of`."""
-        key, scope = key or keys.fit(event.id), self._scope(event.source, sender)
-        fingerprints = named_fingerprints(key, scope, _content_digest(event))
-        store = stores[self._policy.resolved().store]
-        return RecordOf(store, key, scopes.fit(scope), fingerprints)
 
     def execution_of(self, event: Event, sender: str = "", *, key: str = "") -> EventExecution:
         """The handling of the event.

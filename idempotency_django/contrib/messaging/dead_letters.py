@@ -11,11 +11,12 @@ from hashlib import sha256
 from typing import Any, Final
 from urllib.parse import quote
 
+from ...engine import Plan
 from ...errors import FingerprintMismatch
 from ...models import NO_OWNER, DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet
 from ...policy import keys
-from ...stores import Status, plain, reference
-from .consumers import Consumer, RecordOf
+from ...stores import Status, plain
+from .consumers import Consumer
 from .databases import database, reason
 from .errors import DeadLettered, UnknownEventType
 from .events import Event
@@ -50,8 +51,7 @@ def keep(consumer: Consumer, event: Event, error: Exception, *, sender: str = ""
     if isinstance(error, UnknownEventType):  # there was no attempt, so there is no record
         caused_by = "" if consumer.federated else event.caused_by  # a stranger may name any cause
     else:
-        record = consumer.record_of(event, sender=sender)
-        caused_by = reference(record.key, record.scope)
+        caused_by = consumer.execution_of(event, sender).name
     headers = [(SENDER, sender)] if sender else []
     _keep(consumer, message_id, event.type, body, error, headers, caused_by)
 
@@ -120,24 +120,26 @@ def _digest(body: bytes) -> str:
     return sha256(body).hexdigest()
 
 
-def rows_of(record: RecordOf) -> IdempotencyKeyQuerySet:
+def rows_of(plan: Plan) -> IdempotencyKeyQuerySet:
     """The record of a message, unless another event with its id has it.
 
     Raises:
         ValueError: it is not in a database.
     """
-    if record.store.using is None:
+    store, operation = plan.store, plan.operation
+    if store.using is None:
         raise ValueError(
-            f"The record of the message is in the store {record.store.alias!r}, where it cannot "
-            "be released. It expires with its time to live. Keep such records in a database."
+            f"The record of the message is in the store {store.alias!r}, where it cannot be "
+            "released. It expires with its time to live. Keep such records in a database."
         )
-    rows = IdempotencyKey.objects.using(record.store.using)
-    return rows.filter(key=record.key, scope=record.scope, fingerprint__in=[*record.fingerprints])
+    rows = IdempotencyKey.objects.using(store.using)
+    fingerprints = [*operation.fingerprints]
+    return rows.filter(key=operation.key, scope=operation.scope, fingerprint__in=fingerprints)
 
 
-def release(record: RecordOf, by: str) -> None:
+def release(plan: Plan, by: str) -> None:
     """Let the next attempt have a record that is held: an operator retries its message."""
-    rows_of(record).held().update(
+    rows_of(plan).held().update(
         status=Status.FAILED,
         pinned=True,  # the attempts' external effects belong to this message
         owner_token=NO_OWNER,  # an owner that is late no longer owns it

@@ -27,6 +27,7 @@ from django.db.models import QuerySet
 
 from ...models import unlocked
 from .databases import database
+from .errors import UnknownEventType
 from .inbox.processing import INBOX
 from .models import InboxMessage, MessageState, OutboxMessage
 from .outbox.relay import OUTBOX
@@ -83,7 +84,7 @@ def _settled(some: Sequence[Message], action: str, by: str) -> Sequence[tuple[Me
             try:
                 with transaction.atomic(using=using):  # an action may fail half-way
                     changes = _changes(queue, found.get(message.pk), action, by)
-            except (LookupError, ValueError, ImproperlyConfigured) as error:
+            except (LookupError, ValueError, ImproperlyConfigured, UnknownEventType) as error:
                 outcomes.append((message, str(error)))
             else:
                 changed.setdefault((*changes.items(),), []).append(found[message.pk])
@@ -99,7 +100,8 @@ def _changes(queue: Queue, row: Message | None, action: str, by: str) -> dict[st
     """Do what the action does besides the row; the columns of the row that change.
 
     Raises:
-        LookupError: the message is in use, or its handler is gone.
+        LookupError: the message is in use, or its receiver is gone.
+        UnknownEventType: its handler is gone.
         ValueError: the action does not fit its state, or its record cannot be changed.
         ImproperlyConfigured: its topic cannot be used.
     """

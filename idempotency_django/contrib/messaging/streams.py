@@ -130,7 +130,7 @@ class Stream:
         with transaction.atomic(using=self.using):
             row = _rows(self.using, scopes.fit(self.name))
             if not _move(row.filter(epoch=self.epoch, position__lt=to), self.epoch, to):
-                raise self._refusal(to, _locked(row))
+                raise self._refusal(to, row.select_for_update().first())
             yield
             refuse_marked(self.using, f"The block that advances {self.name!r} to {to}")
         self.position = to
@@ -230,7 +230,7 @@ def accept(
     expected = row.filter(before if sequence else before | Q(epoch__lt=epoch))
     if _move(expected, epoch, sequence):
         return Accepted()
-    last = _locked(row)
+    last = row.select_for_update().first()
     if last is None and sequence == 0:
         _create(using, name, epoch=epoch)  # or another transaction has by now
         return accept(peer, epoch=epoch, sequence=sequence, using=using)
@@ -266,11 +266,6 @@ def _move(expected: QuerySet[StreamPosition], epoch: int, position: int) -> bool
 def _rows(using: str, stream: str) -> QuerySet[StreamPosition]:
     """The row of the stream, or no row."""
     return StreamPosition._base_manager.using(using).filter(stream=stream)
-
-
-def _locked(rows: QuerySet[StreamPosition]) -> StreamPosition | None:
-    """The row as it is now, and not as the transaction began with it; locked until its end."""
-    return rows.select_for_update().first()
 
 
 def _create(using: str, stream: str, *, epoch: int = 0) -> None:

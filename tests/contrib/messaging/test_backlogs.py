@@ -23,10 +23,10 @@ from idempotency_django.contrib.messaging import (
 )
 from idempotency_django.contrib.messaging.inbox.processing import INBOX, claim, mark
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
-from idempotency_django.contrib.messaging.settling import settle
 from idempotency_django.models import DatabaseNow
 from idempotency_django.testing import in_threads
 from tests.contrib.messaging.outbox.conftest import Broker
+from tests.contrib.messaging.settling import settle
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 

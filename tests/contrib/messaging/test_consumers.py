@@ -36,7 +36,7 @@ STORES = {
 WAYS = {
     "transactional": {},
     "leased": {"policy": Policy(mode="leased")},
-    "memory": {"store": "memory"},
+    "memory": {"policy": Policy(store="memory")},
 }
 
 

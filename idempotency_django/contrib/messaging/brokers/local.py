@@ -64,4 +64,4 @@ class LocalPublisher(Publisher):
         event = message.event()
         for consumer in self.consumers:
             if consumer.handles(event.type):
-                release(consumer.record_of(event), by)
+                release(consumer.execution_of(event).plan, by)

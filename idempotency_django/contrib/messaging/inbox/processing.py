@@ -22,12 +22,13 @@ from django.db.models import F
 from django.utils.datastructures import CaseInsensitiveMapping
 
 from ....backoff import Backoff
+from ....engine import Plan
 from ....errors import FingerprintMismatch, OperationInProgress
 from ....models import DatabaseNow, IdempotencyStep
 from ....policy import INHERITED, keys
 from ....stores import Status, reference
 from ..conf import conf
-from ..consumers import Consumer, RecordOf, consumers
+from ..consumers import Consumer, consumers
 from ..databases import close_lost_connections, database, reason, unindexed
 from ..dead_letters import release, rows_of, sender_of
 from ..errors import DeadLettered, UnknownEventType
@@ -79,10 +80,10 @@ def handled_by(message: InboxMessage) -> tuple[Consumer, Event, str, str]:
     return receiver.consumer, replace(event, extensions={CAUSED_BY: cause}), "", message.message_id
 
 
-def record_of(message: InboxMessage) -> RecordOf:
-    """The store, scope and key of the message's record; raises as :func:`handled_by`."""
+def plan_of(message: InboxMessage) -> Plan:
+    """The operation of the message; raises as :func:`handled_by`, or :exc:`UnknownEventType`."""
     consumer, event, sender, key = handled_by(message)
-    return consumer.record_of(event, sender, key=key)
+    return consumer.execution_of(event, sender, key=key).plan
 
 
 class Inbox(Queue):
@@ -97,7 +98,7 @@ class Inbox(Queue):
 
     def retry(self, row: InboxMessage, by: str) -> dict[str, Any]:
         if row.state == MessageState.DEAD:  # else, its next attempt was to come anyway
-            release(record_of(row), by)
+            release(plan_of(row), by)
         return self._again()
 
     def discard(self, row: InboxMessage, by: str) -> dict[str, Any]:
@@ -108,9 +109,9 @@ class Inbox(Queue):
         return {**self._again(), "is_suspect": False, "error": "", "stream": stream}
 
     def repeat(self, row: InboxMessage, by: str) -> dict[str, Any]:
-        record = record_of(row)
-        release(record, by)  # where a dead letter was discarded
-        _forget(record, by)
+        plan = plan_of(row)
+        release(plan, by)  # where a dead letter was discarded
+        _forget(plan, by)
         return self._again()
 
     def _again(self) -> dict[str, Any]:
@@ -122,12 +123,12 @@ class Inbox(Queue):
         }
 
 
-def _forget(record: RecordOf, by: str) -> None:
+def _forget(plan: Plan, by: str) -> None:
     """Let the next attempt start from the beginning: no response is left, and no step."""
-    completed = rows_of(record).filter(status=Status.COMPLETED)
+    completed = rows_of(plan).filter(status=Status.COMPLETED)
     IdempotencyStep.objects.using(completed.db).filter(record__in=completed).delete()
     completed.update(status=Status.FAILED, error=f"Reprocessed by {by}.")
-    record.store.forget(record.key, record.scope)
+    plan.store.forget(plan.operation.key, plan.operation.scope)
 
 
 INBOX: Final = Inbox()

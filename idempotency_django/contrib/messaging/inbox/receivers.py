@@ -164,10 +164,7 @@ class WebhookReceiver(View):
             )
         except IdempotencyError as error:
             logger.info("A delivery of %s was refused: %s", self.source, error)
-            response = problem_response(error)
-            if response.status_code == 401:
-                response["WWW-Authenticate"] = "Signature"  # RFC 9110 wants a scheme
-            return response
+            return problem_response(error)
         return HttpResponse(status=200)
 
     def _receive(self, request: HttpRequest) -> None:

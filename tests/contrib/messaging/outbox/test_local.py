@@ -131,7 +131,7 @@ def test_exit(local: str) -> None:
     assert states(local) == {1: "pending", 2: "done"}
     message = OutboxMessage.objects.using(local).get(payload="1")
     assert message.attempts == 1
-    assert "sys.exit(3)" in message.error
+    assert "SystemExit(3)" in message.error
     record = IdempotencyKey.objects.using(local).get(key=message.message_id)
     assert (record.status, record.attempt) == ("failed", 1)
 

@@ -89,7 +89,7 @@ def leave(how: str = "exit") -> None:
     raise CancelledError if how == "cancelled" else OutOfTime
 
 
-ENDS = {"exit": "sys.exit(3)", "cancelled": "CancelledError", "timeout": "OutOfTime"}
+ENDS = {"exit": "SystemExit(3)", "cancelled": "CancelledError", "timeout": "OutOfTime"}
 each_end = pytest.mark.parametrize("how", ENDS)
 
 

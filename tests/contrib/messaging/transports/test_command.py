@@ -55,7 +55,7 @@ def test_kafka(loops: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SASL_PASSWORD", "123")
     written = run(
         *("first", KAFKA, "--from=orders", "--health=/run/health"),
-        *("--option=sasl.password=env:SASL_PASSWORD", "--option=max.poll.interval.ms=600000"),
+        *("--option=sasl.password=$SASL_PASSWORD", "--option=max.poll.interval.ms=600000"),
     )
     [(consumer, source, options)] = loops
     assert consumer is first
@@ -76,7 +76,7 @@ def test_kafka(loops: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
 def test_names(loops: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer is found by its name, which its queue has, too."""
     monkeypatch.setenv("BROKER_URL", "redis://mq/0")
-    run("second.one", "--url=env:BROKER_URL", "--option=visibility_timeout=60")
+    run("second.one", "--url=$BROKER_URL", "--option=visibility_timeout=60")
     [(consumer, source, options)] = loops
     assert (consumer, source.place) == (second, "second.one")
     assert source._connection.hostname == "mq"
@@ -92,7 +92,7 @@ def test_names(loops: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
         (["first", "--url=kafka://"], "no 'bootstrap.servers'"),
         (["first", "--url=rabbit://host"], "no broker for URLs that begin with 'rabbit:'"),
         (["first", KAFKA, "--option=batch"], "has no value. Write NAME=VALUE"),
-        (["first", KAFKA, "--option=batch=env:NOWHERE"], "NOWHERE is not set"),
+        (["first", "--url=$NOWHERE"], "no broker for URLs that begin with ':'"),
     ],
 )
 def test_refused(loops: list[Any], words: list[str], text: str) -> None:

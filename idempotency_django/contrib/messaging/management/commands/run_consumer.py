@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from argparse import ArgumentParser
 from collections.abc import Iterable
 from importlib import import_module
+from os.path import expandvars
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -18,7 +18,6 @@ from ...brokers.loop import ConsumerLoop, Source
 from ...consumers import Consumer, consumers
 
 BROKERS: Final = "idempotency_django.contrib.messaging.brokers"
-_FROM_ENVIRONMENT: Final = "env:"
 
 
 class Command(BaseCommand):
@@ -40,8 +39,8 @@ class Command(BaseCommand):
             "--url",
             required=True,
             help="The broker: amqp://user:password@host//, redis://host/0, sqs:// or "
-            "kafka://host:9092. env:NAME reads the environment variable NAME; use it for "
-            "passwords.",
+            "kafka://host:9092. '$NAME' in quotes stands for the environment variable NAME; use "
+            "it for passwords.",
         )
         parser.add_argument(
             "--from",
@@ -56,7 +55,8 @@ class Command(BaseCommand):
             action="append",
             default=[],
             help="An option of kombu's transport, such as visibility_timeout=60, or of librdkafka, "
-            "such as max.poll.interval.ms=600000. The value is JSON, a string, or env:NAME.",
+            "such as max.poll.interval.ms=600000. The value is JSON, or a string, where '$NAME' "
+            "stands for a variable as well.",
         )
         parser.add_argument(
             "--health",
@@ -70,7 +70,7 @@ class Command(BaseCommand):
     ) -> None:
         try:
             found = _consumer(consumer)
-            source = _source(found, _value(url), place or found.name, _options(pairs))
+            source = _source(found, expandvars(url), place or found.name, _options(pairs))
             with stop_on_signals() as stop:
                 loop = ConsumerLoop(found, source, stop, health=more["health"])
                 self.stdout.write(f"{found.name} takes messages from {source.place}.")
@@ -102,6 +102,8 @@ def _source(consumer: Consumer, url: str, place: str, options: dict[str, Any]) -
             source: Source = kafka.KafkaSource(
                 place, {"bootstrap.servers": servers, **usual, **options}
             )
+        elif not scheme:
+            raise KeyError("a variable of the environment is not set?")
         else:
             kombu: Any = import_module(f"{BROKERS}.kombu")
             source = kombu.KombuSource(url, place, options)
@@ -123,14 +125,5 @@ def _options(pairs: Iterable[str]) -> dict[str, Any]:
         try:
             options[name] = json.loads(text)
         except ValueError:
-            options[name] = _value(text)
+            options[name] = expandvars(text)
     return options
-
-
-def _value(text: str) -> str:
-    if not text.startswith(_FROM_ENVIRONMENT):
-        return text
-    name = text.removeprefix(_FROM_ENVIRONMENT)
-    if name not in os.environ:
-        raise CommandError(f"The environment variable {name} is not set.")
-    return os.environ[name]
