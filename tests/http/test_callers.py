@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.conf import settings as django_settings
-from django.contrib.auth.models import AnonymousUser, User
+from django.contrib.auth.models import AnonymousUser, Group, User
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
+from django.test.utils import isolate_apps
 from django.urls import path
+from django.utils.functional import SimpleLazyObject
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.decorators import api_view
 from rest_framework.request import Request
@@ -20,7 +23,9 @@ from rest_framework.views import APIView
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.http.invocations import principal_of
 from idempotency_django.policy import Policy
+from idempotency_django.policy.digests import digest
 from idempotency_django.policy.invocation import Invocation
 from tests.models import Effect
 from tests.support.shared import (
@@ -399,3 +404,82 @@ def test_host_that_is_not_allowed(settings: Any) -> None:
     for key in (None, new_key()):
         response = post(logged_in("alice"), "/host/", key, headers={"Host": GLOBEX})
         assert response.status_code == 201
+
+
+# How callers are named.
+
+
+class Person:
+    """A caller that is no model's."""
+
+    is_authenticated = True
+
+    def __init__(self, pk: object) -> None:
+        self.pk = pk
+
+
+def as_user(thing: Any) -> Any:
+    """An instance of any model, as a user."""
+    thing.is_authenticated = True
+    return thing
+
+
+def test_principal_is_the_user() -> None:
+    """A user is named by the primary key, also while it is still a lazy object."""
+    assert principal_of(User(pk=42)) == "user:42"
+    assert principal_of(SimpleLazyObject(lambda: User(pk=42))) == "user:42"
+
+
+@pytest.mark.parametrize("user", [None, AnonymousUser(), SimpleNamespace(pk=1)])
+def test_nobody(user: object) -> None:
+    """Callers who are not told apart have no name."""
+    assert principal_of(user) == ""
+
+
+def test_what_authenticated_the_request() -> None:
+    """Where there is no user, what authenticated the request names the caller."""
+    name = principal_of(AnonymousUser(), Group(pk=1))
+    assert name == f"auth:auth.group:{digest('1')}"
+    assert principal_of(User(pk=42), Group(pk=1)) == "user:42"
+
+
+@pytest.mark.parametrize("secret", ["a-secret-token", b"a-secret-token"])
+def test_secret_is_not_stored(secret: str | bytes) -> None:
+    """A token that is text is hashed: the name of the caller is stored and shown."""
+    name = principal_of(None, secret)
+    assert name.startswith("auth:")
+    assert "secret" not in name
+    assert name != principal_of(None, "another")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (User(pk=1), User(pk=2)),
+        (User(pk=1), User(pk=11)),
+        (User(pk=1), as_user(Group(pk=1))),
+        (User(pk="auth.group:1"), as_user(Group(pk=1))),
+        (User(pk=1), Person(1)),
+        (as_user(Group(pk=1)), Person("auth.group:1")),
+    ],
+)
+def test_two_callers_have_two_names(one: object, other: object) -> None:
+    """Two users of any models never have one name, whatever their primary keys are."""
+    assert principal_of(one) != principal_of(other)
+
+
+def test_user_is_not_what_authenticates() -> None:
+    """A user and an API key with the same primary key are two callers."""
+    assert principal_of(as_user(Group(pk=1))) != principal_of(None, Group(pk=1))
+
+
+@isolate_apps("tests")
+def test_proxy_is_the_same_user() -> None:
+    """A user that was loaded through a proxy model is the same caller."""
+
+    class Employee(User):
+        class Meta:
+            proxy = True
+            app_label = "tests"
+
+    assert principal_of(Employee(pk=42)) == principal_of(User(pk=42))

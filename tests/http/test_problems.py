@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 from unittest import mock
 
 import pytest
 from django.http import HttpRequest, HttpResponse
-from django.test import Client
+from django.test import Client, override_settings
 from django.urls import path
 
+from idempotency_django import errors
 from idempotency_django.contrib.concurrency.errors import ConcurrentModification
 from idempotency_django.contrib.messaging.errors import (
     DeliveryMalformed,
@@ -23,6 +25,7 @@ from idempotency_django.errors import (
     StoreUnavailable,
     all_errors,
 )
+from idempotency_django.http.responses import error_body, problem_response, status_of
 from idempotency_django.stores.database import DatabaseStore
 from tests.models import Effect
 from tests.support.shared import assert_problem, effects, new_key, post
@@ -93,3 +96,57 @@ def test_store_out_of_reach(client: Client, where: str) -> None:
         problem = assert_problem(post(client, where, new_key()), 503, "store-unavailable")
     assert known(problem) == NOT_KNOWN
     assert problem["retryable"]
+
+
+# How an error is shown.
+
+CLASSES = [
+    errors.KeyMissing,
+    errors.KeyMalformed,
+    errors.KeyGuessable,
+    errors.OperationInProgress,
+    errors.FingerprintMismatch,
+    errors.ResponseNotStored,
+    errors.StoreUnavailable,
+    errors.ClaimLost,
+]
+
+
+@pytest.mark.parametrize("error_class", CLASSES)
+def test_problem(error_class: type[errors.IdempotencyError]) -> None:
+    """An error is a problem (RFC 9457) whose type is the address of its explanation."""
+    response = problem_response(error_class("What was wrong: é."))
+    assert response.status_code == error_class.status
+    assert response["Content-Type"] == "application/problem+json"
+    assert "Retry-After" not in response
+    assert json.loads(response.content) == {
+        "type": f"https://idempotency-django.readthedocs.io/problems/#{error_class.slug}",
+        "title": error_class.title,
+        "status": error_class.status,
+        "detail": "What was wrong: é.",
+        "code": error_class.slug,
+        "state": error_class.state,
+        "retryable": error_class.retryable,
+        "safe_new_key": error_class.safe_new_key,
+    }
+
+
+@pytest.mark.parametrize("seconds", [0, 30])
+def test_retry_after(seconds: int) -> None:
+    """A problem that passes says when to come again."""
+    response = problem_response(errors.OperationInProgress(retry_after=seconds))
+    assert response["Retry-After"] == str(seconds)
+
+
+@override_settings(
+    IDEMPOTENCY={"STATUS_CODES": {"mismatch": 409}, "DOCS_URL": "https://docs.example.com/#"}
+)
+def test_status_codes_and_docs_are_settings() -> None:
+    """A project chooses the status by the slug, and where problems are explained."""
+    problem = error_body(errors.FingerprintMismatch())
+    assert (problem["status"], problem["type"]) == (409, "https://docs.example.com/#mismatch")
+    assert problem_response(errors.FingerprintMismatch()).status_code == 409
+    assert status_of(errors.KeyMissing()) == 400
+
+
+# A derived key.

@@ -8,10 +8,12 @@ import string
 import uuid
 
 import pytest
+from django.test import RequestFactory, override_settings
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from idempotency_django.errors import KeyMalformed
+from idempotency_django.http.invocations import key_header
 from idempotency_django.policy import keys
 from idempotency_django.policy.invocation import Form, Parsed
 from tests.support.properties import ANY_TEXT, JSON, VISIBLE_ASCII, a_call
@@ -22,11 +24,6 @@ NOT_VISIBLE_ASCII = st.characters(max_codepoint=0x20) | st.characters(
     min_codepoint=0x7F, max_codepoint=0xFF
 )
 LATIN_1 = st.text(st.characters(max_codepoint=0xFF))
-
-
-def quoted(key: str) -> str:
-    """The key as a String of RFC 9651, section 4.1.6."""
-    return '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def refused(value: str) -> str:
@@ -47,14 +44,14 @@ def refused(value: str) -> str:
 def test_quoted_key_is_itself(key: str) -> None:
     """Every key of visible ASCII without a comma, quoted as RFC 9651 says, names itself."""
     assume("," not in key)
-    assert keys.parse_header(quoted(key)) == key
+    assert keys.parse_header(keys.quoted(key)) == key
 
 
 @given(KEYS)
 def test_both_forms_name_one_record(key: str) -> None:
     """A bare key, as Stripe's clients send it, is the same key as the quoted one."""
     assume("," not in key and '"' not in key)
-    assert keys.parse_header(key) == key == keys.parse_header(quoted(key))
+    assert keys.parse_header(key) == key == keys.parse_header(keys.quoted(key))
 
 
 @pytest.mark.parametrize(
@@ -84,15 +81,15 @@ def test_any_value_is_a_key_or_malformed(value: str) -> None:
         return
     assert re.fullmatch(r"[\x21-\x7e]{1,255}", key)
     sent = value.strip(" \t")
-    assert sent == key or sent.startswith(quoted(key))
+    assert sent == key or sent.startswith(keys.quoted(key))
 
 
 @given(KEYS, KEYS)
 def test_header_sent_twice_is_refused(one: str, other: str) -> None:
     """Two header lines arrive joined by a comma, whoever joins them and in whichever form."""
     assume("," not in one + other and '"' not in one + other)
-    for first in (one, quoted(one)):
-        for second in (other, quoted(other)):
+    for first in (one, keys.quoted(one)):
+        for second in (other, keys.quoted(other)):
             for comma in (",", ", "):
                 refused(first + comma + second)
 
@@ -100,13 +97,13 @@ def test_header_sent_twice_is_refused(one: str, other: str) -> None:
 @given(st.text(VISIBLE_ASCII.filter(lambda c: c != ","), min_size=256, max_size=300))
 def test_too_long_key_is_refused(key: str) -> None:
     """A key has at most 255 characters, counted after its quotes and escapes are gone."""
-    assert f"is {len(key)} characters long; at most 255" in refused(quoted(key))
+    assert f"is {len(key)} characters long; at most 255" in refused(keys.quoted(key))
 
 
 @given(PARTS, NOT_VISIBLE_ASCII, PARTS)
 def test_anything_but_visible_ascii_is_refused(start: str, intruder: str, end: str) -> None:
     """A space, a control character or an accent inside a key is refused in both forms."""
-    refused(quoted(start + intruder + end))
+    refused(keys.quoted(start + intruder + end))
     refused(start + intruder + end)
 
 
@@ -132,6 +129,15 @@ def test_checked_returns_the_key_itself(key: str) -> None:
     else:
         with pytest.raises(KeyMalformed):
             keys.checked(key)
+
+
+def test_key_header_is_a_setting() -> None:
+    """The key is in the header that the project names, in any case."""
+    request = RequestFactory().post("/", headers={"idempotency-KEY": "k", "X-Request-Key": "x"})
+    assert key_header(request) == "k"
+    with override_settings(IDEMPOTENCY={"HEADER": "x-request-key"}):
+        assert key_header(request) == "x"
+    assert key_header(RequestFactory().post("/")) is None
 
 
 # Formats.
