@@ -373,6 +373,14 @@ class TestBrokenConnections:
         assert not store.complete(owner, Payload(200, (), b"other"))
         assert found(store, owner.operation).payload == RESPONSE
 
+    def test_failure_is_the_same(self, port: int) -> None:
+        """Nor is a failure."""
+        store = probed(port, retries=1)
+        owner = claim(store, leased())
+        Probe.breaks = 1
+        assert store.fail(owner, "no")
+        assert not store.fail(owner, "again")
+
     def test_without_another_try(self, port: int) -> None:
         """Where the client does not try again, it is not known what happened."""
         store, operation = probed(port), leased(lease=MOMENT)
