@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, TypeVar, Unpack, overload
 
 from django.core.exceptions import ImproperlyConfigured
 
-from .http.declared import POLICY, PROTECTED, name_of
+from .http.declared import BY_DECORATOR, POLICY, PROTECTED, name_of
 from .http.rule import objection_to
 from .http.wrapping import protect
 from .policy import Policy, PolicyFields
@@ -61,29 +61,8 @@ def idempotent(
     """
     chosen = (policy or Policy()).replace(**fields) if fields else policy or Policy()
     if view is None:
-        return lambda view: _protected(view, chosen)
-    return _protected(view, chosen)
-
-
-def idempotency_exempt(view: ViewT) -> ViewT:
-    """Make the middleware leave a view alone: a function, a class, or what ``as_view()`` made.
-
-    It sets the view's ``idempotency_policy`` to ``None``, which subclasses inherit.
-
-    Raises:
-        ImproperlyConfigured: ``@idempotent`` is on the function.
-    """
-    if getattr(view, PROTECTED, None) and not inspect.isclass(view):
-        raise ImproperlyConfigured(
-            f"{name_of(view)} is both protected and exempt. Remove either @idempotency_exempt or "
-            "@idempotent."
-        )
-    setattr(view, POLICY, None)
-    return view
-
-
-def _protected(view: Any, policy: Policy) -> Any:
-    if getattr(view, PROTECTED, None) and not inspect.isclass(view):
+        return partial(idempotent, policy=chosen)
+    if getattr(view, PROTECTED, None) == BY_DECORATOR:
         raise ImproperlyConfigured(
             f"{name_of(view)} is protected already, so the policy of a second @idempotent would "
             "count for nothing. Give the first one all fields."
@@ -96,7 +75,24 @@ def _protected(view: Any, policy: Policy) -> Any:
         )
     if problem := objection_to(view):
         raise ImproperlyConfigured(problem)
-    protected = protect(view, policy)
+    protected: Any = protect(view, chosen)
     for prepare in on_protected:
-        prepare(protected, policy)
+        prepare(protected, chosen)
     return protected
+
+
+def idempotency_exempt(view: ViewT) -> ViewT:
+    """Make the middleware leave a view alone: a function, a class, or what ``as_view()`` made.
+
+    It sets the view's ``idempotency_policy`` to ``None``, which subclasses inherit.
+
+    Raises:
+        ImproperlyConfigured: ``@idempotent`` is on the function.
+    """
+    if getattr(view, PROTECTED, None) == BY_DECORATOR:
+        raise ImproperlyConfigured(
+            f"{name_of(view)} is both protected and exempt. Remove either @idempotency_exempt or "
+            "@idempotent."
+        )
+    setattr(view, POLICY, None)
+    return view

@@ -21,7 +21,7 @@ from rest_framework.views import APIView
 from ..engine import reraise
 from ..errors import IdempotencyError
 from ..http.declared import checked, handlers_of, name_of, policy_of
-from ..http.invocations import body_of, form_of, invocation_of
+from ..http.invocations import body_of, form_of, invocation_of, unreadable
 from ..http.replays import check_object, defining_module, has_object
 from ..http.responses import error_body, media_type, render, status_of
 from ..http.rule import objection_to_handler
@@ -206,6 +206,8 @@ class DRFAdapter(Adapter):
         """What the view's parser has made of the body already."""
         data, files = self.request.data, self.request.FILES
         if not (files or isinstance(data, QueryDict)):
+            if not is_json(str(self.http_request.content_type).lower()):
+                raise unreadable(self.http_request)
             return Parsed(data)
         if not isinstance(files, MultiValueDict):  # a parser of files only makes a plain dict
             files = MultiValueDict({name: [file] for name, file in files.items()})
@@ -250,8 +252,7 @@ class IdempotentViewMixin:  # see below
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         response: HttpResponseBase = super().dispatch(request, *args, **kwargs)  # type: ignore[misc]
-        if not hasattr(request, "idempotency"):
-            log_unclaimed(type(self), request, response)
+        log_unclaimed(type(self), request, response)
         return response
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:

@@ -284,7 +284,12 @@ def _parsed_before(request: HttpRequest) -> Form:
         parsed = isinstance(request.upload_handlers, tuple) and hasattr(request, "_post")
         if parsed or request.POST or request.FILES:
             return form_of(request.POST, request.FILES)
-    raise ImproperlyConfigured(
+    raise unreadable(request)
+
+
+def unreadable(request: HttpRequest) -> ImproperlyConfigured:
+    """The error of a body that was read, and cannot be compared with a retry's."""
+    return ImproperlyConfigured(
         f"The body of {request.method} {escaped(request.path)} was read as a stream before the "
         "idempotency key was looked up, so the request cannot be compared with a retry. Protect "
         "the view outside the code that reads the body, or give its policy "

@@ -11,14 +11,11 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
 from django.conf import settings
 from django.utils.crypto import salted_hmac
-
-_SHORT: Final = 64
-"""The most bytes of a text that is written out."""
 
 
 def digest(*parts: bytes | str) -> str:
@@ -61,55 +58,30 @@ def canonical(value: Any) -> bytes:
 
     Each value follows its type and its length or count, so that no two values can be confused: 1,
     1.0, "1" and true are four values. The order of a mapping's keys and of a set does not matter.
-    Each list, mapping and long text is its digest, which is made once of an object that occurs
-    twice: a few lines of YAML, whose aliases repeat lists of aliases, may stand for more data than
-    there is memory.
 
     Args:
         value: JSON's types, bytes, ``Decimal``, ``UUID``, dates and times, enums, sets,
             dataclasses, Django models (by their label and primary key), pydantic models, and
-            mappings, lists and tuples of these. A list, mapping or dataclass within itself, as YAML
-            can say it, is written as its number.
+            mappings, lists and tuples of these.
 
     Raises:
-        TypeError: it contains something else, whose text may differ in another process; or a set
-            whose members contain it.
+        TypeError: it contains something else, whose text may differ in another process; or itself.
     """
-    made: dict[int, tuple[bytes, Any]] = {}  # what stands for an object, and it, to keep its id
-    numbers: dict[int, int] = {}  # of the objects that are being written, from the outermost
-    out: list[bytes] = []
-    # A stack, as what a client sends may be nested deeper than Python's calls: of each object what
-    # is left of its parts, and what was written of it.
-    pending: list[tuple[Any, Iterator[Any], list[bytes]]] = [(None, iter((value,)), out)]
-    while pending:
-        owner, parts, written = pending[-1]
-        for item in parts:
-            scalar = _scalar(item)
-            if id(item) in made:
-                written.append(made[id(item)][0])
-            elif id(item) in numbers:
-                written.append(b"r%d:" % numbers[id(item)])
-            elif scalar is None:
-                numbers[id(item)] = len(numbers)
-                head, inner = _opened(item)
-                pending.append((item, inner, [head]))
-                break
-            else:
-                text = _labelled(*scalar)
-                if len(text) > _SHORT:
-                    text, _ = made[id(item)] = _short(text), item
-                written.append(text)
-        else:
-            pending.pop()
-            if pending:
-                del numbers[id(owner)]
-                made[id(owner)] = _short(b"".join(written)), owner
-                pending[-1][2].append(made[id(owner)][0])
-    return b"".join(out)
+    try:
+        return _written(value)
+    except RecursionError:
+        raise TypeError(
+            "A value cannot be compared with a retry's, because it contains itself or is nested "
+            "too deep. Pass a flatter one, or its digest."
+        ) from None
 
 
-def _short(written: bytes) -> bytes:
-    return b"h" + hashlib.sha256(written).digest()
+def _written(item: Any) -> bytes:
+    scalar = _scalar(item)
+    if scalar is not None:
+        return _labelled(*scalar)
+    head, parts = _opened(item)
+    return head + b"".join(map(_written, parts))
 
 
 def _labelled(kind: bytes, text: str) -> bytes:
@@ -154,7 +126,7 @@ def _parts(item: Any) -> tuple[str, Any]:
     kind = type(item)
     label = f"{kind.__module__}.{kind.__qualname__}"
     if isinstance(item, set | frozenset):
-        return "set", _members(item)
+        return "set", sorted(map(_written, item))
     if isinstance(item, Enum):
         return label, item.name
     if is_dataclass(item) and not isinstance(item, type):
@@ -174,13 +146,3 @@ def _parts(item: Any) -> tuple[str, Any]:
             "first."
         )
     return str(meta.concrete_model._meta.label_lower), item.pk
-
-
-def _members(items: frozenset[Any] | set[Any]) -> list[bytes]:
-    try:
-        return sorted(map(canonical, items))
-    except RecursionError:
-        raise TypeError(
-            "A set cannot be compared with a retry's, because it contains itself or is nested too "
-            "deep. Pass a list, or the keys of its members."
-        ) from None

@@ -34,7 +34,7 @@ def whole_request(invocation: Invocation) -> bytes:
     difference. Anything else does (draft-ietf-httpapi-idempotency-key-header-07, section 2.4).
     """
     body = _decoded(invocation.body, invocation.media_type)
-    return _request(invocation, _canonical(body, invocation.media_type))
+    return _request(invocation, body)
 
 
 def without_body(invocation: Invocation) -> bytes:
@@ -45,7 +45,7 @@ def without_body(invocation: Invocation) -> bytes:
     """
     headers = getattr(invocation.request, "headers", {})
     body = Unread(headers.get("Content-Digest", ""))
-    return _request(invocation, _canonical(body, invocation.media_type))
+    return _request(invocation, body)
 
 
 def fields(*, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> FingerprintFunction:
@@ -69,8 +69,8 @@ def fields(*, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> Finge
             named = {name: values for name, values in body.fields.items() if kept(name)}
             body = Form(named, tuple(file for file in body.files if kept(file.field)))
         elif isinstance(body, Parsed) and isinstance(body.value, Mapping):
-            body = Parsed(_choose(body.value, include_tree, exclude_tree), tree=body.tree)
-        return _request(invocation, _canonical(body, invocation.media_type))
+            body = Parsed(_choose(body.value, include_tree, exclude_tree))
+        return _request(invocation, body)
 
     return of_some_fields
 
@@ -105,14 +105,18 @@ def _loaded(body: bytes | Unread, media_type: str) -> Any:
         return None
 
 
-def _request(invocation: Invocation, body: bytes) -> bytes:
+def _request(invocation: Invocation, body: Body) -> bytes:
+    try:
+        content = _canonical(body)
+    except RecursionError:  # JSON that is nested too deep to be written again
+        content = _canonical(invocation.body)
     # The order of a parameter's own values matters, that of different ones does not.
     query = b""
     if invocation.query:
         pairs = parse_qsl(invocation.query, keep_blank_values=True, errors="surrogateescape")
         pairs.sort(key=itemgetter(0))
         query = framed(*chain.from_iterable(pairs))
-    return framed(invocation.method, invocation.path, query, invocation.media_type, body)
+    return framed(invocation.method, invocation.path, query, invocation.media_type, content)
 
 
 def _decoded(body: Body, media_type: str) -> Body:
@@ -120,7 +124,7 @@ def _decoded(body: Body, media_type: str) -> Body:
     if not isinstance(body, bytes) or not is_json(media_type):
         return body
     try:
-        return Parsed(_loads(body, object_pairs_hook=unique_members), tree=True)
+        return Parsed(_loads(body, object_pairs_hook=unique_members))
     except (ValueError, RecursionError):
         return body
 
@@ -163,7 +167,7 @@ def is_json(media_type: str) -> bool:
     return media_type == "application/json" or media_type.endswith("+json")
 
 
-def _canonical(body: Body, media_type: str) -> bytes:
+def _canonical(body: Body) -> bytes:
     if isinstance(body, bytes):
         return b"raw" + hashlib.sha256(body).digest()
     if isinstance(body, Unread):
@@ -175,13 +179,11 @@ def _canonical(body: Body, media_type: str) -> bytes:
             for file in sorted(body.files, key=attrgetter("field"))
         ]
         return b"form" + canonical((named, uploaded))
-    if body.tree and is_json(media_type):
-        try:
-            # As JSON again, which is several times faster than canonical().
-            return b"json" + _encode(body.value).encode()
-        except (TypeError, ValueError, RecursionError):
-            pass  # not JSON, or nested too deeply
-    return b"parsed" + canonical(body.value)
+    try:
+        # As JSON again, which is several times faster than canonical().
+        return b"json" + _encode(body.value).encode()
+    except (TypeError, ValueError):  # an object that a parser makes, or a number of many digits
+        return b"parsed" + canonical(body.value)
 
 
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode

@@ -40,15 +40,9 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A body that the adapter's own parser has turned into plain Python (JSON, YAML, …).
-
-    Attributes:
-        value: what the parser made.
-        tree: whether each list and each mapping is known to be there once, as JSON says them.
-    """
+    """A body of JSON as plain Python."""
 
     value: Any
-    tree: bool = False
 
 
 Body = bytes | Form | Unread | Parsed

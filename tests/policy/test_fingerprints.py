@@ -120,13 +120,8 @@ def test_depth_never_raises(pair: bytes, inner: bytes) -> None:
         assert of(start * depth + inner + end * depth)
 
 
-def test_size_of_a_parsed_body_never_raises() -> None:
-    """A parser's value that is very deep, or has a very large number, has a fingerprint too."""
-    deep: Any = 1
-    for _ in range(100_000):
-        deep = [deep]
-    assert of(Parsed(deep)) != of(Parsed([deep]))
-    # Python writes no integers of more than 4300 digits.
+def test_parsed_body_that_is_large() -> None:
+    """A number may have any number of digits: Python writes no integers of more than 4300."""
     assert of(Parsed({"a": 16**5000})) != of(Parsed({"a": 16**5000 + 1}))
 
 
@@ -144,31 +139,6 @@ def test_kinds_of_bodies_never_equal() -> None:
     """Bytes, a form and JSON differ, even where one is made to look like the other."""
     raw = of(b"json{}", media_type="text/plain")
     assert len({raw, of(Parsed({})), of(Form({})), of(b""), of(Parsed("")), of(Parsed(None))}) == 6
-
-
-# What an adapter's parser may return besides JSON.
-
-
-def test_body_that_holds_itself() -> None:
-    """YAML's anchors can make a list its own item."""
-    one: list[Any] = [1]
-    one.append(one)
-    other: list[Any] = [1]
-    other.append(other)
-    assert of(Parsed(one)) == of(Parsed(other))
-
-
-def test_aliases_that_stand_for_more_than_memory_holds() -> None:
-    """YAML's aliases can multiply a list without end; the fingerprint does not take for ever."""
-
-    def multiplied(text: str) -> list[Any]:
-        body: list[Any] = [text]
-        for _ in range(60):
-            body = [body] * 10
-        return body
-
-    assert canonical(multiplied("a")) == canonical(multiplied("a"))
-    assert canonical(multiplied("a")) != canonical(multiplied("b"))
 
 
 # The rest of the request.

@@ -15,12 +15,14 @@ from uuid import UUID
 import pytest
 import yaml
 from django.contrib.auth.models import Group, User
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.test.utils import isolate_apps
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework.parsers import BaseParser, JSONParser
+from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -149,6 +151,17 @@ def test_other_objects(odd: Any) -> None:
         idempotent_call(lambda _: None, key="k", scope="s", fingerprint=odd)
 
 
+@pytest.mark.parametrize("kind", [list, set])
+def test_value_in_itself(kind: Any) -> None:
+    """What contains itself, or is nested too deep to be written, is refused."""
+    odd: Any = []
+    odd.append(odd if kind is list else {1})
+    for _ in range(0 if kind is list else 3000):
+        odd = [odd]
+    with pytest.raises(TypeError, match="contains itself or is nested too deep"):
+        canonical(odd)
+
+
 def test_model_that_is_not_saved() -> None:
     """A model without a primary key cannot be told from another one."""
     with pytest.raises(TypeError, match="it has no primary key"):
@@ -230,6 +243,17 @@ class Parsing(IdempotentViewMixin, APIView):
         return Response(status=201)
 
 
+class Looks(BasePermission):
+    """Looks into the body."""
+
+    def has_permission(self, request: Request, view: Any) -> bool:
+        return bool(request.data)
+
+
+class Looking(Parsing):
+    permission_classes = [Looks]
+
+
 def view(request: HttpRequest) -> HttpResponse:
     Effect.objects.create(reference="a")
     return JsonResponse({}, status=201)
@@ -237,6 +261,7 @@ def view(request: HttpRequest) -> HttpResponse:
 
 urlpatterns = [
     path("drf/", Parsing.as_view()),
+    path("looking/", Looking.as_view()),
     path("plain/", csrf_exempt(idempotent(view))),
     path("fields/", csrf_exempt(idempotent(fingerprint=fingerprints.fields(exclude=["t"]))(view))),
     path("natural/", csrf_exempt(idempotent(key=keys.natural("a"), required=True)(view))),
@@ -282,3 +307,12 @@ class TestRequests:
         assert_replays(first, send(client, "/drf/", "a: !odd x", kind, key))
         assert_problem(send(client, "/drf/", "a: !odd y", kind, key), 422, "mismatch")
         assert Effect.objects.count() == 1
+
+    def test_other_media_types_that_were_read(self, client: Client) -> None:
+        """Where a permission has read such a body, its bytes are gone: nothing can be compared."""
+        with pytest.raises(ImproperlyConfigured, match="was read as a stream before"):
+            send(client, "/looking/", "a: 1", "application/yaml", new_key())
+        assert not Effect.objects.exists()
+        key, kind = new_key(), "application/json"
+        first = send(client, "/looking/", '{"a": 1, "b": 2}', kind, key)
+        assert_replays(first, send(client, "/looking/", '{"b": 2, "a": 1}', kind, key))
