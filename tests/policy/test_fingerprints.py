@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from idempotency_django.policy.digests import canonical, digest
+from idempotency_django.policy.digests import digest
 from idempotency_django.policy.fingerprints import field_value, fields, whole_request
 from idempotency_django.policy.invocation import Form, Parsed, UploadedFile
 from tests.support.properties import ANY_TEXT, JSON, a_call
