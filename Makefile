@@ -41,7 +41,7 @@ quick: $(VENV)/.installed-test  ## Run the most useful tests: under a minute on 
 # (races, processes, clocks) run in `make test` only.
 QUICK_STORES := contract/test_stores.py \
     $(patsubst %,engine/test_%.py,atomic_requests calls engine executions) \
-    $(patsubst %,stores/test_%.py,database_store dialects migrations purge statements stores) \
+    $(patsubst %,stores/test_%.py,database_store dialects migrations purge stores) \
     $(patsubst %,contrib/messaging/%.py,outbox/test_publishing outbox/test_relay \
     streams/test_sequences webhooks/test_processing)
 QUICK_ADAPTERS := docs/test_completeness.py docs/test_guarantees.py checks/test_checks.py \

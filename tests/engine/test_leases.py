@@ -899,14 +899,6 @@ class TestRequests:
 class TestAtomicRequests:
     """``ATOMIC_REQUESTS`` would hide the claim: what does not commit is refused."""
 
-    @pytest.mark.parametrize("url", BOTH)
-    def test_refused(self, client: Client, url: str) -> None:
-        """A request with a key, before the view runs; the error says what to do."""
-        with pytest.raises(ImproperlyConfigured, match=r"transaction\.non_atomic_requests"):
-            post(client, url, new_key())
-        assert effects() == 0
-        assert not IdempotencyKey.objects.exists()
-
     @pytest.mark.parametrize("url", ["/non-atomic/", "/non-atomic-drf/"])
     def test_non_atomic_requests(self, client: Client, url: str) -> None:
         """A view with the mark is executed once, outside of any transaction."""

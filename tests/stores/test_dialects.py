@@ -1,21 +1,31 @@
-"""What the databases say of contention, provoked on the real ones."""
+"""What the databases do, provoked on the real ones: contention, snapshots, upper case."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+import threading
+from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 from django.conf import settings
-from django.db import OperationalError, connections, transaction
+from django.contrib.contenttypes.models import ContentType
+from django.db import OperationalError, connection, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.test.utils import CaptureQueriesContext
 
+from idempotency_django.engine import Result, reraise, run
 from idempotency_django.errors import OperationInProgress
+from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim, Operation, Record, Status
-from idempotency_django.testing import RESPONSE, an_operation, in_threads
+from idempotency_django.testing import RESPONSE, an_operation, eventually, in_threads
+from tests.models import Effect
+from tests.support.factories import IdempotencyKeyFactory
+from tests.support.plans import rows_read
 
 pytestmark = [pytest.mark.django_db(transaction=True, databases="__all__"), pytest.mark.driver]
 
@@ -148,3 +158,156 @@ def test_replay_of_what_is_gone() -> None:
     MemoryStore("memory").record_replay(
         Record(key="k", scope="s", status=Status.COMPLETED), an_operation()
     )
+
+
+def copy_slowly(connection: BaseDatabaseWrapper) -> None:
+    """Insert two rows in one statement, of which the second is long in coming.
+
+    The lock on the table's numbers is the statement's until it ends, as it is that of each claim.
+    """
+    values = {str(field.column): "''" for field in IdempotencyKey._meta.concrete_fields}
+    del values["id"]
+    values |= dict.fromkeys(["attempt", "hold", "pinned", "replay_count"], "1")
+    values |= {name: "NULL" for name in values if name.endswith("_at")}
+    values |= {"response_status": "NULL", "attempts": "NULL", "created_at": "UTC_TIMESTAMP()"}
+    values["key"] = "CONCAT(id, IF(id > (SELECT MIN(id) FROM django_content_type), SLEEP(30), ''))"
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO {IdempotencyKey._meta.db_table} "
+            f"({', '.join(map('`{}`'.format, values))}) "
+            f"SELECT {', '.join(values.values())} FROM django_content_type"
+        )
+
+
+def test_numbers_that_are_locked() -> None:
+    """Error 1467 says that others were faster: 409, and not that the store cannot be reached."""
+    store = store_on("mariadb")
+    for name in ("first", "second"):
+        ContentType.objects.using(store.using).create(app_label="tests", model=name)
+    slow = connections.create_connection(store.using)
+    slow.ensure_connection()
+    slow_id = slow.connection.thread_id()
+
+    def copy() -> None:
+        with closing(slow):
+            slow.inc_thread_sharing()
+            with suppress(OperationalError):  # it is ended, below
+                copy_slowly(slow)
+
+    def is_asleep() -> bool:
+        with connections[store.using].cursor() as cursor:
+            cursor.execute(
+                "SELECT 1 FROM information_schema.processlist "
+                "WHERE id = %s AND state = 'User sleep'",
+                [slow_id],
+            )
+            return cursor.fetchone() is not None
+
+    thread = threading.Thread(target=copy)
+    slow.inc_thread_sharing()
+    thread.start()
+    try:
+        eventually(is_asleep)
+        with connections[store.using].cursor() as cursor:
+            cursor.execute("SET innodb_lock_wait_timeout = 1")
+        with store.transaction():
+            found = store.acquire(an_operation())
+        assert isinstance(found, Record)
+        assert found.status is Status.IN_PROGRESS
+    finally:
+        with connections[store.using].cursor() as cursor:
+            cursor.execute(f"KILL QUERY {slow_id}")
+        thread.join()
+        connections[store.using].close()
+
+
+@pytest.mark.parametrize("database", ["postgres", "mariadb", "sqlite"])
+@pytest.mark.parametrize("part", ["key", "scope"])
+def test_upper_case_counts(database: str, part: str) -> None:
+    """``user:Bob`` and ``user:bob`` are two users, and two keys, on every database."""
+    store = store_on(database)
+    for name in ("user:Bob", "user:bob"):
+        with transaction.atomic(using=store.using):
+            claim = store.acquire(an_operation(**{"key": "k", "scope": "s", part: name}))
+            assert isinstance(claim, Claim), name
+            assert store.complete(claim, RESPONSE)
+
+
+def stored() -> Operation:
+    """An operation that another connection has executed and completed."""
+    operation = an_operation(count_replays=False)
+
+    def execute() -> None:
+        store = DatabaseStore("default")
+        with transaction.atomic():
+            claim = store.acquire(operation)
+            assert isinstance(claim, Claim)
+            store.complete(claim, RESPONSE)
+
+    in_threads([execute])
+    return operation
+
+
+@pytest.mark.postgres
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="needs PostgreSQL")
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("last", [True, False])
+def test_record_that_a_snapshot_does_not_show(level: str, last: bool) -> None:
+    """A transaction that has read before the first request committed does not see its record.
+
+    It runs, cannot store its response, and is told "in progress": it has rolled back. The next
+    transaction finds the response.
+    """
+    store = DatabaseStore("default")
+    with pytest.raises(OperationInProgress, match="has rolled back"), store.transaction():
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+        assert Effect.objects.count() == 0  # from here on it sees what was committed before
+        operation = stored()
+        claim = store.acquire(operation)
+        assert isinstance(claim, Claim)
+        Effect.objects.create(reference="a")
+        store.complete(claim, RESPONSE, last=last)
+    assert Effect.objects.count() == 0
+    with transaction.atomic():
+        found = store.acquire(operation)
+    assert isinstance(found, Record)
+    assert found.status is Status.COMPLETED
+
+
+@pytest.mark.postgres
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="needs PostgreSQL")
+def test_state_of_what_a_snapshot_does_not_show() -> None:
+    """Nobody is told that nothing was executed: another request has executed it."""
+
+    def effect(_: object) -> Result:
+        Effect.objects.create(reference="a")
+        return Result("response", RESPONSE)
+
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        assert Effect.objects.count() == 0
+        operation = stored()
+        with pytest.raises(OperationInProgress) as refused:
+            run(DatabaseStore("default"), operation, effect, reraise)
+    assert refused.value.state == "in-progress"
+
+
+@pytest.mark.skipif("postgres" not in settings.ALIASES, reason="the plans are PostgreSQL's")
+def test_busy_scope_that_is_new() -> None:
+    """A record is found by its key, however many others are in a scope that no statistics know."""
+    using, operation = settings.ALIASES["postgres"], an_operation()
+    store, rows = DatabaseStore("default", using=using), IdempotencyKey.objects.using(using)
+    rows.bulk_create(IdempotencyKeyFactory.build_batch(200, scope="known"))
+    with connections[using].cursor() as cursor:
+        cursor.execute(f"ANALYZE {IdempotencyKey._meta.db_table}")
+    rows.bulk_create(IdempotencyKeyFactory.build_batch(200, scope=operation.scope))
+    rows.filter(scope=operation.scope).update(fingerprint=operation.fingerprint)
+    key = rows.filter(scope=operation.scope).values_list("key", flat=True)[100]
+    with transaction.atomic(using=using), CaptureQueriesContext(connections[using]) as queries:
+        assert isinstance(store.acquire(replace(operation, key=key)), Record)
+        assert store.get(key, operation.scope)
+    *_, looked = [query["sql"] for query in queries]
+    assert looked.startswith("SELECT")
+    assert rows_read(using, looked) == 1

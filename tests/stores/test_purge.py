@@ -87,6 +87,35 @@ class TestWhatGoes:
         assert [word for word in statements if word not in ("BEGIN", "COMMIT")] == expected
 
 
+STATES: list[dict[str, Any]] = [
+    {},
+    {"failed": True},
+    {"tombstone": True},
+    {"permanent": True},
+    {"in_progress": True},
+    {"interrupted": True},
+    {"held": True},
+]
+
+
+@each_database
+def test_purge_takes_what_is_purgeable(alias: str) -> None:
+    """The SQL of the purge and the queryset of operators are of one mind, on every record."""
+    for days in (None, -1, 1, 3):
+        for state in STATES:
+            ends = {} if days is None else {"purge_at": ago(days=days)}
+            record(alias, **{**state, **ends})
+    store, rows = DatabaseStore("default", using=alias), IdempotencyKeyQuerySet(IdempotencyKey)
+    older_than = timedelta(days=2)
+    for age in (older_than, timedelta(0)):
+        every = set(rows.using(alias).values_list("pk", flat=True))
+        gone = set(rows.using(alias).purgeable(age).values_list("pk", flat=True))
+        assert 0 < len(gone) < len(every)
+        assert store.purge(age, 1000) == len(gone)
+        assert set(rows.using(alias).values_list("pk", flat=True)) == every - gone
+    assert connections[alias].in_atomic_block is False
+
+
 def with_steps(made: list[IdempotencyKey], alias: str) -> None:
     """Give each record two steps."""
     steps = [
