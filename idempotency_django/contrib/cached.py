@@ -29,21 +29,8 @@ from ..stores import (
 logger = logging.getLogger("idempotency_django")
 
 
-def encode_record(record: Record, payload: Payload, lifetime: float | None) -> tuple[Any, ...]:
-    """The entry of a completed record.
-
-    Args:
-        record: the record.
-        payload: its response.
-        lifetime: seconds until the record expires; ``None``: it does not.
-    """
-    expires = None if lifetime is None else time.time() + lifetime
-    name = (record.key, record.scope)
-    return *name, record.attempt, record.fingerprint, record.record_id, expires, *encode(payload)
-
-
 def decode_record(cached: Any) -> Record:
-    """The record of an entry."""
+    """The completed record of an entry, as ``_remember()`` writes it."""
     key, scope, attempt, fingerprint, record_id, expires, *stored = cached
     return Record(
         key=key,
@@ -186,7 +173,9 @@ class CachedStore(DatabaseStore):
         lifetime = age if left is None else min(age, left - 1)  # as clocks do not run alike
         if lifetime < 1 or record.payload is None:
             return
-        entry = encode_record(record, record.payload, left)
+        expires = None if left is None else time.time() + left
+        named = (record.key, record.scope, record.attempt, record.fingerprint, record.record_id)
+        entry = (*named, expires, *encode(record.payload))
         try:
             # Only where nothing is: what was forgotten meanwhile must stay so.
             caches[self.cache].add(self._name(record.key, record.scope), entry, int(lifetime))

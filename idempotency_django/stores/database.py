@@ -29,7 +29,7 @@ from ..models import (
 from .base import Store, in_progress
 from .dialects import Dialect, Fault, MySQL, SQLite, described, plain
 from .postgresql import PostgreSQL
-from .records import Claim, Operation, Payload, Record, Row, Status, Step, encode, new_token
+from .records import Claim, Operation, Payload, Record, Status, Step, encode, new_token
 from .transactions import (
     StoreTransaction,
     forbid_atomic_block,
@@ -94,7 +94,7 @@ class DatabaseStore(Store):
         except DatabaseFault as error:
             self._raise(error)
 
-    def _decided(self, wanted: Claim, found: Claim | Row | None) -> Claim | Record:
+    def _decided(self, wanted: Claim, found: Claim | Record | None) -> Claim | Record:
         """The claim that was found, or the record, or a claim on the record's key if it is free."""
         operation = wanted.operation
         if isinstance(found, Claim):
@@ -102,25 +102,25 @@ class DatabaseStore(Store):
         if found is None:
             return in_progress(operation)
         if not self._is_free(operation, found):
-            return found.record(operation.key, operation.scope)
+            return found
         with transaction.atomic(using=self.using, savepoint=False):
-            row = self._dialect.row("read_locked", found.record_id)
-            if row is None:  # another contender is faster
+            record = self._dialect.record(operation.key, operation.scope, "read_locked")
+            if record is None:  # another contender is faster
                 return in_progress(operation)
-            if not self._is_free(operation, row):  # since we looked
-                return row.record(operation.key, operation.scope)
-            return self._take_over(operation, row)
+            if not self._is_free(operation, record):  # since we looked
+                return record
+            return self._take_over(operation, record)
 
-    def _is_free(self, operation: Operation, row: Row) -> bool:
-        return row.is_free(operation, lambda: self._steps_of(row.record_id).exists())
+    def _is_free(self, operation: Operation, record: Record) -> bool:
+        return record.is_free(operation, lambda: self._steps_of(record.record_id).exists())
 
-    def _take_over(self, operation: Operation, row: Row) -> Claim:
-        """Claim the key of a row that is free, and locked."""
-        if row.begins_anew(operation):
-            self._steps_of(row.record_id).delete()
-        claim = row.next_claim(operation)
+    def _take_over(self, operation: Operation, record: Record) -> Claim:
+        """Claim the key of a record that is free, and locked."""
+        if record.begins_anew(operation):
+            self._steps_of(record.record_id).delete()
+        claim = record.next_claim(operation)
         name, principal, method, path = described(operation)
-        mine = self._rows.filter(pk=row.record_id)
+        mine = self._rows.filter(pk=record.record_id)
         mine.update(
             operation=name,
             fingerprint=operation.fingerprint,
@@ -130,7 +130,7 @@ class DatabaseStore(Store):
             owner_token=claim.token,
             lease_expires_at=later(operation.lease or self._dialect.least_lease),
             hold=operation.hold,
-            pinned=row.pins(operation),
+            pinned=record.pins(operation),
             response_status=None,
             response_headers="[]",
             response_body=None,
@@ -171,7 +171,7 @@ class DatabaseStore(Store):
         new = [response for response in encoded if not response[0].record_id]
         with self._translated():
             if new:
-                self._dialect.insert_many(new)
+                self._dialect.insert(new)
             return [not c.record_id or self._dialect.complete(c, each) for c, each in encoded]
 
     def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
@@ -180,7 +180,7 @@ class DatabaseStore(Store):
             changes["pinned"] = True
         with self._translated():
             if not claim.record_id:
-                self._dialect.insert(claim)
+                self._dialect.insert([(claim, None)])
             return bool(self._mine(claim).update(**changes))
 
     def extend(self, claim: Claim, seconds: float) -> bool:
@@ -205,13 +205,12 @@ class DatabaseStore(Store):
 
     def get(self, key: str, scope: str) -> Record | None:
         with self._translated():
-            row = self._dialect.row("read", key, scope)
-        return row.record(key, scope) if row else None
+            return self._dialect.record(key, scope)
 
     def get_many(self, names: Sequence[tuple[str, str]]) -> Sequence[Record | None]:
         with self._translated():
-            rows = self._dialect.read_many(names)
-        return [rows[name].record(*name) if name in rows else None for name in names]
+            found = self._dialect.records(names)
+        return [found.get(name) for name in names]
 
     def record_replay(self, record: Record, operation: Operation, *, last: bool = False) -> None:
         if not (operation.count_replays or operation.extend_on_replay):

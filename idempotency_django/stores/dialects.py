@@ -27,7 +27,7 @@ from django.db import Error as DatabaseFault
 
 from ..errors import REFUSED_MESSAGE, OperationInProgress, StoreUnavailable
 from ..models import STEPS_INDEX, UNIQUE_KEY, IdempotencyKey, IdempotencyStep
-from .records import Claim, Operation, Row, Status, StoredPayload
+from .records import Claim, Operation, Record, Status, StoredPayload, read_record
 
 NOT_MIGRATED: Final = (
     "The tables of idempotency_django are missing from the database {using!r}, or older than "
@@ -99,7 +99,8 @@ class Dialect(ABC):
 
     shared: ClassVar[Mapping[str, str]] = {
         "read": f"SELECT {_FACTS} FROM {{table}} WHERE {{key}} = %s AND scope = %s",
-        "read_locked": f"SELECT {_FACTS} FROM {{table}} WHERE id = %s FOR UPDATE SKIP LOCKED",
+        "read_locked": f"SELECT {_FACTS} FROM {{table}} WHERE {{key}} = %s AND scope = %s"
+        " FOR UPDATE SKIP LOCKED",
         "complete": (
             "UPDATE {table} SET status = 'completed', response_status = %s, response_headers = %s, "
             "response_body = %s, completed_at = {now}, lease_expires_at = NULL, "
@@ -167,20 +168,20 @@ class Dialect(ABC):
             cursor.execute(self.sql[statement], given)
             return list(cursor.fetchall())
 
-    def row(self, statement: str, *given: Any) -> Row | None:
-        """The row of a key that a statement selects, if there is one."""
-        rows = self.rows(statement, *given)
-        return Row._make(rows[0]) if rows else None
+    def record(self, key: str, scope: str, statement: str = "read") -> Record | None:
+        """The record of a key, if there is one that the statement finds."""
+        rows = self.rows(statement, key, scope)
+        return read_record(key, scope, rows[0]) if rows else None
 
-    def read_many(self, names: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], Row]:
-        """The rows of several keys, by key and scope."""
-        return {name: row for name in names if (row := self.row("read", *name)) is not None}
+    def records(self, names: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], Record]:
+        """The records of several keys, by key and scope."""
+        return {name: found for name in names if (found := self.record(*name)) is not None}
 
     # Claims.
 
     @abstractmethod
-    def claim(self, claim: Claim, connection: Any) -> Claim | Row | None:
-        """Claim a key that has no row, or return its row. ``None``: it is claimed elsewhere.
+    def claim(self, claim: Claim, connection: Any) -> Claim | Record | None:
+        """Claim a key that has no row, or return its record. ``None``: it is claimed elsewhere.
 
         With a lease, the claim returned has a row, which all can see. Without one, nothing need be
         written before the response: the running transaction holds the lock of the key.
@@ -190,7 +191,7 @@ class Dialect(ABC):
             connection: the database's.
         """
 
-    def claim_many(self, claims: Sequence[Claim]) -> Sequence[Claim | Row | None]:
+    def claim_many(self, claims: Sequence[Claim]) -> Sequence[Claim | Record | None]:
         """:meth:`claim` for several keys, without leases and in their order."""
         connection = connections[self.using]
         return [self.claim(claim, connection) for claim in claims]
@@ -267,17 +268,12 @@ class Dialect(ABC):
             return self.execute_last(sql, *given, unsure=bool(claim.record_id))
         return bool(self.execute(sql, *given))
 
-    def insert(self, claim: Claim) -> None:
-        """Write the row of a claim that has none, in progress."""
-        into, values, given = self.insertion(claim)
-        self.execute(f"{into} VALUES ({values})", *given)
-
-    def insert_many(self, responses: Sequence[tuple[Claim, StoredPayload]]) -> None:
-        """Store the responses of claims that have no rows."""
-        rows = [self.insertion(claim, response) for claim, response in responses]
-        all_values = ", ".join(f"({values})" for _, values, _ in rows)
-        all_given = (parameter for _, _, given in rows for parameter in given)
-        self.execute(f"{rows[0][0]} VALUES {all_values}", *all_given)
+    def insert(self, rows: Sequence[tuple[Claim, StoredPayload | None]]) -> None:
+        """Write the rows of claims that have none, all of them completed or all in progress."""
+        composed = [self.insertion(claim, response) for claim, response in rows]
+        all_values = ", ".join(f"({values})" for _, values, _ in composed)
+        all_given = (parameter for _, _, given in composed for parameter in given)
+        self.execute(f"{composed[0][0]} VALUES {all_values}", *all_given)
 
     def count(self, record_id: int, operation: Operation) -> None:
         """Note a replay of a record as the operation asks, at the end of a transaction."""
@@ -372,7 +368,6 @@ class MySQL(Dialect):
     shifted = "UTC_TIMESTAMP(6) + INTERVAL %s SECOND"
     left = "TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {}) / 1e6"
     statements = {
-        "read_current": f"{Dialect.shared['read']} FOR UPDATE SKIP LOCKED",
         # Of the next transaction. Above it, a purge would lock the gaps that new keys go into.
         "purge_level": "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
         "purge_steps": (
@@ -395,11 +390,11 @@ class MySQL(Dialect):
     }
     locked = frozenset({1205, 1467})  # by an INSERT that is not committed
 
-    def claim(self, claim: Claim, connection: Any) -> Claim | Row | None:
+    def claim(self, claim: Claim, connection: Any) -> Claim | Record | None:
         operation = claim.operation
-        row = self.row("read", operation.key, operation.scope)
-        if row is not None:
-            return row
+        record = self.record(operation.key, operation.scope)
+        if record is not None:
+            return record
         lease = operation.lease or self.least_lease
         into, values, given = self.insertion(claim, lease=lease)
         sql = self._without_waiting(f"{into} VALUES ({values})")
@@ -409,7 +404,7 @@ class MySQL(Dialect):
                     cursor.execute(sql, given)
                 except DatabaseFault as error:
                     if self.is_taken(error):  # since we looked, or since this transaction did first
-                        return self.row("read_current", operation.key, operation.scope)
+                        return self.record(operation.key, operation.scope, "read_locked")
                     if self.code(error.__cause__) not in self.locked:
                         raise
                     time.sleep(pause)
@@ -446,7 +441,7 @@ class SQLite(Dialect):
     statements = {
         # It takes the write lock, in any mode of transactions.
         "lock": "DELETE FROM {table} WHERE 0",
-        "read_locked": Dialect.shared["read_locked"].removesuffix(" FOR UPDATE SKIP LOCKED"),
+        "read_locked": Dialect.shared["read"],
         # The transaction may have only read so far.
         "fence": f"UPDATE {{table}} SET attempt = attempt WHERE {OWNED}",
         "save_step": Dialect.shared["save_step"].removesuffix(" FOR UPDATE"),
@@ -463,17 +458,17 @@ class SQLite(Dialect):
         "no such": Fault.MISSING,
     }
 
-    def claim(self, claim: Claim, connection: Any) -> Claim | Row | None:
+    def claim(self, claim: Claim, connection: Any) -> Claim | Record | None:
         operation = claim.operation
         if operation.lease is None:
             self.execute(self.sql["lock"])
-            return self.row("read", operation.key, operation.scope) or claim
+            return self.record(operation.key, operation.scope) or claim
         into, values, given = self.insertion(claim, lease=operation.lease)
         with connection.cursor() as cursor:
             cursor.execute(f"{into} VALUES ({values}) ON CONFLICT DO NOTHING", given)
             if cursor.rowcount:
                 return replace(claim, record_id=int(cursor.lastrowid))
-        return self.row("read", operation.key, operation.scope)
+        return self.record(operation.key, operation.scope)
 
     def code(self, error: BaseException | None) -> object:
         wrong = ("no such table", "no such column", "has no column")

@@ -18,12 +18,12 @@ from .records import (
     Operation,
     Payload,
     Record,
-    Row,
     Status,
     Step,
     StoredPayload,
     encode,
     new_token,
+    read_record,
 )
 from .transactions import forbid_transactions
 
@@ -42,29 +42,19 @@ class _Entry:
     hold: bool = False
 
     @property
-    def row(self) -> Row:
+    def record(self) -> Record:
         now, ttl = time.monotonic(), self.operation.ttl
         leased = self.lease_ends is not None and self.status is Status.IN_PROGRESS
-        return Row(
-            0,
-            self.status,
-            self.attempt,
-            self.operation.fingerprint,
-            self.token,
-            self.hold,
-            self.pinned,
-            *(self.payload or (0, "[]", None)),
-            lease_left=(self.lease_ends or 0.0) - now if leased else None,
-            ttl_left=None if ttl is None else self.started + ttl.total_seconds() - now,
-        )
-
-    @property
-    def record(self) -> Record:
-        return self.row.record(self.operation.key, self.operation.scope)
+        lease_left = (self.lease_ends or 0.0) - now if leased else None
+        ttl_left = None if ttl is None else self.started + ttl.total_seconds() - now
+        attempt = (self.attempt, self.operation.fingerprint, self.token, self.hold, self.pinned)
+        response = self.payload or (0, "[]", None)
+        row = (0, self.status, *attempt, *response, lease_left, ttl_left)
+        return read_record(self.operation.key, self.operation.scope, row)
 
     def purgeable(self, older_than: timedelta) -> bool:
         kept, age = self.operation.kept, time.monotonic() - self.started
-        abandoned = self.row.interrupted and not self.hold
+        abandoned = self.record.interrupted and not self.hold
         has_ended = abandoned or self.status is not Status.IN_PROGRESS
         return has_ended and kept is not None and age >= (kept + older_than).total_seconds()
 
@@ -88,15 +78,15 @@ class MemoryStore(Store):
         name = (operation.key, operation.scope)
         with self._lock:
             entry = self._entries.get(name)
-            row = entry.row if entry else None
-            if entry and row and not row.is_free(operation, lambda: bool(entry.steps)):
-                return entry.record
-            claim = row.next_claim(operation) if row else Claim(operation, 1, new_token())
+            record = entry.record if entry else None
+            if entry and record and not record.is_free(operation, lambda: bool(entry.steps)):
+                return record
+            claim = record.next_claim(operation) if record else Claim(operation, 1, new_token())
             made = self._entries[name] = _Entry(
                 operation, claim.token, claim.attempt, [], hold=operation.hold
             )
-            if entry and row and not row.begins_anew(operation):
-                made.steps, made.pinned = entry.steps, row.pins(operation)
+            if entry and record and not record.begins_anew(operation):
+                made.steps, made.pinned = entry.steps, record.pins(operation)
             if operation.lease is not None:
                 made.lease_ends = made.started + operation.lease.total_seconds()
         return claim

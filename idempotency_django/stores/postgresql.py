@@ -18,7 +18,7 @@ from django.db import Error as DatabaseFault
 from django.db import connections
 
 from .dialects import Dialect, Fault
-from .records import Claim, Operation, Row
+from .records import Claim, Operation, Record, read_record
 from .transactions import StoreTransaction
 
 # The rows that a purge deletes. IN would make it a join, which may read the whole table.
@@ -89,20 +89,20 @@ class PostgreSQL(Dialect):
             return "NULL::timestamptz"  # which a SELECT would take for a text
         return f"{self.now} + INTERVAL '{duration.total_seconds():f} seconds'"
 
-    def claim(self, claim: Claim, connection: Any) -> Claim | Row | None:
+    def claim(self, claim: Claim, connection: Any) -> Claim | Record | None:
         operation = claim.operation
         lock, name = lock_number(operation), (operation.key, operation.scope)
         if operation.lease is None:
             # The look comes after the lock, to see what was committed before that was had.
             [(locked,)], rows = self._both(connection, self.sql["lock"], (lock,), "read", name)
             free = claim if locked else None
-            return Row._make(rows[0]) if rows else free
+            return read_record(*name, rows[0]) if rows else free
         into, values, given = self.insertion(claim, lease=operation.lease)
         insert = f"{into} SELECT {values} {self.sql['if_locked']}"
         inserted, rows = self._both(connection, insert, (*given, lock), "read", name)
         if inserted:
             return replace(claim, record_id=inserted[0][0])
-        return Row._make(rows[0]) if rows else None
+        return read_record(*name, rows[0]) if rows else None
 
     def _both(
         self, connection: Any, sql: str, given: Sequence[Any], selection: str, named: Sequence[Any]
@@ -124,7 +124,7 @@ class PostgreSQL(Dialect):
             ours.cursor = cursor
         return first, results.fetchall()
 
-    def claim_many(self, claims: Sequence[Claim]) -> Sequence[Claim | Row | None]:
+    def claim_many(self, claims: Sequence[Claim]) -> Sequence[Claim | Record | None]:
         names = [(claim.key, claim.scope) for claim in claims]
         numbers = [lock_number(claim.operation) for claim in claims]
         locks, rows = self._both(
@@ -136,7 +136,7 @@ class PostgreSQL(Dialect):
             for name, claim, (locked,) in zip(names, claims, locks, strict=True)
         ]
 
-    def read_many(self, names: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], Row]:
+    def records(self, names: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], Record]:
         return _by_name(self.rows("read_many", *_sets(names)))
 
     def execute_last(self, sql: str, *given: Any, unsure: bool = True) -> bool:
@@ -171,8 +171,8 @@ def _sets(names: Sequence[tuple[str, str]]) -> tuple[list[str], list[str]]:
     return [key for key, _ in names], sorted({scope for _, scope in names})
 
 
-def _by_name(rows: Sequence[tuple[Any, ...]]) -> Mapping[tuple[str, str], Row]:
-    return {(key, scope): Row._make(row) for key, scope, *row in rows}
+def _by_name(rows: Sequence[tuple[Any, ...]]) -> Mapping[tuple[str, str], Record]:
+    return {(key, scope): read_record(key, scope, row) for key, scope, *row in rows}
 
 
 def lock_number(operation: Operation) -> int:

@@ -7,11 +7,11 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 
 class Status(StrEnum):
@@ -229,6 +229,8 @@ class Record:
             ``None``: it does not end, or it is unknown. It takes no part in comparisons.
         counted: whether this look at it has been counted as a replay already.
         record_id: the store's own number of it; 0 where it has none.
+        pinned: whether a failed attempt may have had effects elsewhere.
+        token: of its last attempt, if the store shows it.
     """
 
     key: str
@@ -244,6 +246,40 @@ class Record:
     ttl_left: float | None = field(default=None, compare=False)
     counted: bool = False
     record_id: int = 0
+    pinned: bool = field(default=False, compare=False)
+    token: str = field(default="", compare=False, repr=False)
+
+    # Which request gets the key next, for stores that decide it by their records.
+
+    def is_free(self, operation: Operation, has_steps: Callable[[], bool]) -> bool:
+        """Whether an operation may have the key.
+
+        Args:
+            operation: wants it.
+            has_steps: whether it has recovery points; called only if that makes a difference.
+        """
+        if self.begins_anew(operation):
+            return True
+        same = self.fingerprint == operation.fingerprint
+        if self.status is Status.FAILED:
+            return same or not (self.pinned or has_steps())
+        return self.interrupted and same and not self.held
+
+    def begins_anew(self, operation: Operation) -> bool:
+        """Whether its time to live is over, so that nothing of it counts for the operation."""
+        return self.expired and not operation.refuse_expired
+
+    def next_claim(self, operation: Operation) -> Claim:
+        """The claim of an operation that may have the key."""
+        resumes = self.fingerprint == operation.fingerprint and not self.begins_anew(operation)
+        token = new_token(self.token if resumes else "")
+        return Claim(
+            operation, self.attempt + 1, token, self.record_id, interrupted=self.interrupted
+        )
+
+    def pins(self, operation: Operation) -> bool:
+        """Whether that claim is pinned: it is unknown what an interrupted owner has done."""
+        return self.interrupted or (self.pinned and not self.begins_anew(operation))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +297,7 @@ class Step:
     result: str
 
 
-# What stores have in common: the stored form of a response, and which request gets a key next.
+# What stores have in common: how a response and a record are written and read.
 
 
 StoredPayload = tuple[int, str, bytes | None]
@@ -300,80 +336,33 @@ def _is_header(pair: Any) -> bool:
             return False
 
 
-class Row(NamedTuple):
-    """What a store has written of a key, and what follows from it for the next request."""
+def read_record(key: str, scope: str, row: Sequence[Any]) -> Record:
+    """The record of a key, as a store has written it.
 
-    record_id: int
-    status: str
-    attempt: int
-    fingerprint: str
-    token: str
-    hold: bool
-    pinned: bool
-    code: int
-    headers: str
-    body: bytes | memoryview | None
-    lease_left: float | None
-    """Seconds until its lease ends, by the store's clock."""
-    ttl_left: float | None
-    """Seconds until its time to live ends, likewise."""
-
-    @property
-    def expired(self) -> bool:
-        """Whether its time to live is over; it is not looked at before the attempt has ended."""
-        is_over = self.ttl_left is not None and self.ttl_left <= 0
-        return is_over and self.status != Status.IN_PROGRESS
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether its owner is dead, or late."""
-        is_over = self.lease_left is not None and self.lease_left <= 0
-        return is_over and self.status == Status.IN_PROGRESS
-
-    def record(self, key: str, scope: str) -> Record:
-        """The record of its key."""
-        completed = self.status == Status.COMPLETED
-        return Record(
-            key=key,
-            scope=scope,
-            status=Status(self.status),
-            attempt=self.attempt,
-            fingerprint=self.fingerprint,
-            payload=decode(self.code, self.headers, self.body) if completed else None,
-            expired=self.expired,
-            interrupted=self.interrupted,
-            held=self.interrupted and bool(self.hold),
-            lease_left=None if self.lease_left is None else max(0.0, float(self.lease_left)),
-            ttl_left=None if self.ttl_left is None else float(self.ttl_left),
-            record_id=self.record_id,
-        )
-
-    def is_free(self, operation: Operation, has_steps: Callable[[], bool]) -> bool:
-        """Whether an operation may have the key.
-
-        Args:
-            operation: wants it.
-            has_steps: whether it has recovery points; called only if that makes a difference.
-        """
-        if self.begins_anew(operation):
-            return True
-        same = self.fingerprint == operation.fingerprint
-        if self.status == Status.FAILED:
-            return same or not (self.pinned or has_steps())
-        return self.interrupted and same and not self.hold
-
-    def begins_anew(self, operation: Operation) -> bool:
-        """Whether its time to live is over, so that nothing of it counts for the operation."""
-        return self.expired and not operation.refuse_expired
-
-    def next_claim(self, operation: Operation) -> Claim:
-        """The claim of an operation that may have the key."""
-        resumes = self.fingerprint == operation.fingerprint and not self.begins_anew(operation)
-        token = new_token(self.token if resumes else "")
-        return Claim(
-            operation, self.attempt + 1, token, self.record_id, interrupted=self.interrupted
-        )
-
-    def pins(self, operation: Operation) -> bool:
-        """Whether that claim is pinned: it is unknown what an interrupted owner has done."""
-        return self.interrupted or (self.pinned and not self.begins_anew(operation))
+    Args:
+        key: the key.
+        scope: its scope.
+        row: the store's number of it, its status, attempt, fingerprint, token, ``hold`` and
+            ``pinned``; the stored form of its response; the seconds until its lease ends, and until
+            its time to live does, by the store's clock.
+    """
+    number, status, attempt, fingerprint, token, hold, pinned, *stored, lease_left, ttl_left = row
+    in_progress = status == Status.IN_PROGRESS
+    interrupted = in_progress and lease_left is not None and lease_left <= 0
+    return Record(
+        key=key,
+        scope=scope,
+        status=Status(status),
+        attempt=attempt,
+        fingerprint=fingerprint,
+        payload=decode(*stored) if status == Status.COMPLETED else None,
+        # It is not looked at before the attempt has ended.
+        expired=not in_progress and ttl_left is not None and ttl_left <= 0,
+        interrupted=interrupted,
+        held=interrupted and bool(hold),
+        pinned=bool(pinned),
+        lease_left=None if lease_left is None else max(0.0, float(lease_left)),
+        ttl_left=None if ttl_left is None else float(ttl_left),
+        record_id=number,
+        token=token,
+    )
