@@ -28,7 +28,6 @@ from .leases import Lease, kept_alive
 from .outcomes import (
     Admit,
     Executed,
-    Expired,
     Held,
     InProgress,
     Outcome,
@@ -37,8 +36,8 @@ from .outcomes import (
     Result,
     RolledBack,
     acquire,
+    admitted,
     announce,
-    decide,
     failure,
     wait_until_settled,
 )
@@ -126,16 +125,9 @@ class LeasedRun:
             lease = None if self.together else self.lease
             self.execution = ExecutionContext(store, self.claim, lease)
             return None
-        outcome = self._admitted(claim_or_record)
+        outcome = admitted(claim_or_record, operation, self.admit)
         if isinstance(outcome, Replayed) and not outcome.record.counted:
             store.record_replay(outcome.record, operation)
-        return outcome
-
-    def _admitted(self, record: Record) -> Outcome:
-        """The outcome for a record, if the caller may have it."""
-        outcome = decide(record, self.operation)
-        if self.admit is not None and isinstance(outcome, Replayed | Expired):
-            self.admit(record)
         return outcome
 
     # Run.
@@ -329,7 +321,7 @@ class LeasedRun:
             raise _interrupted(error) from error
         if record is None or record.status is Status.FAILED:
             raise ClaimLost
-        return self._admitted(record)
+        return admitted(record, self.operation, self.admit)
 
 
 def _interrupted(error: IdempotencyError, *, is_held: bool = False) -> IdempotencyError:

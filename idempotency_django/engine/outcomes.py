@@ -182,6 +182,14 @@ def decide(record: Record, operation: Operation) -> Outcome:
             return InProgress(record.lease_left)
 
 
+def admitted(record: Record, operation: Operation, admit: Admit | None) -> Outcome:
+    """:func:`decide`, if the caller may have what the record tells; else what ``admit`` raises."""
+    outcome = decide(record, operation)
+    if admit is not None and isinstance(outcome, Replayed | Expired):
+        admit(record)
+    return outcome
+
+
 def acquire(store: Store, operation: Operation) -> Claim | Record:
     """Claim the operation, or return its record.
 

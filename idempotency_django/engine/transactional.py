@@ -39,6 +39,7 @@ from .outcomes import (
     Result,
     RolledBack,
     acquire,
+    admitted,
     announce,
     decide,
     failure,
@@ -111,10 +112,7 @@ class TransactionalRun:
         """Run it, unless another attempt is at it."""
         known = self.store.recall(self.operation) if self.store.has_cache else None
         if known is not None:
-            recalled = decide(known, self.operation)
-            if self.admit is not None and isinstance(recalled, Replayed | Expired):
-                self.admit(recalled.record)
-            return recalled
+            return admitted(known, self.operation, self.admit)
         if is_executing(self.store, self.operation):
             return InProgress()
         try:
