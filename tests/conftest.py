@@ -23,7 +23,7 @@ from django.test import Client, TransactionTestCase
 from redis import Redis
 
 from idempotency_django import signals
-from idempotency_django.contrib.messaging.inbox import receivers
+from idempotency_django.contrib.messaging import inbox as receivers
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore

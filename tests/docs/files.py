@@ -32,7 +32,7 @@ from django.urls import clear_url_caches
 from sybil.document import Document
 from sybil.parsers.myst import CodeBlockParser
 
-from idempotency_django.contrib.messaging.inbox.receivers import _RECEIVERS
+from idempotency_django.contrib.messaging.inbox import _RECEIVERS
 
 ROOT = Path(__file__).parents[2]
 PROJECT = ROOT / "docs" / "project"
@@ -424,7 +424,7 @@ def _registries() -> Iterator[None]:
     kept: list[tuple[dict[Any, Any], dict[Any, Any]]] = [
         (registry, copied(registry))
         for registry, copied in [
-            (_RECEIVERS, lambda found: {name: {**each} for name, each in found.items()}),
+            (_RECEIVERS, dict),
             (admin.site._registry, dict),
         ]
     ]

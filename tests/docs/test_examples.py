@@ -10,7 +10,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from idempotency_django.contrib.messaging.inbox import receivers
+from idempotency_django.contrib.messaging import inbox as receivers
 from tests.docs.examples import COMPARED, LANGUAGES, ROOT, Page
 from tests.docs.files import Checker, blocks, files, undefined, write
 

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from .brokers.local import LocalPublisher
     from .consumers import Consumer, Duplicate, Failed, Handled
     from .events import Event
-    from .inbox.processing import process_due
-    from .inbox.receivers import WebhookReceiver
+    from .inbox import WebhookReceiver, process_due
     from .outbox import Message, after_commit, publish, publish_many
     from .outbox.relay import Relay
     from .outbox.topics import topic
@@ -99,11 +98,11 @@ __getattr__ = lazily(
         "StandardWebhooks": "verifiers",
         "Stripe": "verifiers",
         "Verifier": "verifiers",
-        "WebhookReceiver": "inbox.receivers",
+        "WebhookReceiver": "inbox",
         "accept": "streams",
         "after_commit": "outbox",
         "claim_stream": "streams",
-        "process_due": "inbox.processing",
+        "process_due": "inbox",
         "publish": "outbox",
         "publish_many": "outbox",
         "topic": "outbox.topics",

@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy
 from ...admin import Action, ListAdmin, preformatted
 from . import settling
 from .databases import database
-from .inbox.processing import INBOX, known_sources
+from .inbox import INBOX, known_sources
 from .models import Heartbeat, InboxMessage, OutboxMessage
 from .outbox.relay import OUTBOX
 from .queue import Queue

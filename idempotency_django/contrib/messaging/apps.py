@@ -27,14 +27,13 @@ class MessagingConfig(AppConfig):
             health,
             timeline,  # noqa: F401  # registers the sources of messages
         )
-        from .inbox import checks as inbox_checks  # noqa: PLC0415
-        from .inbox.processing import INBOX  # noqa: PLC0415
+        from .inbox import INBOX, check_receivers  # noqa: PLC0415
         from .outbox import calls as enqueueing  # noqa: PLC0415
         from .outbox import publishing  # noqa: PLC0415
         from .outbox.relay import OUTBOX  # noqa: PLC0415
         from .outbox.topics import check_outbox  # noqa: PLC0415
 
-        register(inbox_checks.check_receivers, Tags.security)
+        register(check_receivers, Tags.security)
         register(check_outbox, Tags.compatibility)
         register_purge(INBOX.purge)
         register_purge(OUTBOX.purge)

@@ -14,7 +14,7 @@ from ...models import DatabaseNow
 from ...stores import reference
 from .databases import database
 from .heartbeats import SILENCE
-from .inbox.processing import CONSUMER, INBOX, known_sources
+from .inbox import CONSUMER, INBOX, known_sources
 from .models import Heartbeat, InboxMessage, MessageState, OutboxMessage
 from .outbox.relay import OUTBOX
 from .outbox.topics import OWN, topics

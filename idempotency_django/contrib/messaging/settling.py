@@ -28,7 +28,7 @@ from django.db.models import QuerySet
 from ...models import unlocked
 from .databases import database
 from .errors import UnknownEventType
-from .inbox.processing import INBOX
+from .inbox import INBOX
 from .models import InboxMessage, MessageState, OutboxMessage
 from .outbox.relay import OUTBOX
 from .queue import Queue
@@ -90,9 +90,9 @@ def _settled(some: Sequence[Message], action: str, by: str) -> Sequence[tuple[Me
                 changed.setdefault((*changes.items(),), []).append(found[message.pk])
                 outcomes.append((message, ""))
                 logger.info("The message %s was settled by %s: %s.", message, by, action)
-        for changes, those in changed.items():
+        for columns, those in changed.items():
             rows = queue.all(using).filter(pk__in=[row.pk for row in those])
-            queue.finish(rows, those, **dict(changes))
+            queue.finish(rows, those, **dict(columns))
     return outcomes
 
 

@@ -22,7 +22,7 @@ from contextlib import closing
 
 from celery import shared_task
 
-from .inbox.processing import BATCH, process_due
+from .inbox import BATCH, process_due
 from .outbox.relay import Relay
 
 

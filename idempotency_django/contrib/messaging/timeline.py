@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy
 from ...stores import reference
 from ..timeline import Entry, Member, Source, entry, register
 from .databases import database
-from .inbox.processing import INBOX
+from .inbox import INBOX
 from .models import InboxMessage, MessageState, OutboxMessage
 from .outbox.relay import OUTBOX
 from .queue import Queue

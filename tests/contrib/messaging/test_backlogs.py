@@ -21,7 +21,7 @@ from idempotency_django.contrib.messaging import (
     publish,
     queue,
 )
-from idempotency_django.contrib.messaging.inbox.processing import INBOX, claim, mark
+from idempotency_django.contrib.messaging.inbox import INBOX, claim, mark
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.models import DatabaseNow
 from idempotency_django.testing import in_threads

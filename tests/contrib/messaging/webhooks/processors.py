@@ -22,7 +22,7 @@ import django
 def main(number: int, kills: int, seed: int) -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.contrib.messaging.webhooks.settings"
     django.setup()
-    from idempotency_django.contrib.messaging.inbox.processing import process_batch
+    from idempotency_django.contrib.messaging.inbox import process_batch
     from idempotency_django.contrib.messaging.loops import Part, run
     from tests.contrib.messaging.webhooks import striking
 

@@ -13,7 +13,7 @@ from django.urls import path
 
 from idempotency_django.backoff import Backoff
 from idempotency_django.contrib.messaging import Event, StandardWebhooks, WebhookReceiver
-from idempotency_django.contrib.messaging.inbox import processing
+from idempotency_django.contrib.messaging import inbox as processing
 from tests.contrib.messaging.webhooks.secret import SECRET
 from tests.models import Effect
 

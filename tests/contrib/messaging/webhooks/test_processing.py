@@ -16,10 +16,10 @@ from django.test import override_settings
 from django.utils import timezone
 
 from idempotency_django.contrib.messaging import Consumer, Event, dead_letters, loops
+from idempotency_django.contrib.messaging import inbox as processing
 from idempotency_django.contrib.messaging.consumers import Handler
 from idempotency_django.contrib.messaging.errors import DeadLettered, UnknownEventType
-from idempotency_django.contrib.messaging.inbox import processing
-from idempotency_django.contrib.messaging.inbox.processing import (
+from idempotency_django.contrib.messaging.inbox import (
     INBOX,
     claim,
     mark,

@@ -22,12 +22,12 @@ from idempotency_django.contrib.messaging import (
     Stripe,
     process_due,
 )
-from idempotency_django.contrib.messaging.inbox import receivers as receiving
-from idempotency_django.contrib.messaging.inbox.checks import check_receivers
-from idempotency_django.contrib.messaging.inbox.receivers import (
+from idempotency_django.contrib.messaging import inbox as receiving
+from idempotency_django.contrib.messaging.inbox import (
     _RECEIVERS,
     WebhookReceiver,
-    receiver_of,
+    check_receivers,
+    receivers,
 )
 from idempotency_django.policy import Policy
 from idempotency_django.testing import in_threads
@@ -365,8 +365,8 @@ class TestDeclaring:
     def test_found_by_the_urls(self) -> None:
         """A process that has imported no view finds the receivers by the URLs."""
         with override_settings(ROOT_URLCONF="tests.contrib.messaging.webhooks.receivers"):
-            assert receiver_of("shop") is Hook
-            assert receiver_of("nobody") is None
+            assert receivers()["shop"] is Hook
+            assert "nobody" not in receivers()
 
     def test_checks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The system checks find two of one source, missing secrets and policies that fail."""
@@ -402,22 +402,20 @@ class TestDeclaring:
                     "The policy of Other cannot be used: ",
                 ),
             ]:
-                before = {source: {**known} for source, known in _RECEIVERS.items()}
+                before = dict(_RECEIVERS)
                 type("Other", (WebhookReceiver,), attributes)
                 assert ids() == expected
                 assert all(said in message.msg for message in check_receivers())
                 _RECEIVERS.clear()
                 _RECEIVERS.update(before)
 
-    def test_hint(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_text_of_secrets(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """One text in place of a list of secrets is named as such."""
-        monkeypatch.setattr("idempotency_django.contrib.messaging.inbox.receivers._RECEIVERS", {})
-        monkeypatch.setattr(
-            "idempotency_django.contrib.messaging.inbox.checks.receivers", lambda: found
-        )
+        monkeypatch.setattr(receiving, "_RECEIVERS", {})
         wrong = {"source": "other", "verifier": Stripe(lambda: SECRETS[0])}
-        found = {"other": [type("Other", (WebhookReceiver,), wrong)]}
-        [message] = check_receivers()
+        type("Other", (WebhookReceiver,), wrong)
+        with override_settings(ROOT_URLCONF=None):
+            [message] = check_receivers()
         assert "has no list of secrets." in message.msg
 
 

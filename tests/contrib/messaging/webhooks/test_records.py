@@ -13,7 +13,7 @@ from django.db import IntegrityError, connections, transaction
 from django.test.utils import override_settings
 
 from idempotency_django.contrib.messaging import Event, process_due, publish
-from idempotency_django.contrib.messaging.inbox.processing import (
+from idempotency_django.contrib.messaging.inbox import (
     IN_PROGRESS,
     claim,
     handled_by,

@@ -15,8 +15,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from .....management import stop_on_signals
 from .....stores import purge
-from ...inbox.processing import BATCH, process_batch, process_due
-from ...inbox.receivers import receivers
+from ...inbox import BATCH, process_batch, process_due, receivers
 from ...loops import Part, run
 from ...outbox.relay import Relay
 

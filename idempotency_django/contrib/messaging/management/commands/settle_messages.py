@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from ...databases import database
-from ...inbox.processing import INBOX
+from ...inbox import INBOX
 from ...models import MessageState
 from ...outbox.relay import OUTBOX
 from ...queue import counted

@@ -1,0 +1,552 @@
+"""The webhook inbox: what was received is durable before it is acknowledged, and handled once.
+
+A receiver is the view that webhooks are delivered to. Any number of processes handle what it has
+stored. A message is handled as a consumer handles an event that its broker delivers again: the
+claim of its record is committed first, so that an attempt counts that ends with its process. The
+record says whether the message was handled. Its row only says when to look at it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, ClassVar, Final, TypeVar
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error
+from django.core.exceptions import ImproperlyConfigured
+from django.db import Error as DatabaseFault
+from django.db import connections, transaction
+from django.db.models import F
+from django.db.models.constants import OnConflict
+from django.db.models.sql import InsertQuery
+from django.http import HttpRequest, HttpResponse
+from django.urls import get_resolver
+from django.utils.crypto import salted_hmac
+from django.utils.datastructures import CaseInsensitiveMapping
+from django.views import View
+
+from ...backoff import Backoff
+from ...engine import Plan
+from ...errors import (
+    FingerprintMismatch,
+    IdempotencyError,
+    OperationInProgress,
+    StoreUnavailable,
+)
+from ...http import INBOX as IS_INBOX
+from ...http import POLICY, problem_response
+from ...models import DatabaseNow, IdempotencyStep
+from ...policy import INHERITED, Policy, keys, scopes
+from ...stores import Status, forbid_atomic_block, reference
+from .conf import conf
+from .consumers import Consumer, consumers
+from .databases import close_lost_connections, database, reason, unindexed
+from .dead_letters import release, rows_of, sender_of
+from .errors import DeadLettered, UnknownEventType
+from .events import CAUSED_BY, Event
+from .loops import handling, hanging
+from .models import InboxMessage, MessageState
+from .queue import Queue
+from .verifiers import Contents, Verifier
+
+logger = logging.getLogger("idempotency_django")
+
+RETRY_AFTER: Final = 30
+"""Seconds after which a sender may try again when the database cannot be reached."""
+
+_SECRET_HEADERS: Final = frozenset({"cookie", "authorization", "x-api-key", "x-auth-token"})
+_COLUMNS: Final = [each for each in InboxMessage._meta.concrete_fields if not each.primary_key]
+
+
+def insert(message: InboxMessage) -> bool:
+    """Commit the message; ``False``: a message with its source and id, or its unique digest,
+    exists.
+    """
+    using = database()
+    query = InsertQuery(InboxMessage, on_conflict=OnConflict.IGNORE)
+    query.insert_values(_COLUMNS, [message])
+    [(statement, parameters)] = query.get_compiler(using=using).as_sql()
+    with connections[using].cursor() as cursor:
+        cursor.execute(statement, parameters)
+        return bool(cursor.rowcount)
+
+
+def known_digest(message: InboxMessage) -> str | None:
+    """The digest of the message that has this source and id; ``None``: there is none."""
+    rows = InboxMessage.objects.using(database())
+    same = rows.filter(source=message.source, message_id=message.message_id)
+    return same.values_list("digest", flat=True).first()
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_RECEIVERS: Final[dict[str, type[WebhookReceiver]]] = {}
+"""The receivers by path: one that is loaded again replaces itself."""
+
+
+class _Handlers(Consumer):
+    """The handlers of a receiver. The records of its messages have a scope of their own."""
+
+    def _scope(self, source: str, sender: str) -> str:
+        return f"webhook:{source}"
+
+
+class WebhookReceiver(View):
+    """A view that stores each verified delivery and responds; a process handles it once, later. ::
+
+        class StripeHook(WebhookReceiver):
+            source = "stripe"
+            verifier = Stripe(lambda: settings.STRIPE_SECRETS)
+
+        @StripeHook.on("invoice.paid")
+        def paid(event, execution):
+            Invoice.objects.filter(number=event.data["data"]["object"]["id"]).update(paid=True)
+
+        urlpatterns = [path("webhooks/stripe/", StripeHook.as_view())]
+
+    A delivery gets 200 when it is committed, or was before. ``manage.py
+    run_messaging`` calls the handlers.
+
+    Attributes:
+        source: who sends: letters, digits and ``_.-``. Under another name, all would be new.
+        verifier: tells the sender's deliveries from others.
+        ttl: how long a handled message is remembered, which must be longer than the sender may
+            deliver it again; ``None``: forever.
+        max_attempts: how many attempts at a message may fail before it is dead-lettered; ``None``:
+            all.
+        policy: the policy of the handlers; by default the project's.
+        consumer: handles its messages.
+    """
+
+    source: ClassVar[str] = ""
+    verifier: ClassVar[Verifier]
+    ttl: ClassVar[timedelta | None] = timedelta(days=7)
+    max_attempts: ClassVar[int | None] = 10
+    policy: ClassVar[Policy | None] = None
+    consumer: ClassVar[Consumer]
+
+    http_method_names = ["post"]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "source" not in vars(cls):
+            return
+        inherited = getattr(cls, "consumer", None)
+        cls.consumer = _Handlers(
+            cls.source, ttl=cls.ttl, max_attempts=cls.max_attempts, policy=cls.policy
+        )
+        if inherited:
+            cls.consumer._handlers.update(inherited._handlers)
+        _RECEIVERS[f"{cls.__module__}.{cls.__qualname__}"] = cls
+
+    @classmethod
+    def on(cls, *types: str, steps: bool = False) -> Callable[[_Function], _Function]:
+        """Register the decorated function for messages of these types; ``"*"``: of all others.
+
+        As :meth:`.Consumer.on`. It is called with the
+        :class:`~idempotency_django.contrib.messaging.Event`, whose data is the whole body, and, if
+        it takes a second argument, the
+        :class:`~idempotency_django.engine.context.ExecutionContext` of the attempt.
+        """
+        return cls.consumer.on(*types, steps=steps)
+
+    @classmethod
+    def as_view(cls, **initkwargs: Any) -> Callable[..., Any]:
+        """The view. Its message is its own protection, and its INSERT its own transaction."""
+        view: Any = super().as_view(**initkwargs)
+        view.csrf_exempt = True  # the signature says who sent it
+        setattr(view, POLICY, None)  # for the middleware
+        setattr(view, IS_INBOX, True)
+        for using in connections:
+            transaction.non_atomic_requests(using)(view)
+        return view  # type: ignore[no-any-return]
+
+    def group(self, event: Event) -> str | None:
+        """The ordering group of the message: earlier messages of the same group are handled first.
+
+        Override it where the order matters; empty or ``None``: in no particular order. If it
+        raises, nothing is stored, and the sender delivers the message again.
+        """
+        return ""
+
+    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        """Verify and store a delivery."""
+        try:
+            self._receive(request)
+        except DatabaseFault:
+            logger.exception("A message of %s could not be stored.", self.source)
+            return problem_response(
+                StoreUnavailable(
+                    "The database cannot be reached, so the delivery was not stored. Deliver it "
+                    "again later.",
+                    retry_after=RETRY_AFTER,
+                )
+            )
+        except IdempotencyError as error:
+            logger.info("A delivery of %s was refused: %s", self.source, error)
+            return problem_response(error)
+        return HttpResponse(status=200)
+
+    def _receive(self, request: HttpRequest) -> None:
+        """Commit the message, unless it was before."""
+        forbid_atomic_block(database(), f"A message of {self.source!r}")
+        body = request.body
+        self.verifier.verify(request.headers, body)
+        contents = self.verifier.read(request.headers, body)
+        message = self._message(contents, request, body)
+        if not self.verifier.signs_id:
+            message.unique_digest = message.digest
+        if insert(message):
+            return
+        known = known_digest(message)
+        if known == message.digest:
+            return  # it is delivered again
+        if known is None and self.verifier.signs_id:
+            insert(message)  # the existing message has been purged since
+            return
+        message_id = message.message_id
+        if known is not None:
+            # Keyed: who may list the messages may not test guesses at their bodies.
+            suffix = salted_hmac(__name__, message.digest, algorithm="sha256").hexdigest()
+            message.message_id = keys.fit(f"{message_id}#{suffix}")
+            why = "An earlier message had this id with another body."
+        else:  # it may be an attacker's replay
+            why = (
+                "An earlier message had this body with another id, and the signature does not "
+                "cover the id."
+            )
+        if self._suspect(message, why):
+            logger.warning(
+                "The message %s of %s is a dead letter. %s Accept it in the admin if both are "
+                "genuine.",
+                message_id,
+                self.source,
+                why,
+            )
+
+    def _suspect(self, message: InboxMessage, why: str) -> bool:
+        """Store the message for an operator to accept; ``False``: it is already stored."""
+        message.unique_digest, message.state = None, MessageState.DEAD
+        message.is_suspect, message.error = True, why
+        message.process_after = None
+        message.stream = ""  # until it is accepted: it holds up no genuine message
+        if not self.verifier.signs_id and self.ttl:  # an attacker can send any number of them
+            message.purge_at = DatabaseNow() + self.ttl
+        return insert(message)
+
+    def _message(self, contents: Contents, request: HttpRequest, body: bytes) -> InboxMessage:
+        same = body if contents.same is None else contents.same
+        given = self.group(event_of(self.source, contents))
+        group = "" if given is None else scopes.fit(str(given))
+        kept = [(k, v) for k, v in request.headers.items() if k.lower() not in _SECRET_HEADERS]
+        return InboxMessage(
+            source=self.source,
+            message_id=keys.fit(contents.message_id),
+            type=contents.type,
+            group=group,
+            stream=stream_of(self.source, group),
+            headers=json.dumps(kept),
+            body=body,
+            digest=hashlib.sha256(same).hexdigest(),
+            process_after=DatabaseNow(),
+            received_at=DatabaseNow(),
+        )
+
+
+def stream_of(source: str, group: str) -> str:
+    """The name of a source's group in the queue; empty: the message has no group."""
+    return f"{source}/{group}" if group else ""
+
+
+def event_of(source: str, contents: Contents) -> Event:
+    """The event that a handler gets."""
+    return Event(id=contents.message_id, source=source, type=contents.type, data=contents.data)
+
+
+def receivers() -> dict[str, type[WebhookReceiver]]:
+    """The receivers by source. Two of one source are a mistake, which a check reports.
+
+    The URLs are imported first, as they import the views and these their handlers.
+    """
+    if getattr(settings, "ROOT_URLCONF", None):
+        get_resolver().url_patterns  # noqa: B018  # it imports
+    return {each.source: each for each in _RECEIVERS.values()}
+
+
+def check_receivers(**_: Any) -> Sequence[CheckMessage]:
+    """Check the receivers of webhooks that the URLs lead to."""
+    known = receivers()
+    hint = (
+        "Give each receiver its own source, a verifier with the sender's signing secrets, such as "
+        "Stripe([secret]), and a policy that fits its store."
+    )
+    return [
+        Error(problem, hint=hint, id="idempotency_django.E041")
+        for each in _RECEIVERS.values()
+        for problem in _problems(each, known[each.source])
+    ]
+
+
+def _problems(receiver: type[WebhookReceiver], last: type[WebhookReceiver]) -> Iterator[str]:
+    """The problems of a receiver.
+
+    Args:
+        receiver: the receiver.
+        last: the last one with its source, which handles the messages.
+    """
+    name = receiver.__qualname__
+    if receiver is not last:
+        yield f"{name} and {last.__qualname__} have the same source, {receiver.source!r}."
+    verifier = getattr(receiver, "verifier", None)
+    for problem in verifier.problems() if verifier else ["is missing"]:
+        yield f"The verifier of {name} {problem}."
+    try:
+        if receiver.policy is not None:  # else it is the project's, which other checks judge
+            receiver.consumer.validate()
+    except ImproperlyConfigured as error:
+        yield f"The policy of {name} cannot be used: {error}"
+
+
+CONSUMER: Final = "consumer:"
+"""The prefix of the source of a consumer's dead letters."""
+
+
+class NoReceiver(LookupError):
+    """There is no receiver, or no consumer, for the source of a message."""
+
+
+def known_sources() -> list[str]:
+    """The sources whose messages can be handled: the receivers', and those of listed consumers."""
+    names = consumers() if conf.consumers else ()
+    return [*sorted(receivers()), *(f"{CONSUMER}{name}" for name in sorted(names))]
+
+
+def handled_by(message: InboxMessage) -> tuple[Consumer, Event, str, str]:
+    """Who handles the message: the consumer, its event and sender, and the key of its record.
+
+    Raises:
+        NoReceiver: there is no receiver or consumer for its source.
+        ValueError: a consumer's dead letter is not an event.
+    """
+    headers, body = json.loads(message.headers), bytes(message.body)
+    if message.source.startswith(CONSUMER):
+        event = Event.from_json(body)
+        name, listed = message.source.removeprefix(CONSUMER), consumers()
+        if name not in listed:
+            raise NoReceiver(
+                f"No consumer is called {name!r}. List its path in IDEMPOTENCY['CONSUMERS']."
+            )
+        return listed[name], event, sender_of(headers), keys.fit(event.id)
+    receiver = receivers().get(message.source)
+    if receiver is None:
+        raise NoReceiver(
+            f"No WebhookReceiver has the source {message.source!r}. Check that it is in the "
+            "URLconf and that its source was not renamed."
+        )
+    named: Any = CaseInsensitiveMapping(dict(headers))
+    event = event_of(message.source, receiver.verifier.read(named, body))
+    cause = reference(message.message_id, f"inbox:{message.source}")
+    return receiver.consumer, replace(event, extensions={CAUSED_BY: cause}), "", message.message_id
+
+
+def plan_of(message: InboxMessage) -> Plan:
+    """The operation of the message; raises as :func:`handled_by`, or :exc:`UnknownEventType`."""
+    consumer, event, sender, key = handled_by(message)
+    return consumer.execution_of(event, sender, key=key).plan
+
+
+class Inbox(Queue):
+    """The queue of the inbox."""
+
+    name = "inbox"
+    model = InboxMessage
+    order = "id"
+    place = "source"
+    since = "received_at"
+    retried = (MessageState.DEAD, MessageState.PENDING)
+
+    def retry(self, row: InboxMessage, by: str) -> dict[str, Any]:
+        if row.state == MessageState.DEAD:  # else, its next attempt was to come anyway
+            release(plan_of(row), by)
+        return self._again()
+
+    def discard(self, row: InboxMessage, by: str) -> dict[str, Any]:
+        return {"state": MessageState.DISCARDED, "purge_at": purged(row)}
+
+    def accept(self, row: InboxMessage, by: str) -> dict[str, Any]:
+        stream = stream_of(row.source, row.group)
+        return {**self._again(), "is_suspect": False, "error": "", "stream": stream}
+
+    def repeat(self, row: InboxMessage, by: str) -> dict[str, Any]:
+        plan = plan_of(row)
+        release(plan, by)  # where a dead letter was discarded
+        _forget(plan, by)
+        return self._again()
+
+    def _again(self) -> dict[str, Any]:
+        return {
+            "state": MessageState.PENDING,
+            "process_after": DatabaseNow(),
+            "processed_at": None,
+            "purge_at": None,
+        }
+
+
+def _forget(plan: Plan, by: str) -> None:
+    """Let the next attempt start from the beginning: no response is left, and no step."""
+    completed = rows_of(plan).filter(status=Status.COMPLETED)
+    IdempotencyStep.objects.using(completed.db).filter(record__in=completed).delete()
+    completed.update(status=Status.FAILED, error=f"Reprocessed by {by}.")
+    plan.store.forget(plan.operation.key, plan.operation.scope)
+
+
+INBOX: Final = Inbox()
+
+BATCH: Final = 10
+BACKOFF: Final = Backoff(timedelta(seconds=5), timedelta(hours=1))
+NO_HANDLER: Final = "There is no handler for its type."
+IN_PROGRESS: Final = (
+    "An attempt was still in progress when the lease of its claim was over. Its handler takes long "
+    "or hangs, or its process died."
+)
+
+
+def claim(at_most: int) -> list[InboxMessage]:
+    """Claim messages that are due, the longest due ones first, without waiting for locks.
+
+    Of a group, it is the earliest one that is not done. A claim lasts as long as the lease of the
+    project's policy. After it the message is due again, and its record says whether it is still
+    handled.
+    """
+    using = database()
+    wanted = InboxMessage.objects.using(using).alias(of=unindexed(F("source")))
+    wanted = wanted.exclude(of__in=hanging(INBOX.name))
+    lease = INHERITED.resolved().lease
+    changes = {"process_after": DatabaseNow() + lease, "attempts": F("attempts") + 1}
+    heads = INBOX.claim(wanted, at_most, changes)
+    return INBOX.rows(using, heads, changes)
+
+
+def give_back(messages: Iterable[InboxMessage]) -> None:
+    """Let others have messages that were claimed, and not begun."""
+    for message in messages:
+        mark(message, attempts=F("attempts") - 1, process_after=DatabaseNow())
+
+
+def mark(message: InboxMessage, **changes: Any) -> bool:
+    """Change a message; ``False``: it has been claimed again or settled since, and is unchanged.
+
+    When it is no longer pending, its group continues.
+    """
+    mine = InboxMessage.objects.using(database()).filter(
+        pk=message.pk, state=MessageState.PENDING, attempts=message.attempts
+    )
+    return bool(INBOX.finish(mine, [message], **changes))
+
+
+def process_due(*, batch: int = BATCH, stop: threading.Event | None = None) -> Counter[str]:
+    """Handle what is due, until nothing is.
+
+    Several processes may do so at a time. A message whose process dies is due again after the
+    lease of the project's policy.
+
+    Args:
+        batch: how many messages are claimed in one transaction.
+        stop: when it is set, the message in hand is finished, and no other is begun.
+
+    Returns:
+        How many messages are in which state now. Those in ``"pending"`` are due again later.
+    """
+    stop, tally = stop or threading.Event(), Counter[str]()
+    while not stop.is_set():
+        close_lost_connections()  # drop connections that the database has closed
+        if not process_batch(batch, stop, tally):
+            break
+    return tally
+
+
+def process_batch(batch: int, stop: threading.Event, tally: Counter[str]) -> bool:
+    """Claim what is due once, and handle it; whether there may be more."""
+    claimed = claim(batch)
+    left = deque(claimed)
+    try:
+        while left and not stop.is_set():
+            message = left.popleft()
+            with handling(INBOX.name, message.source, f"the message {message}"):
+                tally[str(process(message))] += 1
+    finally:
+        with suppress(DatabaseFault):
+            give_back(left)
+    return bool(claimed) or INBOX.revive(database()) > 0
+
+
+def process(message: InboxMessage) -> MessageState:
+    """Handle a claimed message, and note what came of it; its state now."""
+    try:
+        consumer, event, sender, key = handled_by(message)
+        consumer.execution_of(event, sender, key=key).run(claim_first=True)
+    except NoReceiver as error:
+        logger.error("The message %s of the inbox waits: %s", message, error)  # noqa: TRY400  # it says all there is
+        return _again(message, str(error), _pause(message))
+    except OperationInProgress as error:
+        unbegun = {"attempts": F("attempts") - 1}
+        return _again(message, message.error or IN_PROGRESS, error.remaining or 1.0, **unbegun)
+    except UnknownEventType as error:
+        if message.source.startswith(CONSUMER):
+            return _dead(message, error)
+        logger.info("The message %s was discarded: there is no handler for its type.", message)
+        return _over(message, MessageState.DISCARDED, NO_HANDLER)
+    except (DeadLettered, FingerprintMismatch) as error:
+        return _dead(message, error)
+    except Exception as error:
+        pause = _pause(message)
+        logger.exception(
+            "The message %s was not handled (attempt %d). Another attempt follows in %.0f seconds.",
+            message,
+            message.attempts,
+            pause,
+        )
+        return _again(message, reason(error), pause)
+    return _over(message, MessageState.DONE)
+
+
+def _again(message: InboxMessage, error: str, pause: float, **changes: Any) -> MessageState:
+    """Look at the message again after that many seconds."""
+    due = DatabaseNow() + timedelta(seconds=pause)
+    mark(message, error=error, process_after=due, **changes)
+    return MessageState.PENDING
+
+
+def _dead(message: InboxMessage, error: Exception) -> MessageState:
+    """No further attempt follows without an operator."""
+    logger.error("The message %s is a dead letter.", message, exc_info=error)
+    cause = error.__cause__
+    why = reason(cause) if cause else message.error or reason(error)
+    mark(message, state=MessageState.DEAD, error=why, process_after=None)
+    return MessageState.DEAD
+
+
+def _over(message: InboxMessage, state: MessageState, error: str = "") -> MessageState:
+    """The message was handled, or is not to be."""
+    over = {"state": state, "error": error, "process_after": None}
+    mark(message, **over, processed_at=DatabaseNow(), purge_at=purged(message))
+    return state
+
+
+def _pause(message: InboxMessage) -> float:
+    """Seconds until the next attempt."""
+    return BACKOFF.jittered(message.attempts).total_seconds()
+
+
+def purged(message: InboxMessage) -> Any:
+    """When a message may be purged that is done or discarded now."""
+    receiver = receivers().get(message.source)
+    ttl = receiver.ttl if receiver else timedelta(days=7)
+    return None if ttl is None else DatabaseNow() + ttl
