@@ -12,11 +12,11 @@ from django.conf import settings as django_settings
 from django.contrib.auth.decorators import login_required, permission_required
 from django.contrib.auth.mixins import PermissionRequiredMixin
 from django.contrib.auth.models import User
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.core.handlers.base import BaseHandler
 from django.core.handlers.exception import convert_exception_to_response
 from django.http import HttpRequest, HttpResponse
-from django.test import Client
+from django.test import Client, RequestFactory
 from django.urls import include, path
 from django.views.generic import View
 from rest_framework import permissions, routers, viewsets
@@ -244,6 +244,18 @@ class HandlesErrors:
         return HttpResponse(f"handled {error}", status=418)
 
 
+class ChecksViews(BaseHandler):
+    """A handler of the project, which checks the caller of every view."""
+
+    def make_view_atomic(self, view: Any) -> Any:
+        def checked(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            if request.headers["X-Allowed"] != "yes":
+                raise PermissionDenied
+            return view(request, *args, **kwargs)
+
+        return checked
+
+
 class TestNeighbours:
     """Other middleware."""
 
@@ -262,6 +274,25 @@ class TestNeighbours:
         settings.MIDDLEWARE = [PATH, f"{__name__}.HandlesErrors"]
         with pytest.raises(ImproperlyConfigured, match="not the last in MIDDLEWARE"):
             post(client, "/plain/", new_key())
+
+    def test_check_of_a_handler(self, settings: Any) -> None:
+        """What a project's own handler puts around views is around those that run here, too."""
+        settings.MIDDLEWARE = [PATH]
+        handler = ChecksViews()
+        handler.load_middleware()
+        key = new_key()
+
+        def send(allowed: str) -> Any:
+            headers = {"Idempotency-Key": key, "X-Allowed": allowed}
+            request = RequestFactory().post(
+                "/plain/", b'{"reference": "a"}', "application/json", headers=headers
+            )
+            return handler.get_response(request)
+
+        assert send("yes").status_code == 201
+        assert is_replay(send("yes"))
+        assert send("no").status_code == 403
+        assert effects() == 1
 
     def test_below_a_tracer(self) -> None:
         """What a tracer puts around Django's handler is no middleware."""
