@@ -27,9 +27,9 @@ from idempotency_django.contrib.messaging import (
 )
 from idempotency_django.contrib.messaging.errors import DeadLettered
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
-from idempotency_django.contrib.messaging.settling import settle
 from idempotency_django.management import health
 from idempotency_django.models import DatabaseNow, IdempotencyKey
+from tests.contrib.messaging.settling import settle
 from tests.contrib.messaging.webhooks import receivers
 from tests.contrib.messaging.webhooks.receivers import Stepping, deliver
 from tests.support.factories import ago, records
