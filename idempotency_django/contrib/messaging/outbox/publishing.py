@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import os
 import re
+import secrets
 import time
 import uuid
 from collections import Counter
@@ -151,7 +151,7 @@ def publish_many(messages: Iterable[Message]) -> list[str]:
         for place in order:
             _write_once(rows[place], given[place])
     else:
-        _write([rows[place] for place in order])
+        write([rows[place] for place in order])
     return [row.message_id for row in rows]
 
 
@@ -317,28 +317,21 @@ def _next_id(execution: ExecutionContext, *what: str) -> str | None:
 
 def uuid7() -> str:
     """A UUID (RFC 9562, version 7): unique, and in the order of time for the index's sake."""
-    milliseconds = time.time_ns() // 1_000_000
-    random = int.from_bytes(os.urandom(10), "big")
-    value = milliseconds << 80 | 0x7 << 76 | (random >> 68 & 0xFFF) << 64
-    return str(uuid.UUID(int=value | 0b10 << 62 | random & (1 << 62) - 1))
+    random = secrets.token_hex(9)
+    return str(uuid.UUID(f"{time.time_ns() // 1_000_000:012x}7{random[:3]}8{random[3:]}"))
 
 
 # What is written.
 
 
-def _write(rows: list[OutboxMessage]) -> None:
-    """Write messages that cannot exist yet."""
+def write(rows: Sequence[OutboxMessage]) -> None:
+    """Write messages that cannot exist yet, with ids and the next numbers of their groups."""
     for stream, group in groupby(rows, key=attrgetter("stream")):
         numbered = list(group)
-        first = next_sequence(stream, len(numbered)) - len(numbered) + 1 if stream else 0
+        first = _next_sequence(stream, len(numbered)) - len(numbered) + 1 if stream else 0
         for place, row in enumerate(numbered):
             row.message_id = row.message_id or uuid7()
             row.sequence = first + place if stream else 0
-    insert(rows)
-
-
-def insert(rows: Sequence[OutboxMessage]) -> None:
-    """Write messages, as few statements as the database takes."""
     OutboxMessage.objects.using(database()).bulk_create(rows)
 
 
@@ -354,11 +347,11 @@ def _write_once(row: OutboxMessage, given: Message) -> None:
     while True:
         derived = _next_id(execution, row.topic, row.type, row.group) if execution else None
         if derived is None and row.dedup is None:
-            return _write([row])
+            return write([row])
         row.message_id = derived or uuid7()
         try:
             with transaction.atomic(using=using):  # the number is given back with it
-                _write([row])
+                write([row])
         except IntegrityError:
             if not execution or row.message_id not in _published_by(execution).ids:
                 first = _existing(row)
@@ -410,7 +403,7 @@ def _content(row: OutboxMessage) -> tuple[Any, ...]:
     return row.type, row.group, row.is_base64, data
 
 
-def next_sequence(stream: str, count: int = 1) -> int:
+def _next_sequence(stream: str, count: int) -> int:
     """The last of the next ``count`` numbers of a stream, which is locked until the commit."""
     connection = connections[database()]
     is_mysql = connection.vendor == "mysql"

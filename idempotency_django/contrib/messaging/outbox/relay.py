@@ -26,7 +26,7 @@ from ..databases import database, reason, unindexed, with_zone
 from ..loops import handling, hanging
 from ..models import MessageState, OutboxMessage
 from ..queue import Queue
-from .publishing import insert, next_sequence, uuid7
+from .publishing import write
 from .topics import PUBLISHERS, Topic, topic, topics
 
 BACKOFF: Final = Backoff(timedelta(seconds=1), timedelta(minutes=5))
@@ -63,14 +63,8 @@ class Outbox(Queue):
 
     def repeat(self, row: OutboxMessage, by: str) -> dict[str, Any]:
         kept = ("topic", "stream", "type", "group", "payload", "is_base64", "caused_by")
-        copy = OutboxMessage(
-            **{name: getattr(row, name) for name in kept},
-            message_id=uuid7(),
-            sequence=next_sequence(row.stream) if row.stream else 0,
-            process_after=DatabaseNow(),
-            created_at=DatabaseNow(),
-        )
-        insert([copy])
+        copied = {name: getattr(row, name) for name in kept}
+        write([OutboxMessage(**copied, process_after=DatabaseNow(), created_at=DatabaseNow())])
         return {}
 
 
@@ -239,11 +233,9 @@ class TopicSender:
 
     def close(self) -> None:
         """Leave the broker."""
-        try:
+        with suppress(Exception):  # the connection may be lost
             if self.publisher is not None:
                 self.publisher.close()
-        except Exception:
-            logger.warning("The publisher of %r could not be closed.", self.name, exc_info=True)
 
 
 BATCH_SIZE: Final = 100
