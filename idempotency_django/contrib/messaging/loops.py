@@ -60,12 +60,12 @@ _handled: Final[dict[threading.Thread, Handling]] = {}
 
 
 @contextmanager
-def handling(queue: str, place: str, what: str) -> Iterator[None]:
+def handling(queue: str, place: str, what: str) -> Iterator[Handling]:
     """Say what this thread handles, for the case that it hangs."""
     thread = threading.current_thread()
-    _handled[thread] = Handling(queue, place, what, time.monotonic())
+    _handled[thread] = current = Handling(queue, place, what, time.monotonic())
     try:
-        yield
+        yield current
     finally:
         _handled.pop(thread, None)
 
@@ -84,11 +84,13 @@ class Part:
         name: what works, in logs.
         work: does what is due, but for what hangs; whether there may be more.
         poll: how long to wait when there was nothing to do.
+        patience: how long its work may take before it goes on in a fresh thread.
     """
 
     name: str
     work: Callable[[], object]
     poll: timedelta = POLL
+    patience: timedelta = PATIENCE
     threads: list[threading.Thread] = field(default_factory=list, init=False)
     """The last one works; the others hang, or have hung."""
 
@@ -129,17 +131,19 @@ class Part:
     def go_on(self, stop: threading.Event, errors: list[BaseException]) -> None:
         """Begin a fresh thread if the last one hangs."""
         current = _handled.get(self.threads[-1])
-        if current and current.lasts(PATIENCE) and not stop.is_set():
+        if current and current.lasts(self.patience) and not stop.is_set():
             logger.warning(
                 "The %s has handled %s for more than %s. All others go on in another thread.",
                 self.name,
                 current.what,
-                PATIENCE,
+                self.patience,
             )
             self.begin(stop, errors)
 
 
-def run(parts: Sequence[Part], stop: threading.Event, *, health: str = "") -> None:
+def run(
+    parts: Sequence[Part], stop: threading.Event, *, name: str = "messaging", health: str = ""
+) -> None:
     """Have all parts work until ``stop`` is set, and finish what they have in hand.
 
     If one ends with an error, it stops the others, and the error is raised, so that a supervisor
@@ -148,11 +152,12 @@ def run(parts: Sequence[Part], stop: threading.Event, *, health: str = "") -> No
     Args:
         parts: what works.
         stop: when to stop.
+        name: what runs, for its row among the running processes.
         health: a file that is touched every second, unless something hangs; empty: none.
     """
     if health:
         Path(health).touch()  # a path that cannot be written to fails at once
-    beat, errors = Beat("messaging"), list[BaseException]()
+    beat, errors = Beat(name), list[BaseException]()
     for part in parts:
         part.begin(stop, errors)
     while alive := [each for part in parts for each in part.threads if each.is_alive()]:

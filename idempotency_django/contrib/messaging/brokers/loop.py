@@ -6,17 +6,14 @@ broker that the process is alive.
 
 from __future__ import annotations
 
-import faulthandler
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 from django.core.exceptions import ImproperlyConfigured
@@ -24,18 +21,15 @@ from django.db import close_old_connections, connections
 
 from ....backoff import Backoff
 from ....errors import OperationInProgress, StoreUnavailable
-from .. import dead_letters
+from .. import dead_letters, loops
 from ..consumers import Consumer, Failed
 from ..events import Event
-from ..heartbeats import Beat
 
 logger = logging.getLogger("idempotency_django")
 
 BACKOFF: Final = Backoff(timedelta(seconds=1), timedelta(minutes=1))
-HANDLER_TIMEOUT: Final = timedelta(minutes=15)
-"""After this time, the log says that a handler hangs, and the process gives no sign of life."""
 POLL: Final = 1.0
-"""Seconds that a source waits for a message, and the loop between two signs of life."""
+"""Seconds that a source waits for a message, and the loop between two signs of life to it."""
 
 _UNCOUNTED: Final = (OperationInProgress, StoreUnavailable)
 
@@ -128,41 +122,42 @@ class ConsumerLoop:
         self._consumer = consumer
         self._source = source
         self._stop = stop
-        self._health = Path(health) if health else None
-        self._row = Beat(f"consumer {consumer.name} from {source.place}")
-        self._beating: Future[None] | None = None
+        self._health = health
+        self._failures = 0  # to reach the broker, in a row
 
     def run(self) -> None:
         """Handle messages; connect again whenever the broker cannot be reached."""
-        failures = 0
-        self._touch()  # a path that cannot be written to fails at once
-        handlers, beats = ThreadPoolExecutor(1, "handlers"), ThreadPoolExecutor(1, "beats")
-        with handlers as self._handlers, beats as self._beats:
+        name = f"consumer {self._consumer.name} from {self._source.place}"
+        part = loops.Part(name, self._consume, patience=timedelta.max)
+        with ThreadPoolExecutor(1, "handlers") as self._handlers:
+            try:
+                loops.run([part], self._stop, name=name, health=self._health)
+            finally:
+                self._handlers.submit(connections.close_all)
+
+    def _consume(self) -> bool:
+        """Connect, and handle messages for as long as the connection lasts."""
+        try:
+            self._source.open()
             while not self._stop.is_set():
-                try:
-                    self._source.open()
-                    while not self._stop.is_set():
-                        self._alive()
-                        message = self._source.receive()
-                        failures = 0
-                        if message is not None:
-                            self._settle(message)
-                except Exception as error:  # noqa: BLE001  # each client has its own errors
-                    failures += 1
-                    logger.warning(
-                        "The consumer %s cannot reach its broker (%s) and will reconnect: %r",
-                        self._consumer.name,
-                        self._source.place,
-                        error,
-                    )
-                finally:
-                    with suppress(Exception):  # the connection may be lost
-                        self._source.close()
-                if failures:
-                    self._pause(failures, self._alive)
-            beats.submit(self._row.end)
-            for pool in (handlers, beats):
-                pool.submit(connections.close_all).result()
+                message = self._source.receive()
+                self._failures = 0
+                if message is not None:
+                    self._settle(message)
+        except Exception as error:  # noqa: BLE001  # each client has its own errors
+            self._failures += 1
+            logger.warning(
+                "The consumer %s cannot reach its broker (%s) and will reconnect: %r",
+                self._consumer.name,
+                self._source.place,
+                error,
+            )
+        finally:
+            with suppress(Exception):  # the connection may be lost
+                self._source.close()
+        if self._failures:
+            self._stop.wait(BACKOFF.after(self._failures).total_seconds())
+        return True
 
     def _settle(self, message: Incoming) -> None:
         """Handle a message until it is done or dead-lettered, and then acknowledge it.
@@ -175,7 +170,9 @@ class ConsumerLoop:
                 return
             tries += 1
             failures += not isinstance(error, _UNCOUNTED)
-            self._pause(tries, self._beat)
+            until = time.monotonic() + BACKOFF.after(tries).total_seconds()
+            while (left := until - time.monotonic()) > 0 and not self._stop.wait(min(POLL, left)):
+                self._source.beat()
         message.acknowledge()
 
     def _attempt(self, message: Incoming, failures: int) -> Exception | None:
@@ -230,37 +227,10 @@ class ConsumerLoop:
 
     def _awaited(self, message: Incoming, failures: int) -> Exception | None:
         """:meth:`_attempt` in the handlers' thread, with signs of life until it has ended."""
-        handling = self._handlers.submit(self._attempt, message, failures)
-        deadline, is_logged = time.monotonic() + HANDLER_TIMEOUT.total_seconds(), False
-        while not wait([handling], POLL).done:
-            if time.monotonic() < deadline:
-                self._beat()
-            elif not is_logged:
-                is_logged = True
-                logger.critical(
-                    "The consumer %s has handled one message for %s, and takes no other. The "
-                    "stacks of its threads are on stderr.",
-                    self._consumer.name,
-                    HANDLER_TIMEOUT,
-                )
-                faulthandler.dump_traceback(sys.__stderr__ or sys.stderr)
-        return handling.result()
-
-    def _pause(self, failures: int, beat: Callable[[], None]) -> None:
-        """Wait after this number of failures in a row, unless the loop is stopped."""
-        until = time.monotonic() + BACKOFF.after(failures).total_seconds()
-        while (left := until - time.monotonic()) > 0 and not self._stop.wait(min(POLL, left)):
-            beat()
-
-    def _beat(self) -> None:
-        self._alive()
-        self._source.beat()
-
-    def _alive(self) -> None:
-        self._touch()
-        if self._beating is None or self._beating.done():  # a slow database holds up nothing else
-            self._beating = self._beats.submit(self._row.beat)
-
-    def _touch(self) -> None:
-        if self._health is not None:
-            self._health.touch()
+        attempt = self._handlers.submit(self._attempt, message, failures)
+        what = f"the message at {message.place}"
+        with loops.handling("consumer", self._consumer.name, what) as current:
+            while not wait([attempt], POLL).done:
+                if not current.lasts(loops.HANDLER_TIMEOUT):  # else another process may have it
+                    self._source.beat()
+        return attempt.result()

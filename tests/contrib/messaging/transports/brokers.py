@@ -17,6 +17,7 @@ import confluent_kafka
 import kombu
 import redis
 from confluent_kafka import TopicPartition
+from django.db import connections
 
 from idempotency_django.contrib.messaging import Consumer, Event
 from idempotency_django.contrib.messaging.brokers.kafka import KafkaSource
@@ -86,6 +87,7 @@ class Broker(ABC):
             except BaseException as error:  # noqa: BLE001  # the test looks at it
                 running.error = error
             finally:
+                connections.close_all()
                 running.ended.set()
 
         thread = threading.Thread(target=run)
