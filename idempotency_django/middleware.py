@@ -200,7 +200,7 @@ def _look_for_marks(view_class: Any) -> None:
 def _checked(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
     """Log an error if a protected view, or what is around it, has responded without a claim."""
     mark = getattr(request, _MARK, None)
-    if mark is not None:
+    if mark is not None and not hasattr(request, "idempotency"):
         log_unclaimed(mark.view, request, response)
     return response
 

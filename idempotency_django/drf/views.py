@@ -252,7 +252,8 @@ class IdempotentViewMixin:  # see below
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         response: HttpResponseBase = super().dispatch(request, *args, **kwargs)  # type: ignore[misc]
-        log_unclaimed(type(self), request, response)
+        if not hasattr(request, "idempotency"):
+            log_unclaimed(type(self), request, response)
         return response
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:

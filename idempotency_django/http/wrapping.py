@@ -189,12 +189,12 @@ def refuse_key(view: Any, problem: str, request: Any, *_: Any, **__: Any) -> Htt
 
 
 def log_unclaimed(view: Any, request: HttpRequest, response: HttpResponseBase) -> None:
-    """Log an error if a protected view responded successfully without calling its handler, so that
-    nothing has set ``request.idempotency``.
+    """Log an error if a protected view responded successfully without calling its handler.
+
+    It is called where nothing has set ``request.idempotency``.
     """
-    is_claimed = hasattr(request, "idempotency") or request.method not in UNSAFE_METHODS
-    succeeded = 200 <= response.status_code < 300
-    if succeeded and not is_claimed and key_header(request) is not None:
+    succeeded = request.method in UNSAFE_METHODS and 200 <= response.status_code < 300
+    if succeeded and key_header(request) is not None:
         logger.error(
             "%s is not protected: it responded to %s %s with %s without calling the protected "
             "handler. Put @idempotent on the function that does the work.",
