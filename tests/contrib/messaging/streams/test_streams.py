@@ -93,6 +93,15 @@ class TestAdvance:
             pytest.fail("The block runs.")
         assert booked(using) == [2]
 
+    def test_unconfirmed(self, using: str) -> None:
+        """A commit that was not confirmed is found out with the next delivery."""
+        stream = claim_stream(NAME, using=using)
+        process(Stream(NAME, using, stream.epoch, -1), using, 4)  # which stands for one
+        with pytest.raises(AlreadyProcessed):
+            process(stream, using, 3)
+        assert not stream.is_new(4)
+        assert booked(using) == [4]
+
     def test_fenced(self, using: str) -> None:
         """After another claim, the owner before commits nothing, and its block does not run."""
         late = claim_stream(NAME, using=using)
