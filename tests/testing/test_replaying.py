@@ -371,6 +371,12 @@ def test_no_effects(driver: Driver, client: Client, what: str) -> None:
     assert cache.get("visits") == (1 if what == "cache" else None)
 
 
+def test_login(driver: Driver, client: Client) -> None:
+    """The client's cookies are those of the first response."""
+    client.post("/odd/?what=session")
+    assert client.session["visits"] == 1
+
+
 def test_logout(driver: Driver, client: Client) -> None:
     """After the first response has ended the session, its retry is another caller's."""
     client.force_login(User.objects.create_user("carol"))
