@@ -301,6 +301,12 @@ def test_not_sent(driver: Driver, client: Client, how: str) -> None:
     assert driver.test.counts["sent"] == 0
 
 
+def test_safe(driver: Driver, client: Client) -> None:
+    """A GET is sent once."""
+    client.get("/unprotected/")
+    assert driver.test.counts["sent"] == 0
+
+
 def test_off(driver: Driver, client: Client) -> None:
     """The marker turns it off for a test; outside of tests it is off."""
     driver.begin(off=OFF)
