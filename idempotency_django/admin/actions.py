@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from django import forms
@@ -103,24 +103,21 @@ class Settle(Action):
 
     def apply(
         self, rows: QuerySet[Any], given: Mapping[str, Any], by: str
-    ) -> Iterator[tuple[Any, str]]:
+    ) -> Iterable[tuple[Any, str]]:
         free = {row.pk: row for row in unlocked(rows)}
-        settled = _completed(given) if given["outcome"] == COMPLETE else _released(given, by)
-        for row in rows:
-            refusal = self._refusal(free.get(row.pk), given)
-            if not refusal:
-                for store in stores.all():
-                    if store.has_cache:
-                        store.forget(row.key, row.scope)
-                records = IdempotencyKey._base_manager.using(rows.db)
-                # An owner that is still alive no longer owns it.
-                records.filter(pk=row.pk).update(
-                    owner_token=NO_OWNER,
-                    lease_expires_at=None,
-                    completed_at=DatabaseNow(),
-                    **settled,
-                )
-            yield row, refusal
+        outcomes = [(row, self._refusal(free.get(row.pk), given)) for row in rows]
+        chosen = [row for row, refusal in outcomes if not refusal]
+        for store in (each for each in stores.all() if each.has_cache):
+            for row in chosen:
+                store.forget(row.key, row.scope)
+        records = IdempotencyKey._base_manager.using(rows.db)
+        records.filter(pk__in=[row.pk for row in chosen]).update(
+            owner_token=NO_OWNER,  # an owner that is still alive no longer owns it
+            lease_expires_at=None,
+            completed_at=DatabaseNow(),
+            **_completed(given) if given["outcome"] == COMPLETE else _released(given, by),
+        )
+        return outcomes
 
     def _refusal(self, row: Any, given: Mapping[str, Any]) -> str:
         if row is None:

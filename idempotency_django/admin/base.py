@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Final
 
@@ -23,7 +23,7 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 
 from ..models import DatabaseNow
-from .timeline import TimelineMixin
+from .timeline import context_of
 
 COUNTED: Final = 10_000
 """The most rows that a list counts and shows; filters find older rows."""
@@ -103,7 +103,7 @@ class Action:
 
     def apply(
         self, rows: QuerySet[Any], given: Mapping[str, Any], by: str
-    ) -> Iterator[tuple[Any, str]]:
+    ) -> Iterable[tuple[Any, str]]:
         """Do it to the rows, but to none that is in use.
 
         Args:
@@ -111,7 +111,7 @@ class Action:
             given: what the operator has entered.
             by: the operator's name.
 
-        Yields:
+        Returns:
             Each row, and why it was not done to it; empty: it was.
         """
         raise NotImplementedError
@@ -159,7 +159,7 @@ class Action:
         return TemplateResponse(request, "admin/idempotency_django/action.html", context)
 
 
-class ListAdmin(TimelineMixin):
+class ListAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not subscriptable at runtime
     """Lists rows that only the package writes, and has an operator's actions on them.
 
     Opening the list costs the same however many rows there are: nothing counts, sorts or searches
@@ -182,6 +182,10 @@ class ListAdmin(TimelineMixin):
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     sortable_by: ClassVar[Any] = ()
+    change_form_template = "admin/idempotency_django/change_form.html"
+
+    class Media:
+        css: ClassVar[dict[str, list[str]]] = {"all": ["idempotency_django/admin.css"]}
 
     # What may be done.
 
@@ -218,11 +222,17 @@ class ListAdmin(TimelineMixin):
         rows: QuerySet[Any] = self.stored().annotate(now=DatabaseNow()).defer(*self.secret)
         return rows.order_by(*(self.ordering or ("pk",)))
 
+    def results_of(self, request: HttpRequest, row: Any) -> str:
+        """The reference of the record whose results of steps are shown; empty: of none."""
+        return ""
+
     def render_change_form(
         self, request: HttpRequest, context: Any, *args: Any, **options: Any
     ) -> HttpResponse:
+        row = options["obj"]
         if self.has_settle_permission(request):
             actions: Any = self.actions or ()
-            context["offered"] = [action for action in actions if action.fits(options["obj"])]
+            context["offered"] = [action for action in actions if action.fits(row)]
         context["checkbox_name"] = ACTION_CHECKBOX_NAME
+        context |= context_of(self.admin_site, request, row, self.results_of(request, row))
         return super().render_change_form(request, context, *args, **options)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
-from django.contrib.admin import AdminSite, ModelAdmin
+from django.contrib.admin import AdminSite
 from django.contrib.admin.utils import quote
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -18,35 +18,29 @@ from ..contrib.timeline import MISSING, Entry, Member, Timeline, member_of, trac
 _INDENT = "\N{EM SPACE}"
 
 
-class TimelineMixin(ModelAdmin):  # type: ignore[type-arg]  # not subscriptable at runtime
-    """Shows the timeline of the chain of causes on the page of a row that a source knows.
+def context_of(site: AdminSite, request: HttpRequest, row: Any, results_of: str) -> dict[str, Any]:
+    """What the page of a row shows of its chain of causes; empty: no source knows its table.
 
     A user sees only the existence of each row of the chain, unless the row's own page would be
     shown to them.
+
+    Args:
+        site: the admin.
+        request: of the user.
+        row: of the page.
+        results_of: the reference of the record whose results of steps are shown; empty: of none.
     """
-
-    change_form_template = "admin/idempotency_django/change_form.html"
-
-    class Media:
-        css: ClassVar[dict[str, list[str]]] = {"all": ["idempotency_django/admin.css"]}
-
-    def results_of(self, request: HttpRequest, row: Any) -> str:
-        """The reference of the record whose results of steps are shown; empty: of none."""
-        return ""
-
-    def render_change_form(
-        self, request: HttpRequest, context: Any, *args: Any, **options: Any
-    ) -> HttpResponse:
-        row = options.get("obj")
-        member = member_of(row) if row is not None else None
-        if member is not None:
-            timeline = trace(member, self.results_of(request, row))
-            members = [member for _depth, member in timeline.members]
-            links = _links(self.admin_site, request, members)
-            context["timeline"] = timeline
-            context["entries"] = _entries(timeline, links)
-            context["causes"] = _causes(timeline, links) if len(members) > 1 else []
-        return super().render_change_form(request, context, *args, **options)
+    member = member_of(row)
+    if member is None:
+        return {}
+    timeline = trace(member, results_of)
+    members = [member for _depth, member in timeline.members]
+    links = _links(site, request, members)
+    return {
+        "timeline": timeline,
+        "entries": _entries(timeline, links),
+        "causes": _causes(timeline, links) if len(members) > 1 else [],
+    }
 
 
 def _links(

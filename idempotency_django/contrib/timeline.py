@@ -9,68 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, ClassVar, Final
 
 from django.apps import apps
 from django.db import router
 from django.db.models import Model, Q, QuerySet
-from django.utils.timesince import timesince, timeuntil
 from django.utils.timezone import is_aware, localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..conf import default_store
 from ..models import INTERRUPTED, DatabaseNow, IdempotencyKey, IdempotencyStep
-from ..policy import Policy, keys
+from ..policy import Policy
 from ..stores import Status, reference, referred, stores
-
-# Moments, as people read them.
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """A moment, seen from now.
-
-    Attributes:
-        at: the moment; ``None``: never.
-        now: the database's clock when the moment was read.
-    """
-
-    at: datetime | None
-    now: datetime | None
-
-    @property
-    def ahead(self) -> bool:
-        """Whether it is yet to come."""
-        return self.at is None or self.now is None or self.at > self.now
-
-    @property
-    def age(self) -> str:
-        """The time since then, or until then, in the largest unit."""
-        if self.at is None or self.now is None:
-            return _("never")
-        if abs(self.at - self.now) < timedelta(minutes=1):
-            return _("now")
-        if self.ahead:
-            text = _("in %(time)s") % {"time": timeuntil(self.at, self.now, depth=1)}
-        else:
-            text = _("%(time)s ago") % {"time": timesince(self.at, self.now, depth=1)}
-        return text.replace(" ", "\xa0")  # so that no line breaks within it
-
-    @property
-    def exactly(self) -> str:
-        """The moment to the millisecond, with its time zone."""
-        if self.at is None:
-            return ""
-        at = local(self.at)
-        return f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03} {at:%Z}".strip()
-
-
-def local(moment: datetime) -> datetime:
-    """The moment in the current time zone; as it is where a project does without them."""
-    return localtime(moment) if is_aware(moment) else moment
-
 
 # The states of records, as people read them.
 
@@ -137,34 +89,35 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry(Moment):
+class Entry:
     """An event in the life of a member, past or to come.
 
     Attributes:
-        at: when, by the clock of the member's database; ``None``: never, or see ``timed``.
+        at: when, by the clock of the member's database.
         now: that clock when the member was read.
         what: what happened, for people.
         member: what it happened to.
         by: the user who did it; empty: no user of the admin.
         result: what came of it, as JSON or an error, for those who may see responses.
-        timed: whether its time is known.
     """
 
+    at: datetime
+    now: datetime
     what: str
     member: Member
     by: str = ""
     result: str = ""
-    timed: bool = True
 
     @property
     def ahead(self) -> bool:
         """Whether it is yet to come."""
-        return self.timed and Moment(self.at, self.now).ahead
+        return self.at > self.now
 
     @property
-    def age(self) -> str:
-        """The time since then, or until then, in the largest unit."""
-        return Moment(self.at, self.now).age if self.timed else _("at an unknown time")
+    def exactly(self) -> str:
+        """The moment to the millisecond, with its time zone if the project has time zones."""
+        at = localtime(self.at) if is_aware(self.at) else self.at
+        return f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03} {at:%Z}".strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +127,7 @@ class Timeline:
     Attributes:
         focus: the member that was asked for.
         members: the members with their depth in the chain: each cause before its effects.
-        entries: what happened, in order of time; what has no time is at the end.
+        entries: what happened, in order of time.
         more: whether members were left out, because a timeline holds no more.
     """
 
@@ -256,7 +209,7 @@ def _sources() -> Iterator[Source]:
         yield from source.everywhere()
 
 
-def entry(member: Member, what: Any, at: datetime | None, **more: Any) -> Entry:
+def entry(member: Member, what: Any, at: datetime, **more: Any) -> Entry:
     """The entry of what happened to a row, by the clock of its database."""
     return Entry(at=at, now=member.row.now, what=str(what), member=member, **more)
 
@@ -299,7 +252,7 @@ class Records(Source):
         return map(cls, dict.fromkeys(store.using for store in stores.all() if store.using))
 
     def find(self, name: str, scope: str | None) -> Iterable[Member]:
-        rows = self.rows().filter(key__in=_possible_keys(name))
+        rows = self.rows().filter(key=name)
         return self.members(rows if scope is None else rows.filter(scope=scope))
 
     def member(self, row: Any) -> Member:
@@ -328,38 +281,53 @@ class Records(Source):
             count = row.replay_count
             replayed = ngettext("replayed", "replayed %(count)d times, last", count)
             yield entry(member, replayed % {"count": count}, row.last_replayed_at)
-        if row.status != Status.FAILED:  # whose key is free already
+        if row.expires_at and row.status != Status.FAILED:  # whose key is free already
             yield entry(member, _("expires"), row.expires_at)
         if row.purge_at and state_of(row) != HELD:
             yield entry(member, _("may be purged"), row.purge_at)
 
     def entries(self, members: Sequence[Member], results_of: str) -> Iterator[Entry]:
-        yield from self._earlier(members, results_of)
+        # The log does not tell in which database a row is.
+        logged = list(_logged(members)) if self.using == administered() else []
+        settled: dict[Member, list[datetime]] = {}
+        for each in logged:
+            settled.setdefault(each.member, []).append(each.at)
+        yield from self._earlier(members, settled, results_of)
         steps: dict[Any, list[Entry]] = {}
         for step in self._steps({member.row.pk: member for member in members}, results_of):
             steps.setdefault(step.member, []).append(step)
         for member in members:
             # In the order in which it may have happened at one moment.
             begun, *others = self.moments(member)
+            if any(at > begun.at for at in settled.get(member, ())):
+                others = [each for each in others if each.at != member.row.completed_at]
             yield from (begun, *steps.get(member, ()), *others)
-        if self.using == administered():  # the log does not tell in which database a row is
-            yield from _logged(members)
+        yield from logged
 
-    def _earlier(self, members: Sequence[Member], results_of: str) -> Iterator[Entry]:
-        """The attempts before the last one of each record, in one query if there are any."""
+    def _earlier(
+        self, members: Sequence[Member], settled: dict[Member, list[datetime]], results_of: str
+    ) -> Iterator[Entry]:
+        """The attempts before the last one of each record, in one query if there are any.
+
+        If an operator has settled one, the admin's log says how it ended.
+        """
         retried = {member.row.pk: member for member in members if member.row.attempt > 1}
-        rows = IdempotencyKey.objects.using(self.using).filter(pk__in=list(retried))
-        kept = rows.values_list("pk", "attempts") if retried else ()
+        rows = IdempotencyKey.objects.using(self.using).filter(
+            pk__in=list(retried), attempts__isnull=False
+        )
+        kept: Any = rows.values_list("pk", "attempts") if retried else ()
         for pk, attempts in kept:
-            for each in attempts or ():
-                member, values = retried[pk], {**each, "state": STATES[each["state"]]}
+            member = retried[pk]
+            began = [datetime.fromisoformat(each["began"]) for each in attempts]
+            until = [*began[1:], member.row.created_at]
+            for each, since, then in zip(attempts, began, until, strict=True):
+                values = {**each, "state": STATES[each["state"]]}
                 begun = _("created") if each["attempt"] == 1 else _("attempt %(attempt)d began")
-                is_shown = member.reference == results_of
-                error = each["error"] if is_shown else ""
-                yield entry(member, begun % values, datetime.fromisoformat(each["began"]))
-                ended = datetime.fromisoformat(each["ended"])
-                what = _("attempt %(attempt)d: %(state)s") % values
-                yield entry(member, what, ended, result=error)
+                yield entry(member, begun % values, since)
+                if not any(since < at < then for at in settled.get(member, ())):
+                    error = each["error"] if member.reference == results_of else ""
+                    what = _("attempt %(attempt)d: %(state)s") % values
+                    yield entry(member, what, datetime.fromisoformat(each["ended"]), result=error)
 
     def _steps(self, members: dict[Any, Member], results_of: str) -> Iterator[Entry]:
         """The steps of all members, in one query; one more for those whose results are shown."""
@@ -383,14 +351,6 @@ def administered() -> str:
         if using:
             return using
     return router.db_for_write(IdempotencyKey)
-
-
-def _possible_keys(name: str) -> list[str]:
-    """The keys that a record may have for a key, or for an identifier of another system."""
-    if not name:
-        return []
-    fitted = keys.fit(name)
-    return [name, fitted] if fitted != name and keys.VALID.fullmatch(name) else [fitted]
 
 
 # The chain of causes.
@@ -533,15 +493,14 @@ class _Chain:
             for entry in source.entries(members, results_of)
         ]
         places = {member: place for place, member in enumerate(ordered)}
-        return sorted(told, key=lambda entry: (*_by_time(entry.at), places[entry.member]))
+        return sorted(told, key=lambda entry: (entry.at.timestamp(), places[entry.member]))
 
 
 def _as_written(member: Member) -> tuple[Any, ...]:
-    """Sorts members by time; those of one moment by table, and then as their rows were inserted."""
+    """Sorts members by time; those of one moment by table, and then as their rows were inserted.
+
+    What is missing has no time, and is at the end.
+    """
     place = (member.where, member.reference if member.row is None else member.row.pk)
-    return (*_by_time(member.since), type(member.source).__name__, *place)
-
-
-def _by_time(at: datetime | None) -> tuple[bool, float]:
-    """Sorts by time, with what has none at the end."""
-    return at is None, 0.0 if at is None else at.timestamp()
+    at = 0.0 if member.since is None else member.since.timestamp()
+    return (member.since is None, at, type(member.source).__name__, *place)

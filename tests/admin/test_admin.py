@@ -16,8 +16,9 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext, override_settings
 from django.utils import timezone
 
-from idempotency_django.admin import IdempotencyKeyAdmin, base, changelist
-from idempotency_django.contrib.timeline import Member, Moment, Records, member_of, trace
+from idempotency_django import admin
+from idempotency_django.admin import IdempotencyKeyAdmin, base
+from idempotency_django.contrib.timeline import Entry, Member, Records, member_of, trace
 from idempotency_django.models import IdempotencyKey, IdempotencyStep
 from idempotency_django.stores.records import reference
 from tests.support.admin_pages import (
@@ -242,7 +243,7 @@ class TestFinding:
         """It looks at the newest records; keys are found always."""
         for number in range(4):
             record(alias, key=f"k{number}", scope="s", path="/api/")
-        monkeypatch.setattr(changelist, "NEWEST", 2)
+        monkeypatch.setattr(admin, "NEWEST", 2)
         assert set(listed(auditor, q="/api/")) == {"k2", "k3"}
         assert listed(auditor, q="k0") == ["k0"]
 
@@ -250,8 +251,8 @@ class TestFinding:
         """The page says how far the search reaches."""
         said = auditor.get(LIST).content.decode()
         reach = (
-            f"Among the newest {changelist.NEWEST:,} records, it also finds the last "
-            f"{changelist.FOUND}"
+            f"Among the newest {admin.NEWEST:,} records, it also finds the last "
+            f"{admin.FOUND}"
         )
         assert reach in said
 
@@ -302,7 +303,7 @@ def test_big_table(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     So it opens as fast with ten million records as with these, whatever filter, page or prefix is
     asked for.
     """
-    monkeypatch.setattr(changelist, "NEWEST", base.COUNTED)
+    monkeypatch.setattr(admin, "NEWEST", base.COUNTED)
     many, using = 200_000, settings.ALIASES["postgres"]
     with connections[using].cursor() as cursor:
         cursor.execute(FILL, [many])
@@ -335,7 +336,7 @@ def test_big_table(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
             # One more finds paths and principals, or what is in progress without a lease.
             assert 2 <= len(statements) <= 4 + ("q" in query or "state" in query)
             for sql in statements:
-                assert rows_read(using, sql) <= changelist.NEWEST + 1, (query, sql)
+                assert rows_read(using, sql) <= admin.NEWEST + 1, (query, sql)
 
 
 class TestDetail:
@@ -366,15 +367,15 @@ class TestDetail:
         for item, words in zip(
             told,
             (
-                ["Attempt 3 began", "5 hours ago"],
-                ["Completed", "4 hours ago"],
-                ["Replayed 2 times, last", "2 hours ago"],
-                ["quiet", "Expires", "in 18 hours"],
-                ["quiet", "May be purged", "in 1 month"],
+                ["Attempt 3 began"],
+                ["Completed"],
+                ["Replayed 2 times, last"],
+                ["quiet", "Expires"],
+                ["quiet", "May be purged"],
             ),
             strict=True,
         ):
-            assert [word for word in words if word not in item.replace("\xa0", " ")] == []
+            assert [word for word in words if word not in item] == []
 
     def test_causes(self, alias: str, auditor: Client) -> None:
         """The page links to all operations of its chain of causes, from the first to the last."""
@@ -619,35 +620,23 @@ NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
 class TestTimeline:
-    """Moments, told against the database's clock."""
-
-    @pytest.mark.parametrize(
-        ("at", "age", "ahead"),
-        [
-            (None, "never", True),
-            (NOW, "now", False),
-            (NOW + timedelta(seconds=59), "now", True),
-            (NOW - timedelta(seconds=61), "1\xa0minute\xa0ago", False),
-            (NOW + timedelta(hours=25), "in\xa01\xa0day", True),
-        ],
-    )
-    def test_age(self, at: datetime | None, age: str, ahead: bool) -> None:
-        """An age has one unit; what is less than a minute away is now."""
-        event = Moment(at, NOW)
-        assert (event.age, event.ahead) == (age, ahead)
+    """Entries, told against the database's clock."""
 
     def test_exactly(self) -> None:
-        """The exact moment has seconds and a time zone, where the project has time zones."""
+        """The exact moment has milliseconds and a time zone, where the project has time zones."""
+        life = Member(kind="record", reference="k s", title="")
         with timezone.override("Europe/Berlin"):
-            assert Moment(NOW, NOW).exactly == "2030-01-01 13:00:00.000 CET"
-        assert Moment(NOW.replace(tzinfo=None), NOW).exactly == "2030-01-01 12:00:00.000"
-        assert Moment(None, NOW).exactly == ""
+            entry = Entry(at=NOW, now=NOW, what="created", member=life)
+            assert (entry.exactly, entry.ahead) == ("2030-01-01 13:00:00.000 CET", False)
+        naive = NOW.replace(tzinfo=None)
+        later = Entry(at=naive + DAY, now=naive, what="expires", member=life)
+        assert (later.exactly, later.ahead) == ("2030-01-02 12:00:00.000", True)
 
     @pytest.mark.parametrize(
         ("traits", "told"),
         [
             ({}, ["created", "completed", "expires", "may be purged"]),
-            ({"permanent": True}, ["created", "completed", "expires"]),
+            ({"permanent": True}, ["created", "completed"]),
             ({"failed": True}, ["created", "failed", "may be purged"]),
             (
                 {"in_progress": True, "lease_expires_at": NOW + timedelta(seconds=30)},
@@ -672,9 +661,7 @@ class TestTimeline:
         made: Any = IdempotencyKeyFactory.build(created_at=NOW, **traits)
         made.now = NOW
         life = Member(kind="record", reference="k s", title="", row=made)
-        entries = sorted(
-            Records("default").moments(life), key=lambda each: (each.at is None, each.at or NOW)
-        )
+        entries = sorted(Records("default").moments(life), key=lambda each: each.at)
         assert [entry.what for entry in entries] == told
 
 

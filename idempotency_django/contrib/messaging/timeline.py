@@ -67,9 +67,7 @@ class Messages(Source):
         yield entry(member, self.begun, member.since)
         if until := getattr(row, self.until):
             yield entry(member, member.state, until)
-        elif row.state != MessageState.PENDING:  # no column says since when
-            yield entry(member, member.state, None, timed=False)
-        elif row.process_after:
+        elif row.state == MessageState.PENDING and row.process_after:
             yield entry(member, _("due"), row.process_after)
 
 

@@ -60,5 +60,4 @@ def _lines(timeline: Timeline) -> Iterator[str]:
     yield "Timeline"
     for entry in timeline.entries:
         by = f" (by {entry.by})" if entry.by else ""
-        when = entry.exactly or entry.age
-        yield f"  {when:<32}  [{numbers[entry.member]:>{width}}] {entry.what}{by}"
+        yield f"  {entry.exactly:<32}  [{numbers[entry.member]:>{width}}] {entry.what}{by}"

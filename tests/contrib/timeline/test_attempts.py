@@ -16,7 +16,7 @@ from idempotency_django.stores.records import Payload
 from idempotency_django.testing import an_operation, eventually
 from idempotency_django.testing.contract import as_claim
 from tests.settings import ALIASES
-from tests.support.admin_pages import detail, member, page
+from tests.support.admin_pages import act, detail, member, page
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -75,3 +75,28 @@ def test_bounded(using: str) -> None:
     kept = record(using).attempts
     assert [each["attempt"] for each in kept] == list(range(3, KEPT_ATTEMPTS + 3))
     assert {len(each["error"]) for each in kept} == {1_000}
+
+
+@pytest.mark.parametrize("outcome", ["complete", "release"])
+def test_told_once(using: str, outcome: str) -> None:
+    """What an operator has settled is told by the log, with their name, and not a second time."""
+    claimed("k", timedelta(milliseconds=1))
+    eventually(lambda: IdempotencyKey.objects.using(using).interrupted().exists())
+    operator = member("view_idempotencykey", "settle")
+    sent = {"outcome": outcome, "reason": "Charge 17.", "status": 201, "body": ""}
+    act(operator, "settle", record(using), **sent)
+
+    def told() -> list[str]:
+        return [each.split("<span")[0].strip() for each in events(operator, using)]
+
+    if outcome == "complete":
+        assert told() == ["Created", "Completed by hand with status 201: Charge 17."]
+        return
+    assert told() == ["Created", "Released for retry: Charge 17."]
+    assert stores["default"].fail(claimed("k"), "OSError")
+    assert stores["default"].complete(claimed("k"), Payload(201, (), b""))
+    assert told() == [
+        *("Created", "Released for retry: Charge 17."),
+        *("Attempt 2 began", "Attempt 2: failed"),
+        *("Attempt 3 began", "Completed"),
+    ]
