@@ -37,8 +37,7 @@ from .configuration import (
     check_settings,
     check_stores,
 )
-from .inventory import Endpoint, endpoint_of, endpoints
-from .routes import readable_route
+from .inventory import Endpoint, endpoint_of, endpoints, readable_route
 from .views import check_views
 
 __all__ = ["Endpoint", "endpoint_of", "endpoints", "readable_route", "register_checks"]

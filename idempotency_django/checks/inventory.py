@@ -15,6 +15,7 @@ from difflib import SequenceMatcher
 from typing import Any, Final, Literal, NamedTuple
 
 from django.conf import settings
+from django.contrib.admindocs.views import simplify_regex
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import URLPattern, get_resolver
 from django.urls.resolvers import RegexPattern
@@ -42,12 +43,14 @@ from ..http.declared import (
 )
 from ..http.rule import objection_to_view, protected_part
 from ..policy import INHERITED, UNSAFE_METHODS, UNSET, Policy
-from .routes import literal_of, readable_route
 
 How = Literal["mixin", "decorator", "middleware", "inbox", "exempt", ""]
 
 _FORMAT_SUFFIX: Final = re.compile(r"(?:\.|(?<=[^/.]))\{format\}/?$")
 """What ``format_suffix_patterns()`` of REST framework adds to a route."""
+
+_LITERAL: Final = re.compile(r"\^([\w/-]*)(?![?*+{])")
+_PARAMETER: Final = re.compile(r"<(?:[^<>:]+:)?(\w+)>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,21 @@ def endpoint_of(view: Any, method: str, route: str) -> Endpoint | None:
     known = [each for each in routes() if each.view is view] or [Route(route, "", view)]
     alike = max(known, key=lambda each: SequenceMatcher(None, each.readable, route).ratio())
     return replace(_endpoint(alike, method, name), route=route)
+
+
+def readable_route(route: str) -> str:
+    """The route as ``/api/charges/{id}/``, also if it was written as a regular expression."""
+    simple: str = simplify_regex(route)
+    return _PARAMETER.sub(r"{\1}", simple.replace("\\", ""))
+
+
+def literal_of(route: str, *, is_regex: bool) -> tuple[str, bool]:
+    """The text that every path of a route begins with, and whether that is all of the route."""
+    if not is_regex:
+        text = route.partition("<")[0]
+        return text, text == route
+    found = None if "|" in route else _LITERAL.match(route)
+    return (found[1], f"^{found[1]}" == route.rstrip("$")) if found else ("", False)
 
 
 class Route(NamedTuple):

@@ -12,7 +12,9 @@ from functools import partial
 from types import FunctionType
 from typing import Any, ClassVar, Final
 
+from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
 
 from ..engine import ExecutionContext, Plan, current_execution, plan_call, run_plan
 from ..errors import (
@@ -25,7 +27,7 @@ from ..errors import (
 from ..lazy import extra
 from ..policy import INHERITED, UNSET, Policy, canonical, digest, keys, scopes
 from ..stores import Status, derived_key
-from .jobs import KeyRule, check_rule, enqueue, fingerprint_of, key_of
+from .jobs import KeyRule, check_rule, fingerprint_of, key_of
 
 with extra("celery"):
     from celery import Celery, Task, current_task, states
@@ -173,7 +175,16 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
         else:
             plan = None
             fingerprint_of(f"the task {task}", self.run, args, kwargs)  # now, not in the worker
-        write = enqueue()
+        if not apps.is_installed("idempotency_django.contrib.messaging"):
+            raise ImproperlyConfigured(
+                "enqueue_once() needs the outbox, which is not installed. Add "
+                '"idempotency_django.contrib.messaging" to INSTALLED_APPS, a topic "celery" to '
+                "IDEMPOTENCY['OUTBOX'], and run a relay."
+            )
+        # It has models, which can only be imported where the app is installed.
+        enqueue: Callable[..., str] = import_string(
+            "idempotency_django.contrib.messaging.outbox.calls.enqueue"
+        )
         try:
             plain = json.loads(dumps([args, kwargs]))
         except (TypeError, ValueError) as error:
@@ -182,9 +193,9 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
                 f"{error}. Pass plain data, for example a primary key."
             ) from error
         if plan is None:
-            return write(task, *plain, dedup_id=None, window=None, unfinished=lambda: False)
+            return enqueue(task, *plain, dedup_id=None, window=None, unfinished=lambda: False)
         operation = plan.operation
-        return write(
+        return enqueue(
             task,
             *plain,
             # With what is asked for: other arguments under the key are for the task to refuse.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 import string
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import date, timedelta
+from datetime import date
 from decimal import Decimal
 from enum import Enum
 from functools import wraps
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 from uuid import UUID
 
 from asgiref.sync import iscoroutinefunction
@@ -17,61 +17,6 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ..engine import aidempotent_call, idempotent_call
 from ..policy import Policy, canonical, keys, scopes
-
-
-class Enqueue(Protocol):
-    """Writes the message of a task in the caller's transaction."""
-
-    def __call__(
-        self,
-        task: str,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        *,
-        dedup_id: str | None,
-        window: timedelta | None,
-        unfinished: Callable[[], bool],
-    ) -> str:
-        """Write it, and return the id that the task will have.
-
-        Args:
-            task: the task's name.
-            args: positional arguments, as JSON can say them.
-            kwargs: keyword arguments, likewise.
-            dedup_id: names the call: within the window, only the first one is written.
-            window: for how long.
-            unfinished: whether the operation of a task that was sent has ended without success, so
-                that the next call is written nevertheless.
-        """
-
-
-_enqueuer: list[Enqueue] = []
-"""The function that writes messages; empty without the outbox."""
-
-
-def register(enqueue: Enqueue) -> None:
-    """Let tasks be enqueued like this.
-
-    Args:
-        enqueue: what writes a message.
-    """
-    _enqueuer[:] = [enqueue]
-
-
-def enqueue() -> Enqueue:
-    """The registered function that writes the message of a task.
-
-    Raises:
-        ImproperlyConfigured: nothing does.
-    """
-    if not _enqueuer:
-        raise ImproperlyConfigured(
-            "enqueue_once() needs the outbox, which is not installed. Add "
-            '"idempotency_django.contrib.messaging" to INSTALLED_APPS, a topic "celery" to '
-            "IDEMPOTENCY['OUTBOX'], and run a relay."
-        )
-    return _enqueuer[0]
-
 
 KeyRule = str | Callable[..., object]
 """Names the operation of a call: a template such as ``"order-{order_id}"``, or a callable that

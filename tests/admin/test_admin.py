@@ -250,10 +250,7 @@ class TestFinding:
     def test_reach_of_a_search(self, auditor: Client) -> None:
         """The page says how far the search reaches."""
         said = auditor.get(LIST).content.decode()
-        reach = (
-            f"Among the newest {admin.NEWEST:,} records, it also finds the last "
-            f"{admin.FOUND}"
-        )
+        reach = f"Among the newest {admin.NEWEST:,} records, it also finds the last {admin.FOUND}"
         assert reach in said
 
     @pytest.mark.skipif("postgres" not in settings.ALIASES, reason="the rest knows no other order")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from idempotency_django.management.stopping import stop_on_signals
+from idempotency_django.management import stop_on_signals
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 

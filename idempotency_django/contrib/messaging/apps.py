@@ -9,8 +9,6 @@ from django.apps import AppConfig
 from django.core.checks import Tags, register
 from django.utils.translation import gettext_lazy as _
 
-from ..jobs import register as register_way
-
 
 class MessagingConfig(AppConfig):
     """The tables of streams, webhook inbox and outbox."""
@@ -28,7 +26,6 @@ class MessagingConfig(AppConfig):
             timeline,  # noqa: F401  # registers the sources of messages
         )
         from .inbox import INBOX, check_receivers  # noqa: PLC0415
-        from .outbox import calls as enqueueing  # noqa: PLC0415
         from .outbox import publishing  # noqa: PLC0415
         from .outbox.relay import OUTBOX  # noqa: PLC0415
         from .outbox.topics import check_outbox  # noqa: PLC0415
@@ -39,4 +36,3 @@ class MessagingConfig(AppConfig):
         register_purge(OUTBOX.purge)
         register_purge(publishing.purge_streams)
         health.register_sources()
-        register_way(enqueueing.enqueue)

@@ -64,7 +64,7 @@ class Messages(Source):
 
     def moments(self, member: Member) -> Iterator[Entry]:
         row = member.row
-        yield entry(member, self.begun, member.since)
+        yield entry(member, self.begun, getattr(row, self.queue.since))
         if until := getattr(row, self.until):
             yield entry(member, member.state, until)
         elif row.state == MessageState.PENDING and row.process_after:

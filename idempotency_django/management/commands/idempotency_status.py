@@ -11,8 +11,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
 from ...errors import StoreUnavailable
-from ..arguments import number
-from ..health import Finding, findings
+from .. import Finding, findings, number
 
 _MAX_MINUTES: Final = 15
 _UNKNOWN: Final = 2  # the exit code where that cannot be found out

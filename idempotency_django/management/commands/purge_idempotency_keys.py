@@ -10,7 +10,7 @@ from django.db import DatabaseError
 
 from ...errors import StoreUnavailable
 from ...stores.purging import BATCH_SIZE, purge
-from ..arguments import number
+from .. import number
 
 
 class Command(BaseCommand):

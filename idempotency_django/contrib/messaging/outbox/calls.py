@@ -204,7 +204,20 @@ def enqueue(
     window: timedelta | None,
     unfinished: Callable[[], bool],
 ) -> str:
-    """Write the message of a task; see :class:`~idempotency_django.contrib.jobs.Enqueue`."""
+    """Write the message of a task in the caller's transaction.
+
+    Args:
+        task: the task's name.
+        args: positional arguments, as JSON can say them.
+        kwargs: keyword arguments, likewise.
+        dedup_id: names the call: within the window, only the first one is written.
+        window: for how long.
+        unfinished: whether the operation of a task that was sent has ended without success, so that
+            the next call is written nevertheless.
+
+    Returns:
+        The id that the task will have.
+    """
     refuse_autocommit("enqueue_once")
     data = {"args": [*args], "kwargs": {**kwargs}}
     if dedup_id is None:
