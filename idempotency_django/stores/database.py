@@ -316,8 +316,9 @@ class DatabaseStore(Store):
 
     def _mine(self, claim: Claim) -> IdempotencyKeyQuerySet:
         """The row of a claim, as long as it is its owner's."""
-        named = self._rows.filter(key=claim.key, scope=claim.scope)
-        return named.filter(owner_token=claim.token, status=Status.IN_PROGRESS)
+        named = {"pk": claim.record_id} if claim.record_id else {"key": claim.key}
+        rows = self._rows.filter(scope=claim.scope, **named)
+        return rows.filter(owner_token=claim.token, status=Status.IN_PROGRESS)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -42,7 +42,7 @@ class MessageAction(Action):
 
     def apply(
         self, rows: QuerySet[Any], given: Mapping[str, Any], by: str
-    ) -> Iterator[tuple[Any, str]]:
+    ) -> Sequence[tuple[Any, str]]:
         return settling.settle(rows, self.does, by=by)
 
 

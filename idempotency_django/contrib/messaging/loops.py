@@ -167,9 +167,9 @@ def run(
         for each in hung:
             _report(each)
         if any(part.threads[-1].is_alive() for part in parts):  # else it waits for what hangs
-            beat.beat(", ".join(each.what for each in hung))
             if health and not hung:
                 Path(health).touch()
+            beat.beat(", ".join(each.what for each in hung))  # the database may be slow
         alive[-1].join(BEAT)
     beat.end()
     for error in errors:

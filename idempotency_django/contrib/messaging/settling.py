@@ -18,7 +18,7 @@ They are the same for the inbox and the outbox. What differs is in the classes o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
@@ -55,7 +55,7 @@ def fits(message: Message, action: str) -> bool:
     return _FITS[action](message)
 
 
-def settle(rows: QuerySet[Any], action: str, *, by: str) -> Iterator[tuple[Message, str]]:
+def settle(rows: QuerySet[Any], action: str, *, by: str) -> list[tuple[Message, str]]:
     """Do an operator's action to messages, up to :data:`AT_ONCE` of them in a transaction.
 
     Args:
@@ -63,13 +63,15 @@ def settle(rows: QuerySet[Any], action: str, *, by: str) -> Iterator[tuple[Messa
         action: ``"retry"``, ``"discard"``, ``"accept"`` or ``"repeat"``.
         by: the operator's name, for the record.
 
-    Yields:
+    Returns:
         Each message, and the reason why it was not settled; empty: it was.
     """
+    outcomes: list[tuple[Message, str]] = []
     last = 0
     while some := [*rows.filter(pk__gt=last).order_by("pk")[:AT_ONCE]]:
-        yield from _settled(some, action, by)
+        outcomes += _settled(some, action, by)
         last = some[-1].pk
+    return outcomes
 
 
 def _settled(some: Sequence[Message], action: str, by: str) -> Sequence[tuple[Message, str]]:

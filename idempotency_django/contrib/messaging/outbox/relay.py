@@ -147,7 +147,8 @@ class Batch:
         else:
             delay = max(delay, BACKOFF.jittered(attempts))
             changes["process_after"] = DatabaseNow() + delay
-            logger.warning(
+            logger.log(
+                logging.INFO if isinstance(error, OperationInProgress) else logging.WARNING,
                 "The message %s of the topic %r was not sent: %s. It is sent again later.",
                 message.message_id,
                 message.topic,
