@@ -63,7 +63,6 @@ class PostgreSQL(Dialect):
         .replace("= %s AND scope = %s", "= ANY (%s) AND scope || '' = ANY (%s)"),
         "complete": f"{Dialect.shared['complete']} RETURNING id",
         "save_step": f"{Dialect.shared['save_step']} RETURNING id",
-        # The COMMIT does not wait for the disk, because losing a count in a crash is harmless.
         # A COMMIT of a mere count does not wait for the disk: losing it in a crash is harmless.
         "count": (
             "UPDATE {table} SET [changes] WHERE id = ANY (ARRAY(SELECT id FROM {table} WHERE "
