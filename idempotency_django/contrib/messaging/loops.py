@@ -84,13 +84,13 @@ class Part:
         name: what works, in logs.
         work: does what is due, but for what hangs; whether there may be more.
         poll: how long to wait when there was nothing to do.
-        patience: how long its work may take before it goes on in a fresh thread.
+        goes_on: whether it goes on in a fresh thread while its work hangs.
     """
 
     name: str
     work: Callable[[], object]
     poll: timedelta = POLL
-    patience: timedelta = PATIENCE
+    goes_on: bool = True
     threads: list[threading.Thread] = field(default_factory=list, init=False)
     """The last one works; the others hang, or have hung."""
 
@@ -131,12 +131,12 @@ class Part:
     def go_on(self, stop: threading.Event, errors: list[BaseException]) -> None:
         """Begin a fresh thread if the last one hangs."""
         current = _handled.get(self.threads[-1])
-        if current and current.lasts(self.patience) and not stop.is_set():
+        if current and self.goes_on and current.lasts(PATIENCE) and not stop.is_set():
             logger.warning(
                 "The %s has handled %s for more than %s. All others go on in another thread.",
                 self.name,
                 current.what,
-                self.patience,
+                PATIENCE,
             )
             self.begin(stop, errors)
 

@@ -128,7 +128,7 @@ class ConsumerLoop:
     def run(self) -> None:
         """Handle messages; connect again whenever the broker cannot be reached."""
         name = f"consumer {self._consumer.name} from {self._source.place}"
-        part = loops.Part(name, self._consume, patience=timedelta.max)
+        part = loops.Part(name, self._consume, goes_on=False)
         with ThreadPoolExecutor(1, "handlers") as self._handlers:
             try:
                 loops.run([part], self._stop, name=name, health=self._health)
