@@ -216,7 +216,7 @@ def body_of(request: Any, parsed: Callable[[], Body] | None = None) -> Body:
     raw = _raw_body_of(request)
     if request.content_type == MULTIPART:
         return _multipart(request, raw)
-    if request.content_type == URLENCODED:
+    if request.content_type == URLENCODED and not raw.startswith((b"{", b"[")):  # JSON of curl -d
         try:
             return form_of(QueryDict(raw, encoding=request.encoding), MultiValueDict())
         except (SuspiciousOperation, LookupError):
@@ -230,7 +230,8 @@ def _is_too_large(request: Any) -> bool:
         return False
     meta, limit = request.META, settings.DATA_UPLOAD_MAX_MEMORY_SIZE
     length = meta.get("CONTENT_LENGTH")
-    if not length and "wsgi.input" not in meta:  # ASGI, where all of the body has come already
+    # In ASGI, all of the body has come already. The stream of Django's test client cannot seek.
+    if not length and "wsgi.input" not in meta and request._stream.seekable():
         length = str(request._stream.seek(0, os.SEEK_END))
         request._stream.seek(0)
     elif not length:

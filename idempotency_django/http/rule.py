@@ -242,12 +242,11 @@ def objection_to_handler(view_class: Any, name: str) -> str:
 def _objection_below(view_class: Any, name: str, handler: FunctionType) -> str:
     """Why the methods that a handler passes its work to cannot run once; empty: they can.
 
-    Those are the same method of a base, by ``super()`` or by the base's name, and what a
-    framework's handler calls, such as the ``create()`` of generic views: people decorate them like
-    handlers.
+    Those are the same method of a base, by ``super()`` or by the base's name, and what frameworks'
+    handlers call, such as the ``create()`` of generic views: people decorate them like handlers.
     """
     below = [name] if {"super", name} & set(handler.__code__.co_names) else []
-    below += _called_by_framework(handler)
+    below += _called_by(handler, view_class)
     for each in below:  # which grows
         for base in view_class.__mro__:
             method = vars(base).get(each)
@@ -261,15 +260,28 @@ def _objection_below(view_class: Any, name: str, handler: FunctionType) -> str:
                 )
             if problem := objection_to(method):
                 return problem
-            below += [other for other in _called_by_framework(method) if other not in below]
+            below += [other for other in _called_by(method, view_class) if other not in below]
     return ""
 
 
-def _called_by_framework(function: Any) -> list[str]:
-    """The names that a framework's own function uses, but those of lookups, which do no work."""
-    if type(function) is not FunctionType or not module_of(function).startswith(BUILT_IN):
+def _called_by(function: Any, view_class: Any) -> list[str]:
+    """The methods that a function may pass its work to, by name. Lookups do none.
+
+    A framework's own function may call any method so. Of those that a project's function calls,
+    the ones that a framework's base has, too, and that are not protected themselves.
+    """
+    if type(function) is not FunctionType:
         return []
-    return [name for name in function.__code__.co_names if not name.startswith("get_")]
+    names = [name for name in function.__code__.co_names if not name.startswith("get_")]
+    if module_of(function).startswith(BUILT_IN):
+        return names
+    theirs = [vars(base) for base in view_class.__mro__ if base.__module__.startswith(BUILT_IN)]
+    return [
+        name
+        for name in names
+        if any(name in each for each in theirs)
+        and protected_function(getattr(view_class, name)) is None
+    ]
 
 
 # A handler, as dispatch() of a view's instance would call it.

@@ -238,7 +238,7 @@ def _refusal(adapter: Adapter, error: IdempotencyError, plan: Plan | None) -> Ht
     if error.status >= 500:
         name = plan.operation.name if plan else operation_name(adapter.http_request)
         logger.error("%s failed with an idempotency error.", name, exc_info=error)
-    if isinstance(error, OperationInProgress | StoreUnavailable):
+    if isinstance(error, OperationInProgress | StoreUnavailable) and error.retryable:
         error.retry_after = retry_after()
     return marked(adapter.problem(error), error)
 

@@ -41,7 +41,7 @@ from django.views.decorators.vary import vary_on_cookie
 from django.views.generic import FormView, View
 from django_ratelimit.decorators import ratelimit
 from drf_spectacular.utils import extend_schema, extend_schema_view
-from rest_framework import generics, viewsets
+from rest_framework import generics, mixins, viewsets
 from rest_framework.decorators import api_view
 from rest_framework.request import Request
 from rest_framework.views import APIView
@@ -825,6 +825,16 @@ class GuardedSave(generics.CreateAPIView):
         """Save."""
 
 
+class GuardedAction(mixins.CreateModelMixin, generics.GenericAPIView[Any]):
+    """``post()`` is the project's own, and calls what REST framework's would."""
+
+    create = guard(handler)
+
+    def post(self, request: Request) -> Any:
+        """Pass the work on."""
+        return self.create(request)
+
+
 class GuardedBase(View):
     post = guard(handler)
 
@@ -858,6 +868,7 @@ class GuardedForm(FormView):
     [
         (GuardedCreate, "post"),
         (GuardedSave, "post"),
+        (GuardedAction, "post"),
         (type("Create", (GuardedSave, viewsets.ModelViewSet), {}), "create"),
         (BySuper, "post"),
         (ByName, "post"),

@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.files.uploadhandler import FileUploadHandler
 from django.http import HttpRequest, HttpResponse, JsonResponse, UnreadablePostError
-from django.test import AsyncClient, Client, RequestFactory
+from django.test import AsyncClient, AsyncRequestFactory, Client, RequestFactory
 from django.test.client import encode_multipart
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
@@ -529,6 +529,19 @@ class TestTooLarge:
         assert_replays(first, second)
         assert_problem(other, 422, "mismatch")
         assert effects() == 1
+
+
+def test_json_that_calls_itself_a_form() -> None:
+    """As of ``curl -d``: what a form would leave out makes a difference."""
+    sent = ('{"amount": "+49"}', '{"amount": " 49"}')
+    encoded = "application/x-www-form-urlencoded"
+    read = [body_of(RequestFactory().post("/", each, content_type=encoded)) for each in sent]
+    assert read == [each.encode() for each in sent]
+
+
+def test_no_body_of_an_async_test_client() -> None:
+    """Whose stream cannot seek."""
+    assert body_of(AsyncRequestFactory().generic("POST", "/")) == b""
 
 
 class TestRefused:
