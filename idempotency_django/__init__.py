@@ -1,7 +1,7 @@
 """Makes unsafe operations safe to retry: one effect, and every retry gets the first response.
 
-What every project uses can be imported from here. The rest has a package of its own each:
-``drf``, ``jobs``, ``messaging``, ``concurrency``, ``testing``.
+What every project uses can be imported from here. The rest is in ``drf``, ``http``, ``client``,
+``testing`` and the modules of ``contrib``.
 """
 
 import logging

@@ -16,7 +16,7 @@ signal             sent when                                   further arguments
                    "expired"
 ``mismatched``     a key came with a different request         ``record``
 ``failed``         an attempt raised, or returned 5xx, and     ``attempt``, ``error``
-                   was rolled back; the key is free
+                   was rolled back; the key is free, or held
 ``released``       an attempt was rolled back for another      ``attempt``, ``error``
                    response that is not kept; the key is free
 ``lost``           an owner completed too late: its lease had  ``attempt``

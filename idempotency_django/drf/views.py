@@ -214,8 +214,8 @@ class DRFAdapter(Adapter):
         return form_of(data if isinstance(data, QueryDict) else MultiValueDict(), files)
 
 
-class IdempotentViewMixin:  # see below
-    # Described above: for a view without a docstring, OpenAPI generators would publish the
+class IdempotentViewMixin:
+    # It has no docstring: for a view without a docstring, OpenAPI generators would publish the
     # docstring of this base.
 
     idempotency_policy: ClassVar[Policy | None] = Policy()

@@ -257,7 +257,7 @@ class ExecutionContext:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the attempt before this one was interrupted: its process has ended within it."""
+        """Whether the attempt before this one was interrupted: its lease ended before it did."""
         return self._claim.interrupted
 
     @property

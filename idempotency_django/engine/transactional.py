@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -49,8 +48,6 @@ from .outcomes import (
 from .settling import end_signal, fail, hold_exhausted, settle
 
 Execute = Callable[[ExecutionContext], Result]
-
-logger = logging.getLogger("idempotency_django")
 
 _DURABLE: Final = "A durable atomic block cannot be nested"
 _ERRORS: Final = 400  # and above: the status of a response that tells of no success

@@ -54,7 +54,7 @@ def framed(*parts: bytes | str) -> bytes:
 
 
 def canonical(value: Any) -> bytes:
-    """Plain data as bytes that are equal for equal values and differ for all others.
+    """Plain data as bytes, equal for values that are written the same and different for all others.
 
     Each value follows its type and its length or count, so that no two values can be confused: 1,
     1.0, "1" and true are four values. The order of a mapping's keys and of a set does not matter.

@@ -157,7 +157,7 @@ def run(
     """
     if health:
         Path(health).touch()  # a path that cannot be written to fails at once
-    beat, errors = Beat(name), list[BaseException]()
+    beat, errors, is_told = Beat(name), list[BaseException](), False
     for part in parts:
         part.begin(stop, errors)
     while alive := [each for part in parts for each in part.threads if each.is_alive()]:
@@ -170,10 +170,16 @@ def run(
             if health and not hung:
                 Path(health).touch()
             beat.beat(", ".join(each.what for each in hung))  # the database may be slow
+        if stop.is_set() and not is_told:
+            is_told = True
+            waits = ", ".join(each.what for each in [*_handled.values()])
+            logger.info("Stopping%s.", f", after {waits}" if waits else "")
         alive[-1].join(BEAT)
     beat.end()
     for error in errors:
-        raise error
+        if isinstance(error, Exception):
+            raise error
+        raise RuntimeError(f"A thread of messaging has ended with {error!r}.") from error
 
 
 def _report(hung: Handling) -> None:

@@ -118,18 +118,26 @@ class Batch:
             message: the message.
             error: why it was not sent, and its group has to wait. It counts as an attempt, but for
                 :exc:`~idempotency_django.errors.OperationInProgress`. ``None``: it was.
+
+        Raises:
+            ValueError: the message was noted before, or was not begun.
         """
-        del self.begun[message.message_id]
+        if self.begun.pop(message.message_id, None) is None:
+            raise ValueError(
+                f"The message {message.message_id} cannot be noted: it was noted before, or the "
+                "loop over the batch has not given it yet."
+            )
         self.results[message.message_id] = error
         if error is None and (line := self._lines[_line_of(message)]):
             heappush(self._ready, line.pop())
 
     def refuse_unnoted(self, why: str) -> None:
-        """Refuse the messages of which nothing was noted, though there was time for them.
+        """Refuse the messages that were begun and not noted.
 
-        Another attempt would send them again, and end the same way.
+        Another attempt would send them again, and end the same way. If nothing was begun, the
+        publisher has not asked for what it may begin: that is all that it could have.
         """
-        for message in [*self.begun.values(), *self]:
+        for message in [*self.begun.values()] or ([] if self.results else [*self]):
             self.note(message, Refused(why, final=True))
 
 

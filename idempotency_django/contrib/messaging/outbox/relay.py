@@ -156,7 +156,7 @@ class Batch:
             )
         self._finish([message], **changes)
 
-    def note_outage(self, message: OutboxMessage, error: Exception) -> None:
+    def note_outage(self, message: OutboxMessage, error: BaseException) -> None:
         """Note why a message waits, which is not its fault."""
         self._owned([message]).update(error=reason(error))
 
@@ -200,14 +200,15 @@ class TopicSender:
     resumes_at: float = 0  # by time.monotonic()
     publisher: Publisher | None = None
 
-    def send(self, sending: Sending) -> Exception | None:
+    def send(self, sending: Sending) -> BaseException | None:
         """Send messages, and note what has become of each; the outage that has stopped it."""
         self.turn = time.monotonic()
         try:
             if self.publisher is None:
                 self.publisher = topic(self.name).publisher()
             self.publisher.publish(sending)
-        except Exception as error:  # noqa: BLE001  # it says nothing of any message
+        # Also where it exits: it would do so each time, and the other topics would never be sent.
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # it says nothing of any message
             self._pause(error, failures=1 if sending.results else self.failures + 1)
             return error
         self.failures = 0
@@ -218,7 +219,7 @@ class TopicSender:
         )
         return None
 
-    def _pause(self, error: Exception, failures: int) -> None:
+    def _pause(self, error: BaseException, failures: int) -> None:
         """Let the topic wait, longer each time; then the publisher creates a new client."""
         self.failures = failures
         wait = BACKOFF.jittered(self.failures).total_seconds()

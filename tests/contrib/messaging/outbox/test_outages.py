@@ -182,6 +182,23 @@ def test_publisher_that_notes_nothing(using: str) -> None:
         assert "Mute.publish() has not noted what has become of the message" in message.error
 
 
+def test_publisher_that_exits(using: str, broker: type[Broker]) -> None:
+    """It is an outage of its topic: what was sent is noted, and other topics go on."""
+    broker.refuse = staticmethod(lambda message: exits(message.data == 2))  # type: ignore[assignment]
+    with outbox(**OTHER):
+        for number in (1, 2):
+            publish_to("orders", number, using)
+        publish_to("other", 3, using)
+        Relay().send_batch()
+        assert states(using) == {1: "done", 2: "pending", 3: "done"}
+        assert "SystemExit" in OutboxMessage.objects.using(using).get(payload="2").error
+
+
+def exits(wanted: bool) -> None:
+    if wanted:
+        sys.exit(1)
+
+
 def test_publisher_that_cannot_be_made(using: str, caplog: pytest.LogCaptureFixture) -> None:
     """A topic whose publisher cannot be made waits, and says why; other topics go on."""
     with outbox(wrong={"BACKEND": "shop.nowhere.Publisher"}, **OTHER):

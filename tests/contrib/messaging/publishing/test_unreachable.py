@@ -213,6 +213,19 @@ def test_batch() -> None:
     assert isinstance(unnoted, Refused)
     assert unnoted.final
     assert batch.results == {"a-1": None, "b-1": refused, "c-1": None}
+    for wrong in (a1, messages[3]):  # noted before; not begun
+        with pytest.raises(ValueError, match=f"{wrong.message_id} cannot be noted"):
+            batch.note(wrong)
+
+
+def test_what_a_publisher_was_not_given_is_not_refused() -> None:
+    """One that takes all at once gets the next messages of the groups later."""
+    messages = grouped("a-1", "a-2")
+    batch = Batch(messages, math.inf)
+    for message in list(batch):
+        batch.note(message)
+    batch.refuse_unnoted("not noted")
+    assert batch.results == {"a-1": None}
 
 
 consumer = Consumer("billing")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import subprocess
+import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -120,6 +122,26 @@ def test_command(tmp_path: Path, settings: Any) -> None:
     settings.IDEMPOTENCY = {"OUTBOX": 1}
     with pytest.raises(CommandError, match="OUTBOX"):
         call_command("run_messaging")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_once_sends_what_its_handlers_publish(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends when nothing is due."""
+    handler = billing._handlers["order.paid"]
+    publishes = dataclasses.replace(handler, function=lambda event: event.data or pay("published"))
+    monkeypatch.setitem(billing._handlers, "order.paid", publishes)
+    event = Event(id="2", source="/shop", type="order.paid", data={})
+    dead_letters.keep(billing, event, ValueError("no"))
+    InboxMessage.objects.update(state="pending", process_after=DatabaseNow())
+    call_command("run_messaging", "--once", verbosity=0)
+    assert [*OutboxMessage.objects.values_list("state", flat=True)] == ["done"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_exit_of_a_part() -> None:
+    """A thread that exits ends the process with an error, for its supervisor to see."""
+    with pytest.raises(RuntimeError, match="SystemExit"):
+        run([Part("relay", sys.exit)], threading.Event())
 
 
 @pytest.mark.django_db(transaction=True)

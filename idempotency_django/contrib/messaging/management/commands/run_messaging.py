@@ -50,8 +50,9 @@ class Command(BaseCommand):
             receivers()  # where the URLs cannot be imported, it ends
             with closing(Relay()) as relay, stop_on_signals() as stop:
                 if once:
+                    handled = process_due(stop=stop)  # first: handlers may publish
                     relay.drain(stop)
-                    say(_outcome(relay.tally + process_due(stop=stop)))
+                    say(_outcome(relay.tally + handled))
                     return
                 say("Messaging runs: relay, inbox and purge. It ends on SIGTERM.")
                 inbox = partial(process_batch, BATCH, stop, Counter())
