@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -105,6 +106,14 @@ def test_signals() -> None:
     """Each signal is in the table of signals."""
     declared = {name for name, value in vars(signals).items() if isinstance(value, Signal)}
     assert set(re.findall(r"^``(\w+)``", signals.__doc__ or "", re.MULTILINE)) == declared
+
+
+def test_extras() -> None:
+    """Each extra has a row, and each row is an extra."""
+    page = (DOCS / "tutorial.md").read_text()
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    rows = re.findall(r"^\| ([a-z]+) \|", page, re.MULTILINE)
+    assert sorted(rows) == sorted(declared["optional-dependencies"])
 
 
 def test_changelog() -> None:

@@ -1,9 +1,8 @@
-"""The glossary's tables of times and of states have what the code has."""
+"""The tables of times and of states have what the code has."""
 
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -21,7 +20,8 @@ from idempotency_django.policy import DEFAULTS
 from idempotency_django.policy.identity import LONGEST_WAIT
 from tests.docs.examples import ROOT
 
-GLOSSARY = (ROOT / "docs" / "reference" / "glossary.md").read_text()
+TIMES = (ROOT / "docs" / "reference" / "settings.md").read_text()
+PAGE_OF_STATES = (ROOT / "docs" / "operations" / "monitor.md").read_text()
 PUBLISHERS = (
     celery.CeleryPublisher,
     http.HttpPublisher,
@@ -34,9 +34,9 @@ def default(function: Callable[..., Any], name: str) -> Any:
     return inspect.signature(function).parameters[name].default
 
 
-def table(first: str) -> list[list[str]]:
+def table(page: str, first: str) -> list[list[str]]:
     """The cells of the table whose first column has this heading."""
-    _, _, rest = GLOSSARY.partition(f"\n| {first} |")
+    _, _, rest = page.partition(f"\n| {first} |")
     rows = rest.partition("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
 
@@ -67,7 +67,7 @@ def defaults() -> Iterator[tuple[str, Any]]:
 def test_times(settings) -> None:
     """Each word for time has its default; the names are those of the code."""
     settings.IDEMPOTENCY = {}
-    assert {word: read(value) for word, _, value in table("Word, and where you set it")} == dict(
+    assert {word: read(value) for word, _, value in table(TIMES, "Word, and where you set it")} == dict(
         defaults()
     )
     assert {default(publisher, "timeout") for publisher in PUBLISHERS} == {timedelta(seconds=10)}
@@ -76,15 +76,10 @@ def test_times(settings) -> None:
 
 def test_states_of_records() -> None:
     """Each state of a record is there, under the admin's name for it."""
-    assert [name for name, _, _ in table("Record")] == [str(name) for name in STATES.values()]
+    assert [name for name, _, _ in table(PAGE_OF_STATES, "Record")] == [str(name) for name in STATES.values()]
 
 
 def test_states_of_messages() -> None:
     """Each state of a message is there, under the admin's name for it."""
-    assert [name for name, _, _ in table("Message")] == [str(name) for name in MessageState.labels]
+    assert [name for name, _, _ in table(PAGE_OF_STATES, "Message")] == [str(name) for name in MessageState.labels]
 
-
-def test_words_are_explained_once() -> None:
-    """No word has two headings."""
-    headings = re.findall(r"^#+ (.+)$", GLOSSARY, re.MULTILINE)
-    assert len(headings) == len(set(headings))
