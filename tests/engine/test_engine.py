@@ -64,6 +64,11 @@ def effect(claim: Claim) -> Result:
     return Result("response", STORED)
 
 
+def fail(claim: Claim) -> Result:
+    """Do nothing, and say so."""
+    return Result("no", None, error="no", failed=True)
+
+
 def dangling(claim: Claim) -> Result:
     """Do what PostgreSQL and SQLite refuse at COMMIT only."""
     LogEntry.objects.create(user_id=10**6, action_flag=ADDITION)
@@ -94,7 +99,9 @@ def once(
 
 
 @contextmanager
-def held(store: Store, operation: Operation) -> Iterator[Callable[[], Outcome]]:
+def held(
+    store: Store, operation: Operation, then: Callable[[Claim], Result] = effect
+) -> Iterator[Callable[[], Outcome]]:
     """The operation is being executed by somebody else until the block ends; gives the outcome."""
     started, finish = threading.Event(), threading.Event()
     outcomes: list[Outcome] = []
@@ -102,7 +109,7 @@ def held(store: Store, operation: Operation) -> Iterator[Callable[[], Outcome]]:
     def execute(claim: Claim) -> Result:
         started.set()
         assert finish.wait(PATIENCE)
-        return effect(claim)
+        return then(claim)
 
     def work() -> None:
         outcomes.extend(in_threads([lambda: run(store, operation, execute)]))
@@ -160,16 +167,6 @@ class TestRun:
         assert effects() == (1 if store.supports_transactions else 2)
         assert sent == ["claimed", "failed", "claimed", "completed"]
 
-    def test_released(self, store: Store, sent: list[str]) -> None:
-        """A response that is not kept and is no failure releases the key."""
-        operation = an_operation()
-        run(
-            store,
-            operation,
-            lambda claim: Result("later", None, error="The response had the status 429."),
-        )
-        assert sent == ["claimed", "released"]
-
     def test_raised_error(self, store: Store, sent: list[str]) -> None:
         """What the handler raises rolls back and goes on to the caller, as itself."""
 
@@ -206,19 +203,6 @@ class TestRun:
         assert effects() == (0 if store.supports_transactions else 1)
         assert sent == ["claimed", "completed", "replayed"]
 
-    def test_exit(self) -> None:
-        """A request to exit, which is no error, goes through; the key is free as after a crash."""
-
-        def leave(claim: Claim) -> Result:
-            effect(claim)
-            raise SystemExit
-
-        store, operation = DatabaseStore("default"), an_operation()
-        with pytest.raises(SystemExit):
-            run(store, operation, leave)
-        assert run(store, operation) == Executed("response")
-        assert effects() == 1
-
     def test_failed_record_is_no_response(self) -> None:
         """Where somebody else's store shows a failed record, a retry is told to come back."""
 
@@ -228,7 +212,7 @@ class TestRun:
                 return found or super().acquire(operation)
 
         store, operation = KeepsFailures("default"), an_operation()
-        run(store, operation, lambda claim: Result("no", None, error="no", failed=True))
+        run(store, operation, fail)
         assert isinstance(run(store, operation), InProgress)
         assert effects() == 0
 
@@ -251,25 +235,9 @@ class TestConflict:
         """When the first fails, who waited executes."""
         skip_where_duplicates_queue(store)
         operation = an_operation()
-        first = an_operation(key=operation.key)
-        started, finish = threading.Event(), threading.Event()
-
-        def fail(claim: Claim) -> Result:
-            started.set()
-            assert finish.wait(PATIENCE)
-            return Result("no", None, error="no", failed=True)
-
-        thread = threading.Thread(target=lambda: in_threads([lambda: run(store, first, fail)]))
-        thread.start()
-        assert started.wait(PATIENCE)
-
-        def pause(seconds: float) -> None:
-            finish.set()
-            thread.join(PATIENCE)
-
-        monkeypatch.setattr(time, "sleep", pause)
-        assert run(store, operation, wait=WAIT) == Executed("response")
-        thread.join(PATIENCE)
+        with held(store, operation, fail) as ended:
+            monkeypatch.setattr(time, "sleep", lambda seconds: ended())
+            assert run(store, operation, wait=WAIT) == Executed("response")
         assert effects() == 1
 
     def test_wait_is_bounded(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,24 +312,6 @@ class TestTransaction:
         else:
             assert run(store, operation, swallow) == Executed("response")
             assert effects() == 1
-
-    def test_on_commit_hooks_run_after_the_response_is_stored(self) -> None:
-        """The handler's ``on_commit`` hooks run once, when its response can be replayed already."""
-        store, operation = DatabaseStore("default"), an_operation()
-        seen: list[Status] = []
-
-        def look() -> None:
-            found = store.get(operation.key, operation.scope)
-            assert found is not None
-            seen.append(found.status)
-
-        def execute(claim: Claim) -> Result:
-            transaction.on_commit(look)
-            return effect(claim)
-
-        run(store, operation, execute)
-        run(store, operation, execute)
-        assert seen == [Status.COMPLETED]
 
     @pytest.mark.parametrize("within", [False, True])
     @pytest.mark.parametrize(
@@ -443,21 +393,6 @@ class TestTransaction:
         with transaction.atomic():
             run(store, operation)
         assert isinstance(run(store, operation), Replayed)
-        assert effects() == 1
-
-    def test_failure_that_vanishes(self, sent: list[str]) -> None:
-        """What is known of a failed attempt commits with the caller's transaction, or vanishes."""
-        store, operation = DatabaseStore("default"), an_operation()
-
-        def explode(claim: Claim) -> Result:
-            effect(claim)
-            raise LookupError
-
-        with pytest.raises(LookupError), transaction.atomic():
-            run(store, operation, explode)
-        assert sent == ["claimed", "failed"]
-        assert store.get(operation.key, operation.scope) is None
-        assert isinstance(run(store, operation), Executed)
         assert effects() == 1
 
     def test_recovered(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,12 +15,8 @@ from asgiref.sync import sync_to_async
 from django.contrib.admin.models import ADDITION, LogEntry
 from django.core.exceptions import ImproperlyConfigured
 from django.db import IntegrityError, connections, transaction
-from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.test import Client
-from django.urls import path
 
 from idempotency_django import engine
-from idempotency_django.decorators import idempotent
 from idempotency_django.engine import (
     Executed,
     InProgress,
@@ -39,11 +34,10 @@ from idempotency_django.testing import PATIENCE
 from tests.models import Effect
 from tests.settings import ALIASES
 from tests.support.attempts import STORED, attempt, found, interrupt, leased, taken_over
-from tests.support.shared import assert_problem, effects, new_key, post, record
+from tests.support.shared import effects
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
-    pytest.mark.urls(__name__),
 ]
 
 T = TypeVar("T")
@@ -153,15 +147,10 @@ class TestDerivedKeys:
             self.execution(key=key, scope=scope).derive_key(name)
             for key, scope, name in [
                 ("k", "s", "n"),
-                ("k", "s", "m"),
-                ("l", "s", "n"),
-                ("k", "t", "n"),
+                ("k", "s", "N"),
                 ("s", "k", "n"),
                 ("kn", "s", ""),
                 ("k1:n", "s", "n"),
-                ("k", "s1:k", "n"),
-                ("k", "s", "N"),
-                ("k", "s", "ñ"),
             ]
         ]
         assert len(set(made)) == len(made)
@@ -320,11 +309,8 @@ class TestChangedSteps:
         ("after", "named"),
         [
             ("a x c", "the step 'b'"),
-            ("a c", "the step 'b'"),
             ("c b", "the step 'a'"),
-            ("a", "the steps 'b', 'c'"),
             ("", "the steps 'a', 'b', 'c'"),
-            ("A b c", "the step 'a'"),
         ],
     )
     def test_not_called(self, store: Store, after: str, named: str) -> None:
@@ -343,7 +329,7 @@ class TestChangedSteps:
             assert isinstance(outcome, Executed)
         assert calls == [name for name in after.split() if name not in "abc"]
 
-    @pytest.mark.parametrize("after", ["b a", "x a b", "a x b", "b x a x2", "a b x"])
+    @pytest.mark.parametrize("after", ["b a", "b x a x2"])
     def test_moved_or_added(self, store: Store, after: str) -> None:
         """The order of steps is no matter, and a new step may stand anywhere."""
         operation, calls = leased(), []
@@ -375,23 +361,6 @@ class TestChangedSteps:
 
 class TestThreads:
     """Steps in threads of the handler's."""
-
-    def test_any_order(self) -> None:
-        """Threads of the handler's may begin steps, each time in another order."""
-        store, operation, done = DatabaseStore("default"), leased(), []
-
-        def handler(execution: ExecutionContext) -> list[object]:
-            names = "abc" if execution.attempt == 1 else "cab"
-            with ThreadPoolExecutor(1) as thread:
-                steps = [
-                    thread.submit(_in_thread, execution.step, name, done.append, name)
-                    for name in names
-                ]
-                return [step.result(PATIENCE) for step in steps]
-
-        failed_after(store, operation, handler)
-        assert attempt(store, operation, handler) == Executed([None] * 3)
-        assert sorted(done) == ["a", "b", "c"]
 
     def test_one_name_twice(self) -> None:
         """Of two threads that call one step at once, the second is refused before it runs."""
@@ -471,16 +440,6 @@ class TestRefusals:
         with pytest.raises(ImproperlyConfigured, match="The step 'a' must commit on its own"):
             attempt(database, leased(), handler)
 
-    def test_within_the_fence(self, database: DatabaseStore) -> None:
-        """So is the execution's own transaction."""
-
-        def handler(execution: ExecutionContext) -> None:
-            with execution.atomic():
-                execution.step("a", lambda: pytest.fail("it ran"))
-
-        with pytest.raises(ImproperlyConfigured, match="The step 'a' must commit on its own"):
-            attempt(database, leased(), handler)
-
 
 class TestLateOwner:
     """An owner whose operation was taken over while it worked."""
@@ -501,17 +460,6 @@ class TestLateOwner:
             assert effects(using=store.using) == 0
         assert store.complete(successors[0], STORED)
 
-    def test_step_is_not_begun(self, store: Store) -> None:
-        """An owner whose lease is over asks before it begins a step."""
-        operation = leased()
-
-        def handler(execution: ExecutionContext) -> None:
-            taken_over(store, operation)
-            execution._lease._valid_until = 0  # type: ignore[union-attr]
-            execution.step("a", lambda: pytest.fail("it ran"))
-
-        assert isinstance(attempt(store, operation, handler), InProgress)
-
     def test_lease_over_without_a_successor(self, store: Store) -> None:
         """Where nobody has taken it over it renews its lease and goes on."""
         operation = leased()
@@ -524,26 +472,6 @@ class TestLateOwner:
             return result
 
         assert attempt(store, operation, handler) == Executed(1)
-
-    def test_successor_waits_for_no_pause(
-        self, database: DatabaseStore, elsewhere: ThreadPoolExecutor
-    ) -> None:
-        """While an owner is paused in its transaction its successor takes over, and completes."""
-        if connections[database.using].vendor == "sqlite":
-            pytest.skip("SQLite's transaction keeps everybody else from writing")
-        operation, using = leased(), database.using
-
-        def succeed() -> Outcome:
-            interrupt(database, operation)
-            return attempt(database, operation, lambda e: effect(using, "successor"))
-
-        def handler(execution: ExecutionContext) -> None:
-            with execution.atomic():
-                effect(using, "late")
-                assert isinstance(elsewhere.submit(succeed).result(PATIENCE), Executed)
-
-        assert isinstance(attempt(database, operation, handler), Replayed)
-        assert (effects("late", using), effects("successor", using)) == (0, 1)
 
 
 class TestAtomic:
@@ -697,37 +625,3 @@ class TestAsync:
 def _noted(calls: list[str], name: str) -> str:
     calls.append(name)
     return name
-
-
-names: list[str] = []
-
-
-@idempotent(mode="leased")
-def transfer(request: HttpRequest) -> HttpResponse:
-    reference = json.loads(request.body)["reference"]
-    execution = request.idempotency  # type: ignore[attr-defined]
-    results = [execution.step(name, effect, None, name) for name in names]
-    if reference == "error" and "debit" in names:
-        raise LookupError("boom")
-    return JsonResponse({"results": results}, status=201)
-
-
-urlpatterns = [path("transfers/", transfer)]
-
-
-class TestRequests:
-    """Steps of a view."""
-
-    @pytest.fixture(autouse=True)
-    def _names(self) -> None:
-        names[:] = ["debit", "credit"]
-
-    def test_changed(self, client: Client) -> None:
-        """Changed steps are a problem that names them."""
-        key = new_key()
-        with pytest.raises(LookupError):
-            post(client, "/transfers/", key, "error")
-        names[:] = ["withdraw", "credit"]
-        problem = assert_problem(post(client, "/transfers/", key, "error"), 500, "steps-changed")
-        assert "'debit'" in problem["detail"]
-        assert record(key).status == "failed"

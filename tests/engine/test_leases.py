@@ -1,4 +1,4 @@
-"""Leases: the heartbeat, late owners, stores that cannot be reached, and ``ATOMIC_REQUESTS``."""
+"""Leases: the heartbeat, late owners, stores that cannot be reached, and transactions around."""
 
 from __future__ import annotations
 
@@ -43,17 +43,15 @@ from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.engine.leases import Lease
 from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status, encode
-from idempotency_django.testing import PATIENCE, an_operation, eventually
+from idempotency_django.testing import PATIENCE, eventually
 from tests.models import Effect
 from tests.support.attempts import LEASE, STORED, attempt, found, interrupt, leased, taken_over
 from tests.support.nightly import few
 from tests.support.shared import (
-    assert_problem,
     assert_replays,
     cut_connection,
     effects,
@@ -61,7 +59,7 @@ from tests.support.shared import (
     post,
     record,
 )
-from tests.support.views import Mixed, create, during
+from tests.support.views import create, during
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
@@ -83,7 +81,6 @@ class Watched(Store):
         self.faults: dict[str, list[str]] = {}
         self.error: type[Exception] = StoreUnavailable
         self.heartbeats: set[Any] = set()
-        self.scopes: dict[str, str] = {}
 
     def times(self, method: str, operation: Operation) -> int:
         """How often it was asked this of the operation."""
@@ -102,7 +99,6 @@ class Watched(Store):
         return response
 
     def acquire(self, operation: Operation) -> Claim | Record:
-        self.scopes[operation.key] = operation.scope
         return self._ask("acquire", operation.key, lambda: super(Watched, self).acquire(operation))
 
     def complete(self, claim: Claim, payload: Payload, *, last: bool = False) -> bool:
@@ -192,20 +188,6 @@ class TestHeartbeat:
         assert isinstance(attempt(store, operation, handler), Executed)
         assert found(store, operation).attempt == 1
         assert effects() == 0
-
-    def test_stops_with_the_handler(self, store: Watched) -> None:
-        """When the handler has ended its lease is renewed no more."""
-        ended, going_on = leased(lease=SHORT), leased(lease=SHORT)
-
-        def handler(operation: Operation, times: int) -> Callable[[ExecutionContext | None], None]:
-            return lambda execution: eventually(lambda: store.times("extend", operation) >= times)
-
-        attempt(store, ended, handler(ended, 1))
-        with pytest.raises(LookupError):
-            attempt(store, ended := leased(lease=SHORT), _raises_after(handler(ended, 0)))
-        renewed = store.times("extend", ended)
-        attempt(store, going_on, handler(going_on, 4))
-        assert store.times("extend", ended) <= renewed + 1  # one may have been under way
 
     def test_short_handlers_ask_nothing(self, store: Watched) -> None:
         """A handler that is over before its lease is due costs no statement of the heartbeat."""
@@ -654,17 +636,6 @@ class TestUnreachableStore:
             attempt(store, leased(), effect)
         assert effects() == 0
 
-    def test_claim_whose_response_was_lost(self, store: Watched) -> None:
-        """A claim that nobody knows of ends with its lease."""
-        operation = leased()
-        store.faults["acquire"] = ["after"]
-        with pytest.raises(StoreUnavailable):
-            attempt(store, operation, effect)
-        assert isinstance(attempt(store, operation, effect), InProgress)
-        interrupt(store, operation)
-        assert isinstance(attempt(store, operation, effect), Executed)
-        assert effects() == 1
-
     def test_too_busy(self, store: Watched) -> None:
         """A store that is too busy to say more is a conflict, not a failure of the store."""
         store.error, store.faults["acquire"] = OperationInProgress, ["before"]
@@ -842,50 +813,14 @@ class TestInterrupted:
         assert sent == ["conflicted"] * 2
 
 
-class Leased(Mixed):
-    idempotency_policy = Policy(mode="leased")
-
-
 urlpatterns = [
-    path("leased/", idempotent(mode="leased")(create)),
-    path("held/", idempotent(mode="leased", on_interrupted="hold")(create)),
-    path("drf/", Leased.as_view()),
     path("non-atomic/", transaction.non_atomic_requests(idempotent(mode="leased")(create))),
-    path("non-atomic-drf/", transaction.non_atomic_requests(Leased.as_view())),
     path("nested/", transaction.atomic(idempotent(mode="leased")(create))),
 ]
-
-BOTH = ["/leased/", "/drf/"]
 
 
 class TestRequests:
     """What a client sees."""
-
-    def test_held(self, client: Client, elsewhere: ThreadPoolExecutor) -> None:
-        """A request whose attempt was interrupted and is held is told so."""
-        key = new_key()
-
-        def look() -> None:
-            interrupt(DatabaseStore("default"), an_operation(key=key))
-            assert_problem(post(Client(), "/held/", key), 409, "held")
-
-        with during(look):
-            assert post(client, "/held/", key).status_code == 201
-        assert effects() == 1
-
-    @pytest.mark.parametrize("url", BOTH)
-    def test_late(self, client: Client, url: str) -> None:
-        """A late owner's client gets the response of its successor."""
-        key, responses = new_key(), []
-
-        def succeed() -> None:
-            interrupt(DatabaseStore("default"), an_operation(key=key))
-            responses.append(post(Client(), url, key))
-
-        with during(succeed):
-            late = post(client, url, key)
-        assert_replays(responses[0], late)
-        assert record(key).attempt == 2
 
     def test_transaction_around_it(self, client: Client) -> None:
         """A transaction of the project's around the view is refused: it would hide the claim."""
@@ -893,20 +828,14 @@ class TestRequests:
             post(client, "/nested/", new_key())
         assert effects() == 0
 
-
-@pytest.mark.usefixtures("always_atomic")
-@pytest.mark.driver
-class TestAtomicRequests:
-    """``ATOMIC_REQUESTS`` would hide the claim: what does not commit is refused."""
-
-    @pytest.mark.parametrize("url", ["/non-atomic/", "/non-atomic-drf/"])
-    def test_non_atomic_requests(self, client: Client, url: str) -> None:
-        """A view with the mark is executed once, outside of any transaction."""
+    @pytest.mark.driver
+    def test_non_atomic_requests(self, client: Client, always_atomic: None) -> None:
+        """``ATOMIC_REQUESTS`` would hide it, too, unless the view has the mark."""
         key, seen = new_key(), []
         with during(lambda: seen.append((record(key).status, connection.in_atomic_block))):
-            first = post(client, url, key)
+            first = post(client, "/non-atomic/", key)
         assert seen == [("in_progress", False)]
-        assert_replays(first, post(client, url, key))
+        assert_replays(first, post(client, "/non-atomic/", key))
         assert effects() == 1
 
 
@@ -967,28 +896,6 @@ class TestOneTransaction:
         assert sent == ["claimed", "completed"]
         assert isinstance(attempt(self.store, operation, effect), Replayed)
         assert effects() == 1
-
-
-def test_async_and_sync_share_a_heartbeat(store: Watched) -> None:
-    """An async handler's lease is renewed by the same thread, which its loop does not wait for."""
-    operation = leased(lease=SHORT)
-
-    async def execute(execution: ExecutionContext | None) -> Result:
-        while store.times("extend", operation) < 3:
-            await asyncio.sleep(0.001)
-        return Result("done", STORED)
-
-    async def run() -> Outcome:
-        from asgiref.sync import sync_to_async
-
-        try:
-            return await engine.arun(store, operation, execute, engine.reraise)
-        finally:
-            await sync_to_async(connections.close_all)()
-
-    assert asyncio.run(run()) == Executed("done")
-    attempt(store, leased(), effect)
-    assert [t.name for t in threading.enumerate()].count(_thread_name(store)) == 1
 
 
 def _raise() -> None:

@@ -109,6 +109,7 @@ CLASSES = [
     errors.ResponseNotStored,
     errors.StoreUnavailable,
     errors.ClaimLost,
+    errors.StepsChanged,
 ]
 
 
