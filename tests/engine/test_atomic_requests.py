@@ -1,18 +1,18 @@
-"""``ATOMIC_REQUESTS``, ``non_atomic_requests`` and other transactions around a view."""
+"""``ATOMIC_REQUESTS``: what ends within a request's transaction, nests in it or waits in it."""
 
 from __future__ import annotations
 
 import json
+import threading
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import pytest
-from django.conf import settings as django_settings
 from django.db import IntegrityError, connection, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
-from django.utils.decorators import method_decorator
 from rest_framework.decorators import api_view
 from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
@@ -21,7 +21,16 @@ from rest_framework.views import APIView, exception_handler
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
+from idempotency_django.engine.functions import idempotent_call
+from idempotency_django.errors import (
+    FingerprintMismatch,
+    IdempotencyError,
+    OperationInProgress,
+    StoreUnavailable,
+)
 from idempotency_django.models import IdempotencyKey
+from idempotency_django.policy import Policy
+from idempotency_django.testing import PATIENCE, in_threads
 from tests.models import Effect
 from tests.support.shared import assert_replays, effects, new_key, post, record
 
@@ -32,22 +41,16 @@ pytestmark = [
 ]
 
 
-def seen_in_transaction() -> bool:
-    return bool(connection.in_atomic_block)
-
-
 class DRF(IdempotentViewMixin, APIView):
     authentication_classes: ClassVar[list[Any]] = []
-    in_transaction: ClassVar[list[tuple[str, bool]]] = []
+    in_transaction: ClassVar[list[bool]] = []
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)
         Effect.objects.create(reference="initial")
-        DRF.in_transaction.append(("initial", seen_in_transaction()))
 
     def post(self, request: Request) -> Response:
         reference = request.data["reference"]
-        DRF.in_transaction.append(("handler", seen_in_transaction()))
         Effect.objects.create(reference=reference)
         if reference == "error":
             raise LookupError("boom")
@@ -75,21 +78,13 @@ class FailsBehind(IdempotentViewMixin, _FailsBehind, APIView):
         return Response({}, status=201)
 
 
-@method_decorator(transaction.non_atomic_requests, name="dispatch")
-class NonAtomic(DRF):
-    pass
-
-
 def create(request: HttpRequest) -> HttpResponse:
     reference = json.loads(request.body)["reference"]
-    DRF.in_transaction.append(("handler", seen_in_transaction()))
+    DRF.in_transaction.append(connection.in_atomic_block)
     Effect.objects.create(reference=reference)
     if reference == "error":
         raise LookupError("boom")
     return JsonResponse({"reference": reference}, status=503 if reference == "503" else 201)
-
-
-decorated = idempotent(create)
 
 
 def marks(request: HttpRequest) -> HttpResponse:
@@ -126,24 +121,8 @@ def non_atomic_decorated(request: HttpRequest) -> HttpResponse:
     return create(request)
 
 
-def plain(request: HttpRequest) -> HttpResponse:
-    return create(request)
-
-
-@transaction.non_atomic_requests
-def non_atomic_plain(request: HttpRequest) -> HttpResponse:
-    return create(request)
-
-
 def handle(request: Request) -> Response:
     return DRF.post(DRF(), request)
-
-
-class Bare(APIView):
-    authentication_classes: ClassVar[list[Any]] = []
-
-    def post(self, request: Request) -> Response:
-        return handle(request)
 
 
 urlpatterns = [
@@ -151,24 +130,13 @@ urlpatterns = [
     path("fails-behind/", FailsBehind.as_view()),
     path("marks/", idempotent(marks)),
     path("swallows/", idempotent(swallows)),
-    path("non-atomic/", NonAtomic.as_view()),
-    path("decorated/", decorated),
     path("non-atomic-decorated/", non_atomic_decorated),
-    path("middleware/", plain),
-    path("non-atomic-middleware/", non_atomic_plain),
     path("below/", api_view(["POST"])(idempotent(handle))),
-    path("drf-middleware/", Bare.as_view()),
 ]
-
-HANDLED = ["/drf/", "/below/", "/drf-middleware/"]
 
 
 @pytest.fixture(autouse=True)
-def _setup(settings: Any) -> None:
-    settings.MIDDLEWARE = [
-        *django_settings.MIDDLEWARE,
-        "idempotency_django.middleware.IdempotencyMiddleware",
-    ]
+def _setup() -> None:
     DRF.in_transaction = []
 
 
@@ -180,7 +148,7 @@ def ended(sent: list[str]) -> list[str]:
 class TestBothWays:
     """What holds with and without ``ATOMIC_REQUESTS``."""
 
-    @pytest.mark.parametrize("url", HANDLED)
+    @pytest.mark.parametrize("url", ["/drf/", "/below/"])
     def test_handled_error(self, client: Client, url: str, atomic: bool) -> None:
         """An error that DRF handles rolls back, wherever the decorator is, and is not stored."""
         key = new_key()
@@ -233,23 +201,12 @@ class TestBothWays:
 class TestAtomicRequests:
     """Django opens and ends the request's transaction; an operation in it is a savepoint."""
 
-    @pytest.mark.parametrize(
-        "url",
-        [
-            "/non-atomic/",
-            "/non-atomic-decorated/",
-            "/non-atomic-middleware/",
-        ],
-    )
-    def test_non_atomic_requests(self, client: Client, url: str, always_atomic: None) -> None:
+    def test_non_atomic_requests(self, client: Client, always_atomic: None) -> None:
         """A view that was taken out stays out; only a claimed handler has its transaction."""
+        url, key = "/non-atomic-decorated/", new_key()
         post(client, url)
-        assert {inside for _, inside in DRF.in_transaction} == {False}
-        DRF.in_transaction = []
-        key = new_key()
         first = post(client, url, key)
-        assert dict(DRF.in_transaction)["handler"] is True
-        assert dict(DRF.in_transaction).get("initial", False) is False
+        assert DRF.in_transaction == [False, True]
         assert_replays(first, post(client, url, key))
         assert post(client, url, new_key(), "503").status_code == 503
         assert effects("503") == 0
@@ -290,20 +247,6 @@ class TestAtomicRequests:
 
 
 @pytest.mark.django_db(transaction=False)
-def test_end_inside_a_test_case(client: Client, always_atomic: None, sent: list[str]) -> None:
-    """In a test that is one transaction no commit is seen, which makes no failure of a success."""
-    key = new_key()
-    assert post(client, "/drf/", key).status_code == 201
-    assert record(key).status == "completed"
-    assert ended(sent) == []
-    with pytest.raises(InterruptedError):
-        post(client, "/fails-behind/", new_key())
-    post(client, "/fails-behind/", new_key(), "mark")
-    assert ended(sent) == []
-    assert (effects(), effects("mark")) == (1, 0)
-
-
-@pytest.mark.django_db(transaction=False)
 def test_inside_a_test_case(client: Client, django_capture_on_commit_callbacks: Any) -> None:
     """In a test that is one transaction the app works; what waits for commit can be captured."""
     key = new_key()
@@ -313,3 +256,104 @@ def test_inside_a_test_case(client: Client, django_capture_on_commit_callbacks: 
     with django_capture_on_commit_callbacks(execute=True):
         assert_replays(first, post(client, "/drf/", key))
     assert record(key).replay_count == 1
+
+
+# The error of another, nested operation is not the request's own.
+
+
+def nested(error: str) -> Any:
+    """Another operation that ends in an error of ours."""
+
+    def fn(_: Any) -> Any:
+        raise {"busy": OperationInProgress, "gone": StoreUnavailable}[error]
+
+    if error in ("busy", "gone"):
+        return idempotent_call(fn, key="nested", scope="nested")
+    idempotent_call(lambda _: None, key="other", scope="nested", fingerprint=1)
+    return idempotent_call(lambda _: None, key="other", scope="nested", fingerprint=2)
+
+
+def nesting(request: HttpRequest) -> HttpResponse:
+    reference = json.loads(request.body)["reference"]
+    Effect.objects.create(reference=reference)
+    nested(reference)
+    return JsonResponse({}, status=201)
+
+
+urlpatterns += [
+    path("nesting/", idempotent(nesting)),
+    path("nesting-leased/", idempotent(mode="leased")(nesting)),
+]
+
+
+@pytest.mark.parametrize("url", ["/nesting/", "/nesting-leased/"])
+@pytest.mark.parametrize(
+    ("reference", "error"),
+    [("busy", OperationInProgress), ("gone", StoreUnavailable), ("other", FingerprintMismatch)],
+)
+def test_error_of_a_nested_operation(
+    client: Client, url: str, reference: str, error: type[IdempotencyError], atomic: bool
+) -> None:
+    """A nested operation's error is the view's: Django's 500, and no problem of the request."""
+    if atomic and url == "/nesting-leased/":
+        pytest.skip("NO LEASED VIEWS UNDER ATOMIC_REQUESTS")
+    key = new_key()
+    for attempt in (1, 2):
+        with pytest.raises(error):
+            post(client, url, key, reference)
+        if atomic:  # the record of the attempt has gone with the request's transaction
+            assert not IdempotencyKey.objects.filter(key=key).exists()
+        else:
+            assert (record(key).status, record(key).attempt) == ("failed", attempt)
+        assert effects(reference) == 0 or url == "/nesting-leased/"
+
+
+def test_error_of_a_call_within_a_call() -> None:
+    """An outer call raises what its function raised, and does not take it for its own."""
+    with pytest.raises(OperationInProgress) as caught:
+        idempotent_call(lambda _: nested("busy"), key="outer", scope="nested")
+    assert caught.value.foreign
+    assert record("outer").status == "failed"
+
+
+# A duplicate that waits.
+
+
+class Waits(IdempotentViewMixin, APIView):
+    """A second request reads something before it waits for the first."""
+
+    authentication_classes: ClassVar[list[Any]] = []
+    idempotency_policy = Policy(on_conflict=timedelta(seconds=20))
+    claimed: ClassVar[threading.Event]
+    looked: ClassVar[threading.Event]
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super().initial(request, *args, **kwargs)
+        if "X-Second" in request.headers:
+            assert self.claimed.wait(PATIENCE)
+            assert not Effect.objects.exists()
+            self.looked.set()
+
+    def post(self, request: Request) -> Response:
+        self.claimed.set()
+        assert self.looked.wait(PATIENCE)
+        Effect.objects.create(reference=request.data["reference"])
+        return Response({}, status=201)
+
+
+urlpatterns += [path("waits/", Waits.as_view())]
+
+
+@pytest.mark.skipif("connection.vendor == 'sqlite'", reason="SQLITE HAS ONE WRITE LOCK FOR ALL")
+def test_waiter_replays(always_atomic: None) -> None:
+    """The waiter looks again and again in its own transaction, and gets the first's response."""
+    Waits.claimed, Waits.looked = threading.Event(), threading.Event()
+    key = new_key()
+    first, second = in_threads(
+        [
+            lambda: post(Client(), "/waits/", key),
+            lambda: post(Client(), "/waits/", key, headers={"X-Second": "1"}),
+        ]
+    )
+    assert_replays(first, second)
+    assert effects() == 1
