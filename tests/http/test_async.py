@@ -14,24 +14,19 @@ from typing import Any, TypeVar
 
 import pytest
 from asgiref.sync import sync_to_async
-from asgiref.testing import ApplicationCommunicator
 from django.conf import settings as django_settings
-from django.core.asgi import get_asgi_application
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connection, connections, transaction
+from django.db import connections
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.test import AsyncClient, AsyncRequestFactory, Client
 from django.urls import path
 from django.utils import timezone
-from django.views.decorators.cache import cache_control
-from django.views.generic import View
 
 from idempotency_django import engine
 from idempotency_django.decorators import idempotent
 from idempotency_django.engine import Executed, Outcome, Replayed, Result
 from idempotency_django.engine.context import ExecutionContext
-from idempotency_django.errors import StoreUnavailable
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
@@ -47,8 +42,6 @@ from tests.support.shared import (
 )
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
-
-no_store = cache_control(no_store=True)  # its header says the same at any time
 
 T = TypeVar("T")
 MIDDLEWARE = "idempotency_django.middleware.IdempotencyMiddleware"
@@ -102,54 +95,16 @@ async def transactional(request: HttpRequest) -> HttpResponseBase:
     return await create(request)
 
 
-class OnHandler(View):
-    @idempotent
-    async def post(self, request: HttpRequest) -> HttpResponseBase:
-        return await create(request)
-
-
-class Simple(View):
-    async def post(self, request: HttpRequest) -> HttpResponseBase:
-        return await create(request)
-
-
 async def unmarked(request: HttpRequest) -> HttpResponseBase:
     return await create(request)
-
-
-@no_store
-async def unmarked_below_a_decorator(request: HttpRequest) -> HttpResponseBase:
-    return await create(request)
-
-
-@transaction.non_atomic_requests
-async def non_atomic(request: HttpRequest) -> HttpResponseBase:
-    return await create(request)
-
-
-def synchronous(request: HttpRequest) -> HttpResponse:
-    reference = json.loads(request.body)["reference"]
-    executions.append(request.idempotency)  # type: ignore[attr-defined]
-    Effect.objects.create(reference=reference)
-    return JsonResponse({"in transaction": connection.in_atomic_block}, status=201)
 
 
 urlpatterns = [
     path("function/", function),
     path("waiting/", waiting),
     path("transactional/", transactional),
-    path("handler/", OnHandler.as_view()),
-    path("decorated-handler/", no_store(OnHandler.as_view())),
     path("unmarked/", unmarked),
-    path("unmarked-class/", Simple.as_view()),
-    path("unmarked-decorated/", unmarked_below_a_decorator),
-    path("non-atomic/", non_atomic),
-    path("sync/", synchronous),
-    path("sync-decorated/", idempotent(synchronous)),
 ]
-
-VIEWS = ["/function/", "/handler/", "/decorated-handler/"]
-VIEWS += ["/unmarked/", "/unmarked-class/", "/unmarked-decorated/"]
 
 
 @pytest.fixture(autouse=True)
@@ -197,7 +152,7 @@ def either(request: pytest.FixtureRequest) -> Any:
 class TestProtected:
     """What every protected async view does, wherever it runs."""
 
-    @pytest.mark.parametrize("url", VIEWS)
+    @pytest.mark.parametrize("url", ["/function/", "/unmarked/"])
     def test_replay(self, either: Any, url: str) -> None:
         """One effect; the retry gets the same status, headers and bytes."""
         key = new_key()
@@ -250,105 +205,6 @@ class TestSideBySide:
         for other in others:
             assert_replays(first, other)
         assert effects() == 1
-
-
-class TestSyncViews:
-    """Sync views under ASGI keep the transactional mode."""
-
-    @pytest.mark.parametrize("url", ["/sync/", "/sync-decorated/"])
-    def test_transactional(self, url: str) -> None:
-        """The view runs in the transaction of its claim, under ASGI as under WSGI."""
-        key, client = new_key(), SyncClientLike()
-        first = post(client, url, key)
-        assert json.loads(first.content) == {"in transaction": True}
-        assert_replays(first, post(client, url, key))
-        [execution] = executions
-        assert execution is not None
-        assert execution.operation.lease is None
-
-
-@pytest.mark.usefixtures("always_atomic")
-class TestAtomicRequests:
-    """With ``ATOMIC_REQUESTS`` async views are what Django says they are: not possible."""
-
-    def test_non_atomic_requests(self, either: Any) -> None:
-        """A view that is taken out of it is protected."""
-        key = new_key()
-        first = post(either, "/non-atomic/", key)
-        assert_replays(first, post(either, "/non-atomic/", key))
-        assert effects() == 1
-
-
-class SyncOnly:
-    """A middleware from before async: Django runs what is behind it from a thread."""
-
-    sync_capable = True
-    async_capable = False
-
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
-        self.get_response = get_response
-
-    def __call__(self, request: HttpRequest) -> HttpResponse:
-        return self.get_response(request)
-
-
-SURROUNDINGS = {
-    "async": [MIDDLEWARE],
-    "sync middleware before": [f"{__name__}.SyncOnly", MIDDLEWARE],
-}
-
-
-def communicator(url: str, key: str, reference: str = "a") -> ApplicationCommunicator:
-    """A client's connection to the ASGI application."""
-    return ApplicationCommunicator(
-        get_asgi_application(),
-        {
-            "type": "http",
-            "http_version": "1.1",
-            "method": "POST",
-            "path": url,
-            "query_string": b"",
-            "headers": [
-                (b"host", b"testserver"),
-                (b"content-type", b"application/json"),
-                (b"idempotency-key", key.encode()),
-            ],
-        },
-    )
-
-
-async def sent(client: ApplicationCommunicator, reference: str = "a") -> None:
-    body = json.dumps({"reference": reference}).encode()
-    await client.send_input({"type": "http.request", "body": body})
-
-
-class TestDisconnect:
-    """A client that goes away while its request is being executed."""
-
-    @pytest.mark.parametrize("surroundings", SURROUNDINGS)
-    @pytest.mark.parametrize("url", ["/function/", "/handler/", "/unmarked/"])
-    def test_mid_handler(self, settings: Any, url: str, surroundings: str) -> None:
-        """The view is cancelled, and a retry runs when the lease is over."""
-        settings.MIDDLEWARE = SURROUNDINGS[surroundings]
-        key = new_key()
-
-        async def work() -> HttpResponse:
-            gate = gates["a"] = Gate()
-            client = communicator(url, key)
-            await sent(client)
-            await asyncio.wait_for(gate.reached.wait(), PATIENCE)
-            await client.send_input({"type": "http.disconnect"})
-            await client.wait(PATIENCE)
-            assert gate.cancelled
-            found = await IdempotencyKey.objects.aget(key=key)
-            assert (found.status, found.attempt) == ("in_progress", 1)
-            del gates["a"]
-            assert (await post(AsyncClient(), url, key)).status_code == 409
-            await end_lease(key)
-            return await post(AsyncClient(), url, key)
-
-        assert in_loop(work).status_code == 201
-        assert (record(key).status, record(key).attempt) == ("completed", 2)
 
 
 class CancelledAt:
@@ -471,11 +327,10 @@ class TestCancelledAnywhere:
 
 
 class Flaky(MemoryStore):
-    """A store that can be told to wait for the test, or to be unreachable, at each question."""
+    """A store that can be told to wait for the test at each question."""
 
     def __init__(self) -> None:
         super().__init__("default")
-        self.unreachable: dict[str, int] = {}
         self.asked: list[str] = []
         self.blocked_at = ""
         self.reached, self.opened = threading.Event(), threading.Event()
@@ -489,9 +344,6 @@ class Flaky(MemoryStore):
         if question == self.blocked_at:
             self.reached.set()
             assert self.opened.wait(PATIENCE)
-        if self.unreachable.get(question, 0):
-            self.unreachable[question] -= 1
-            raise StoreUnavailable
 
     def acquire(self, operation: Operation) -> Claim | Record:
         self._wait("acquire")
