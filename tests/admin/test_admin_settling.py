@@ -34,7 +34,7 @@ from tests.support.admin_pages import (
     messages,
     page,
 )
-from tests.support.factories import StaffFactory, ago, record, records, step
+from tests.support.factories import ago, record, records, step
 
 __all__ = ["alias", "forgotten"]  # fixtures
 
@@ -135,12 +135,6 @@ class TestCompleting:
             store.save_step(claim, late)
         assert state(alias) == before
 
-    def test_permanent(self, alias: str, settler: Client) -> None:
-        """What never expires can be completed."""
-        made = record(alias, held=True, permanent=True)
-        settle(settler, made, "complete")
-        assert row(alias).status == Status.COMPLETED
-
     def test_after_its_time_to_live(self, alias: str, settler: Client) -> None:
         """A response that would never be given is refused."""
         made = record(alias, held=True, created_at=ago(days=2))
@@ -158,14 +152,9 @@ class TestCompleting:
         [
             ({"status": 199}, "greater than or equal to 200"),
             ({"status": 500}, "less than or equal to 499"),
-            ({"status": "ok"}, "Enter a whole number."),
-            ({"status": ""}, "This field is required."),
-            ({"reason": ""}, "This field is required."),
             ({"reason": "  \n"}, "This field is required."),
-            ({"reason": "x" * 1001}, "at most 1000 characters"),
             ({"body": '{"id": 17'}, "Enter a valid JSON."),
             ({"status": 204}, "A response with this status has no body."),
-            ({"outcome": ""}, "This field is required."),
         ],
     )
     def test_what_is_no_response(self, settler: Client, given: dict[str, Any], error: str) -> None:
@@ -182,7 +171,6 @@ class TestCompleting:
         ("given", "headers", "body"),
         [
             ({"status": 204, "body": ""}, [], b""),
-            ({"body": ""}, [], b""),
             ({"body": "[]"}, [["Content-Type", "application/json"]], b"[]"),
         ],
     )
@@ -239,6 +227,7 @@ class TestBothWays:
         """The page says what follows; looking at it changes nothing."""
         made = record(alias, held=True, key="<i>k", attempt=3)
         before = state(alias)
+        assert BUTTON in page(settler, detail(made))
         raw = ask(settler, SETTLE, made).content.decode()
         assert "What happens then" in raw
         assert "can no longer complete" in raw
@@ -298,19 +287,6 @@ class TestBothWays:
         settle(client, made, way)
         assert state(alias) == before
 
-    @pytest.mark.parametrize("way", WAYS)
-    def test_forged(self, way: str) -> None:
-        """A form on another site cannot settle anything."""
-        client = Client(enforce_csrf_checks=True)
-        client.force_login(StaffFactory(permissions=["view_idempotencykey", "settle"]))
-        made = record(held=True)
-        before = state("default")
-        assert settle(client, made, way).status_code == 403
-        assert state("default") == before
-        client.get(detail(made))
-        settle(client, made, way, csrfmiddlewaretoken=client.cookies["csrftoken"].value)
-        assert state("default") != before
-
     def test_across(self, alias: str, settler: Client) -> None:
         """All that the filters find are settled, however many the list shows, and no others."""
         chosen, other = records(60, alias, held=True), record(alias, interrupted=True)
@@ -346,13 +322,6 @@ class TestBothWays:
         assert state(alias) == before
         assert not LogEntry.objects.exists()
 
-    @pytest.mark.parametrize("trait", ["interrupted", "held"])
-    def test_offered(self, alias: str, settler: Client, trait: str) -> None:
-        """The page of what was interrupted has the button, held or not."""
-        made = record(alias, **{trait: True})
-        said = page(settler, detail(made))
-        assert BUTTON in said
-
     @pytest.mark.parametrize("way", WAYS)
     def test_in_use(self, alias: str, settler: Client, way: str) -> None:
         """What a transaction holds at this moment is neither settled nor waited for."""
@@ -387,15 +356,6 @@ class TestBothWays:
         assert forgotten == []
         settle(settler, made, way)
         assert forgotten == [(made.key, made.scope, "uncommitted")]
-
-    @pytest.mark.parametrize("way", WAYS)
-    def test_another_is_left_alone(self, alias: str, settler: Client, way: str) -> None:
-        """Only what was chosen is settled, several records alike."""
-        other, *made = (record(alias, held=True) for _ in range(3))
-        done = act(settler, SETTLE, *made, **settlement(way))
-        assert messages(done) == ["2 idempotency keys: settled."]
-        left: Any = IdempotencyKey.objects.using(alias)
-        assert left.interrupted().get() == other
 
     @pytest.mark.parametrize("way", WAYS)
     def test_no_secret_is_asked_for(self, alias: str, settler: Client, way: str) -> None:

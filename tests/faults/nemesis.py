@@ -52,18 +52,16 @@ class Target:
     """What the nemesis is let loose on.
 
     Attributes:
-        settings: for the workers, see :mod:`tests.faults.nemesis_settings`.
+        settings: for the workers, see :mod:`tests.faults.bank.settings`.
         works: what is asked of them.
         faults: what the nemesis may do besides killing and pausing workers, by name.
         effects: the kinds of the effects that a reference has in the database.
-        pass_a_minute: what is in progress without a lease has begun a minute earlier.
     """
 
-    settings: dict[str, Any]
+    settings: dict[str, str]
     works: Sequence[Work]
     faults: dict[str, Callable[[random.Random], object]]
     effects: Callable[[str], tuple[str, ...]]
-    pass_a_minute: Callable[[], object] = lambda: None
 
 
 class Workers:
@@ -95,9 +93,11 @@ def workers(target: Target, ledger: Ledger, log: Path) -> Iterator[Workers]:
     """Worker processes for the length of the block."""
     environment = {
         **os.environ,
-        "DJANGO_SETTINGS_MODULE": "tests.faults.nemesis_settings",
-        "NEMESIS": json.dumps({"lease": LEASE, **target.settings}),
+        **target.settings,
+        "DJANGO_SETTINGS_MODULE": "tests.faults.bank.settings",
         "LEDGER_URL": ledger.url,
+        "LEASE_SECONDS": str(LEASE),
+        "CONN_MAX_AGE": "600",
     }
     pipe: Any = subprocess.PIPE
     with (
@@ -257,7 +257,5 @@ class Campaign:
         deadline = time.monotonic() + PATIENCE
         while not self.note(order, ended := caller.send(order)):
             assert time.monotonic() < deadline, (self.seed, order, "is wedged", ended)
-            with self.lock:
-                self.target.pass_a_minute()
             time.sleep(0.02)
         return ended

@@ -33,7 +33,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(0)]
 
 SEED = int(os.environ.get("NEMESIS_SEED", "1"))
 
-DATABASE = "idempotency_django.stores.database.DatabaseStore"
 CACHED = "idempotency_django.contrib.cached.CachedStore"
 REDIS = "idempotency_django.contrib.redis.RedisStore"
 
@@ -43,24 +42,10 @@ IN_DATABASE = (
     Work("/drf/", CHARGE),
     Work("/leased/", CHARGE),
     Work("/stepped/", TRANSFER),
-    Work("/looped/", CHARGE),
     Work("/outside/", ()),
 )
-# What its driver commits on SQLite, each later statement commits as well, effects first.
-ON_SERVERS = (*IN_DATABASE, Work("/committing/", CHARGE))
 IN_REDIS = (Work("/outside/", ()),)
 EFFECTS = "SELECT kind FROM bank_effect WHERE reference = "
-# What a COMMIT has shown to all is in progress for a minute after its attempt began.
-SHOWN = (
-    "SELECT id FROM idempotency_django_idempotencykey "
-    "WHERE status = 'in_progress' AND lease_expires_at IS NULL"
-)
-OLDER = (
-    "UPDATE idempotency_django_idempotencykey SET created_at = created_at - INTERVAL '1' MINUTE "
-    "WHERE id = %s"
-)
-
-Targets = Callable[[ExitStack, Path], Target]
 
 
 def through(url: str, wire: Wire) -> str:
@@ -94,13 +79,8 @@ def postgres(stack: ExitStack, folder: Path) -> Target:
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
 
-    def pass_a_minute(_: object = None) -> None:
-        for shown in admin.execute(SHOWN).fetchall():
-            admin.execute(OLDER, shown)
-
-    settings = {"database": through(url, wire), "store": {"BACKEND": DATABASE}, "redis": ""}
-    faults = {"cut": wire.cut, "end sessions": end_sessions, "a minute passes": pass_a_minute}
-    return Target(settings, ON_SERVERS, faults, effects, pass_a_minute)
+    faults = {"cut": wire.cut, "end sessions": end_sessions}
+    return Target({"DATABASE_URL": through(url, wire)}, IN_DATABASE, faults, effects)
 
 
 def mariadb(stack: ExitStack, folder: Path) -> Target:
@@ -130,13 +110,8 @@ def mariadb(stack: ExitStack, folder: Path) -> Target:
                 if "Unknown thread id" not in str(error):  # it has ended by itself
                     raise
 
-    def pass_a_minute(_: object = None) -> None:
-        for (number,) in ask(SHOWN):
-            ask(OLDER, number)
-
-    settings = {"database": through(url, wire), "store": {"BACKEND": DATABASE}, "redis": ""}
-    faults = {"cut": wire.cut, "end sessions": end_sessions, "a minute passes": pass_a_minute}
-    return Target(settings, ON_SERVERS, faults, effects, pass_a_minute)
+    faults = {"cut": wire.cut, "end sessions": end_sessions}
+    return Target({"DATABASE_URL": through(url, wire)}, IN_DATABASE, faults, effects)
 
 
 def sqlite_effects(path: Path) -> Callable[[str], tuple[str, ...]]:
@@ -153,24 +128,22 @@ def sqlite_effects(path: Path) -> Callable[[str], tuple[str, ...]]:
 def sqlite(stack: ExitStack, folder: Path) -> Target:
     """The same on SQLite, which nothing can cut off."""
     path = folder / "bank.sqlite3"
-    settings = {"database": f"sqlite:///{path}", "store": {"BACKEND": DATABASE}, "redis": ""}
-    return Target(settings, IN_DATABASE, {}, sqlite_effects(path))
+    return Target({"DATABASE_URL": f"sqlite:///{path}"}, IN_DATABASE, {}, sqlite_effects(path))
 
 
 def cached(stack: ExitStack, folder: Path) -> Target:
     """The database store behind a cache that crashes, too, and forgets everything."""
     target = postgres(stack, folder)
     url, faults = restartable_valkey(stack)
-    settings = target.settings | {"store": {"BACKEND": CACHED}, "redis": url}
-    faults = {**target.faults, **faults}
-    return Target(settings, target.works, faults, target.effects, target.pass_a_minute)
+    settings = target.settings | {"STORE": CACHED, "REDIS_URL": url}
+    return Target(settings, target.works, {**target.faults, **faults}, target.effects)
 
 
 def redis(stack: ExitStack, folder: Path) -> Target:
     """The Redis store on a server that crashes and has written down everything."""
     url, faults = restartable_valkey(stack, "--appendonly", "yes", "--appendfsync", "always")
     path = folder / "bank.sqlite3"
-    settings = {"database": f"sqlite:///{path}", "store": {"BACKEND": REDIS}, "redis": url}
+    settings = {"DATABASE_URL": f"sqlite:///{path}", "STORE": REDIS, "REDIS_URL": url}
     return Target(settings, IN_REDIS, faults, sqlite_effects(path))
 
 

@@ -20,7 +20,9 @@ from idempotency_django.contrib.celery import IdempotentTask  # noqa: E402
 from idempotency_django.policy import Policy  # noqa: E402
 from tests.faults.bank.models import Effect  # noqa: E402
 from tests.faults.boundaries import Strike, boundaries  # noqa: E402
+from tests.faults.numbering import number_statements  # noqa: E402
 
+number_statements()
 JOBS = settings.JOBS
 LEASED = Policy(mode="leased")
 

@@ -18,9 +18,8 @@ from tests.support.mysql import use_pymysql
 use_pymysql()
 
 JOBS: dict[str, Any] = json.loads(os.environ["JOBS"])
-_engine = {"postgres": "tests.faults.bank.backend"}.get(JOBS["database"].partition(":")[0])
 # A connection for each task, so that each passes the same boundaries.
-DATABASES = {"default": dj_database_url.parse(JOBS["database"], engine=_engine, conn_max_age=0)}
+DATABASES = {"default": dj_database_url.parse(JOBS["database"], conn_max_age=0)}
 SECRET_KEY = "tests"
 USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

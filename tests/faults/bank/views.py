@@ -90,6 +90,14 @@ def stepped(request: HttpRequest) -> JsonResponse:
 
 
 @idempotent(mode="leased")
+def outside(request: HttpRequest) -> JsonResponse:
+    """The effect is at the ledger, which honours a derived key; for stores without steps."""
+    entry = enter(request.idempotency.derive_key("entry"), reference_of(request))
+    fail_if_asked(request)
+    return JsonResponse({"entry": entry}, status=201)
+
+
+@idempotent(mode="leased")
 def renewed(request: HttpRequest) -> JsonResponse:
     """The same, taking so long that the lease is renewed meanwhile."""
     boundaries.wait_for_renewal(PATIENCE)
@@ -116,5 +124,6 @@ urlpatterns = [
     path("drf/", TransactionalView.as_view()),
     path("leased/", leased),
     path("stepped/", stepped),
+    path("outside/", outside),
     path("renewed/", renewed),
 ]

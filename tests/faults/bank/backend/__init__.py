@@ -1,1 +1,0 @@
-"""Django's PostgreSQL backend, which tells when it is between two statements."""
