@@ -91,10 +91,11 @@ class Page:
         self.files = Files(settings)
 
     def run(self) -> None:
-        """Run the examples in their order."""
+        """Run the examples in their order; the project that they make passes Django's checks."""
         with self.files:
             for example in self.document:
                 example.evaluate()
+            call_command("check")
 
     def start_over(self) -> None:
         """Empty the database, for the next part of a page that tells more than one story."""

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import ast
 import copy
-import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 import types
@@ -39,14 +36,6 @@ PROJECT = ROOT / "docs" / "project"
 TABLES = "shop/models.py"
 SETTINGS = "config/settings.py"
 URLS = "config/urls.py"
-NOT_IN_PROJECT = re.compile(r"% not-in-the-project: (.+)")  # above a block, with the reason
-
-VARIABLES = {
-    "BROKER_URL": "amqp://localhost",
-    "REDIS_CLUSTER_URL": "redis://localhost",
-    "REDIS_URL": "redis://localhost",
-}
-"""What the settings of pages read from the environment. Checks connect to no server."""
 
 
 def path_of(text: str) -> str | None:
@@ -66,7 +55,6 @@ class Block:
     text: str
     line: int
     is_visible: bool
-    is_in_project: bool
 
     @property
     def path(self) -> str | None:
@@ -81,16 +69,9 @@ def blocks(page: Path) -> list[Block]:
     """All blocks of Python of a page, the invisible ones included."""
     found = []
     for example in Document.parse(str(page), CodeBlockParser("python", lambda _: None)):
-        above, shown = example.document.text[: example.start], example.document.text
-        _, _, last = above.rstrip().rpartition("\n")
-        found.append(
-            Block(
-                example.parsed,
-                example.line,
-                is_visible=shown[example.start :].lstrip().startswith("```"),  # no comment
-                is_in_project=NOT_IN_PROJECT.fullmatch(last) is None,
-            )
-        )
+        shown = example.document.text[example.start :].lstrip()
+        is_visible = shown.startswith("```")  # no comment
+        found.append(Block(example.parsed, example.line, is_visible))
     return found
 
 
@@ -205,56 +186,6 @@ def only_new_models(text: str) -> str:
         first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
         lines[first - 1 : node.end_lineno] = ["\n"] * (node.end_lineno - first + 1)
     return "".join(lines)
-
-
-def write(page: Path, folder: Path) -> list[str]:
-    """Write the files of a page into a copy of the example project; return their modules."""
-    shutil.copytree(
-        PROJECT, folder, ignore=shutil.ignore_patterns("__pycache__", "*.sqlite3*", ".ruff_cache")
-    )
-    modules = []
-    for block in files(page):
-        if not block.is_in_project:
-            continue
-        assert block.path
-        text, file = block.text, folder / block.path
-        if block.path == SETTINGS:
-            text = added_to_settings(text)
-        elif block.path == TABLES:
-            text = only_new_models(text)
-        for parent in file.relative_to(folder).parents:
-            (folder / parent).mkdir(parents=True, exist_ok=True)
-            if parent != Path():
-                (folder / parent / "__init__.py").touch()
-        before = file.read_text() if file.exists() else ""
-        file.write_text(f"{before}\n\n{text}")
-        if block.path != SETTINGS:
-            modules.append(module_of(block.path))
-    return list(dict.fromkeys(modules))
-
-
-class Checker:
-    """``manage.py check`` of one project after another, each in a process of its own."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("checker.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | VARIABLES,
-        )
-
-    def check(self, folder: Path, modules: list[str]) -> str:
-        """What is wrong with the project, or with the modules, which are imported."""
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.write(json.dumps([str(folder), modules]) + "\n")
-        self._process.stdin.flush()
-        return str(json.loads(self._process.stdout.readline()))
-
-    def close(self) -> None:
-        self._process.communicate()
 
 
 # Running ------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from django.test import Client
 
 from idempotency_django.contrib.messaging import inbox as receivers
 from tests.docs.examples import COMPARED, LANGUAGES, ROOT, Page
-from tests.docs.files import Checker, blocks, files, undefined, write
+from tests.docs.files import blocks, files, undefined
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"  # run by test_tutorial.py, in a shell
 WRITTEN_BY_PROGRAMS = ROOT / "docs" / "benchmarks.md"
@@ -78,16 +77,3 @@ WITH_FILES = [path for path in PAGES if files(path)]
 def test_files_import_what_they_use(path: Path, tmp_path: Path) -> None:
     """Each block of a file imports what it uses: a reader copies it as it is."""
     assert undefined(path, tmp_path / "blocks") == ""
-
-
-@pytest.mark.parametrize("path", WITH_FILES, ids=name)
-def test_files_make_a_project(path: Path, tmp_path: Path, checker: Checker) -> None:
-    """With the files of a page in it, the example project passes its checks."""
-    assert checker.check(tmp_path / "project", write(path, tmp_path / "project")) == ""
-
-
-@pytest.fixture(scope="module")
-def checker() -> Iterator[Checker]:
-    checker = Checker()
-    yield checker
-    checker.close()
