@@ -300,17 +300,10 @@ class TestChanges:
     def test_stale(self, ticket: Ticket, at: str) -> None:
         """With another ETag it is refused, and nothing is executed."""
         ticket.save()
-        for header in ('"1"', 'W/"2"', "2"):
+        for header in ('"1"', 'W/"2"'):
             response = send(at, ticket, If_Match=header)
             assert_problem(response, 412, "precondition-failed")
         assert (Ticket.objects.get().title, effects()) == ("a", 0)
-
-    @protected
-    def test_required(self, ticket: Ticket, at: str) -> None:
-        """Without a condition it is refused where one is required."""
-        for method in ("put", "delete"):
-            assert_problem(send(at, ticket, method), 428, "precondition-required")
-        assert effects() == 0
 
     @protected
     def test_delete(self, ticket: Ticket, at: str) -> None:
@@ -321,14 +314,14 @@ class TestChanges:
         assert send(at, ticket, "delete", If_Match='"1"').status_code == 404
 
     @protected
-    def test_required_and_blind(self, ticket: Ticket, at: str) -> None:
-        """A condition that says nothing of what the client has read is not what is required."""
+    def test_required(self, ticket: Ticket, at: str) -> None:
+        """What is required is a condition that says what the client has read."""
         date = "Sat, 29 Oct 1994 19:43:31 GMT"
-        blind = [{"If_None_Match": tag} for tag in ('"0"', '"1"', "*", "junk", "")]
-        blind += [{"If_Unmodified_Since": "yesterday"}, {"If_Modified_Since": date}]
+        blind = [{}, {"If_None_Match": '"1"'}, {"If_None_Match": "*"}, {"If_Modified_Since": date}]
         blind.append({"If_Unmodified_Since": date})  # within that second it may have changed
         for headers in blind:
             assert_problem(send(at, ticket, **headers), 428, "precondition-required")
+        assert_problem(send(at, ticket, "delete"), 428, "precondition-required")
         assert send(at, ticket, If_Match="").status_code == 412
         assert (Ticket.objects.get().title, effects()) == ("a", 0)
 
@@ -345,17 +338,15 @@ class TestChanges:
 class TestRetries:
     @protected
     def test_replay(self, ticket: Ticket, at: str) -> None:
-        """A retry of what succeeded gets its response, ETag included, and not 412."""
+        """A retry of what succeeded gets its response, ETag included, and not 412; also a retry of
+        a DELETE, whose object is gone by then.
+        """
         headers = {"If_Match": '"1"', "Idempotency_Key": str(uuid4())}
         first, second = (send(at, ticket, **headers) for _ in range(2))
         assert first["ETag"] == '"2"'
         assert_replays(first, second)
         assert effects() == 1
-
-    @protected
-    def test_retry_of_delete(self, ticket: Ticket, at: str) -> None:
-        """The same of a DELETE, whose object is gone by then."""
-        headers = {"If_Match": '"1"', "Idempotency_Key": str(uuid4())}
+        headers = {"If_Match": '"2"', "Idempotency_Key": str(uuid4())}
         responses = [send(at, ticket, "delete", **headers) for _ in range(2)]
         assert [response.status_code for response in responses] == [204, 204]
         assert is_replay(responses[1])
@@ -402,7 +393,7 @@ class TestReads:
             "django.middleware.http.ConditionalGetMiddleware",
             *settings.MIDDLEWARE,
         ]
-        for header in ('"1"', 'W/"1"', "*", '"7", "1"'):
+        for header in ('"1"', 'W/"1"'):
             response = send(at, ticket, "get", If_None_Match=header)
             assert (response.status_code, response["ETag"], response.content) == (304, '"1"', b"")
         assert send(at, ticket, "get", If_None_Match='"7"').status_code == 200
