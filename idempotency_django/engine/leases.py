@@ -111,7 +111,7 @@ class Heartbeat:
     def add(self, lease: Lease) -> None:
         """Renew the lease from now on."""
         with self._condition:
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 name = f"idempotency-heartbeat-{self._name}"
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
                 thread.start()  # if there are too many threads, the next lease tries again

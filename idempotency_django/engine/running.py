@@ -194,12 +194,12 @@ async def arun(
     with observed(operation) as execution:
         try:
             outcome = await leased.outcome()
+            execution.end_with(outcome)
         finally:
             if driver.cancelled:
                 raise driver.cancelled
         if signal_of(outcome):  # in a thread: a receiver may ask the database
             await sync_to_async(announce_outcome)(outcome, operation)
-        execution.end_with(outcome)
     return outcome
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
@@ -89,6 +90,17 @@ def test_lease_that_cannot_be_renewed_holds_up_no_other() -> None:
     assert all(claim is other.claim for claim in renewed)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_thread_that_has_died_is_replaced() -> None:
+    """What ends the heartbeat's thread ends no later lease: the next one starts another thread."""
+    store = Noted(str(uuid4()))
+    store.responses.append(sys.exit)
+    with kept_alive(a_lease(store, 0.3)):
+        eventually(lambda: store.asked and not running(store))
+        with kept_alive(a_lease(store, 0.3)):
+            eventually(lambda: len(store.asked) > 2)
+
+
 DAY = 86400.0
 """Seconds of a lease whose next renewal no test waits for."""
 
@@ -120,6 +132,11 @@ def a_lease(store: Noted, seconds: float = DAY) -> Lease:
     return Lease(store, Claim(an_operation(), 1, "token"), seconds, time.monotonic())
 
 
+def running(store: Noted) -> bool:
+    """Whether the thread of the store's heartbeat is there."""
+    return any(t.name.endswith(store.alias) for t in threading.enumerate())
+
+
 def asleep(store: Noted) -> None:
     """Wait until the store's heartbeat sleeps until a lease is due."""
     heartbeat = leases.heartbeat_of(store)
@@ -141,14 +158,10 @@ def test_shorter_lease_wakes_the_thread() -> None:
 def test_thread_ends_when_nothing_is_left() -> None:
     """When the thread wakes and finds no lease, it ends; the next lease starts another one."""
     store = Noted(str(uuid4()))
-
-    def running() -> bool:
-        return any(t.name.endswith(store.alias) for t in threading.enumerate())
-
     for _ in range(2):
         with kept_alive(a_lease(store, 0.3)):
-            assert running()
-        eventually(lambda: not running())
+            assert running(store)
+        eventually(lambda: not running(store))
 
 
 def test_longest_duration_of_a_handler(caplog: pytest.LogCaptureFixture) -> None:

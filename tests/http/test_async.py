@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -19,7 +19,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
-from django.test import AsyncClient, AsyncRequestFactory, Client
+from django.test import AsyncClient, AsyncRequestFactory, Client, override_settings
 from django.urls import path
 from django.utils import timezone
 
@@ -418,7 +418,15 @@ class TestCancelledWhileAsking:
     def test_question(
         self, question: str, execute: Any, status: Status, executed: int, times: int
     ) -> None:
-        """Nothing is begun after it, and what was done already is completed."""
+        """Nothing is begun after it, and what was done already is completed, also for a hook."""
+        seen: list[str] = []
+
+        @contextmanager
+        def recorder(execution: Any) -> Iterator[None]:
+            try:
+                yield
+            finally:
+                seen.append(execution.outcome)
 
         async def work() -> None:
             store, operation = Flaky(), an_operation(lease=LEASE)
@@ -436,11 +444,13 @@ class TestCancelledWhileAsking:
             assert found is not None
             assert found.status is status
             assert len(executions) == executed
+            assert (seen == ["executed"]) is (status is Status.COMPLETED), seen
             store.blocked_at = ""
             again = await arun(store, operation)
             assert isinstance(again, Replayed if status is Status.COMPLETED else Executed)
 
-        in_loop(work)
+        with override_settings(IDEMPOTENCY={"AROUND_EXECUTION": [recorder]}):
+            in_loop(work)
 
     def test_while_it_waits_for_another(self) -> None:
         """Who waits for somebody else's execution leaves at once, and frees nothing of it."""
