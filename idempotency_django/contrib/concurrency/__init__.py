@@ -7,10 +7,9 @@ from ...lazy import lazily
 if TYPE_CHECKING:
     from .conditions import preconditions
     from .drf import PreconditionMixin
-    from .forms import VersionedAdmin, VersionedForm
     from .natural import once_per
     from .transitions import AlreadyThere, Moved, transition
-    from .versions import Versioned, VersionField, compare_and_swap
+    from .versions import Versioned, VersionedForm, VersionField, compare_and_swap
 
 __all__ = [
     "AlreadyThere",
@@ -18,7 +17,6 @@ __all__ = [
     "PreconditionMixin",
     "VersionField",
     "Versioned",
-    "VersionedAdmin",
     "VersionedForm",
     "compare_and_swap",
     "once_per",
@@ -35,8 +33,7 @@ __getattr__ = lazily(
         "PreconditionMixin": "drf",
         "VersionField": "versions",
         "Versioned": "versions",
-        "VersionedAdmin": "forms",
-        "VersionedForm": "forms",
+        "VersionedForm": "versions",
         "compare_and_swap": "versions",
         "once_per": "natural",
         "preconditions": "conditions",

@@ -20,17 +20,14 @@ from typing import Any, Final
 from django.apps import apps
 from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured, ValidationError
-from django.db import models
+from django.db import connections, models
 from django.db.models import F
 from django.forms import Field as FormField
-from django.forms import HiddenInput
+from django.forms import HiddenInput, ModelForm
 from django.utils.translation import gettext_lazy as _
 
 from .errors import ConcurrentModification
 from .locks import in_transaction, on_rollback, write_alias
-
-CARRIES_VERSION: Final = "idempotency_carries_version"
-"""The attribute of forms that cannot lack the version."""
 
 STALE: Final = _(
     "This has changed since you opened the page. Your changes were not saved. Open the page again "
@@ -147,8 +144,12 @@ class Versioned(models.Model):
         field = version_field(type(self))
         if self._state.adding or field.name in (exclude or ()):
             return
-        row = type(self)._base_manager.using(write_alias(self)).filter(pk=self.pk)
-        if not row.filter(**{field.attname: getattr(self, field.attname)}).exists():
+        using = write_alias(self)
+        seen = {"pk": self.pk, field.attname: getattr(self, field.attname)}
+        row = type(self)._base_manager.using(using).filter(**seen)
+        if connections[using].in_atomic_block:  # as in the admin: it stays so until the save
+            row = row.select_for_update()
+        if not row.exists():
             raise ValidationError(STALE, code="stale")
 
     @classmethod
@@ -165,24 +166,65 @@ class Versioned(models.Model):
 
 def _unversioned_forms(model: type[models.Model]) -> Iterator[Error]:
     """The admin's pages and inlines of a versioned model whose forms may lack the version."""
-    from django.contrib.admin.sites import all_sites  # noqa: PLC0415  # it may not be installed
+    # The admin may not be installed.
+    from django.contrib.admin.sites import all_sites  # noqa: PLC0415
+    from django.contrib.admin.utils import flatten_fieldsets  # noqa: PLC0415
 
+    version = version_field(model).name
     known = [
         (site, each) for site in all_sites for each in filter(site.is_registered, apps.get_models())
     ]
     for page in (site.get_model_admin(each) for site, each in known):
         for shown in (page, *page.inlines):
-            is_versioned = hasattr(shown.form, CARRIES_VERSION)
-            edits_list: Any = getattr(shown, "list_editable", None)
-            if shown.model is model and (edits_list or not is_versioned):
-                name = getattr(shown, "__name__", type(shown).__name__)
+            if shown.model is not model:
+                continue
+            fieldsets: Any = shown.fieldsets or [(None, {"fields": shown.fields or [version]})]
+            carries_version = issubclass(
+                shown.form, VersionedForm
+            ) and version in flatten_fieldsets(fieldsets)
+            if not carries_version or getattr(shown, "list_editable", None):
                 yield Error(
-                    f"{name} has {'list_editable' if is_versioned else 'a form'}, which may lack "
+                    f"{getattr(shown, '__name__', type(shown).__name__)} has forms that may lack "
                     "the version. A save of stale data would overwrite newer changes.",
-                    hint="Write form = VersionedForm, and remove list_editable.",
+                    hint=f"Write form = VersionedForm, add {version!r} to fields or fieldsets "
+                    "where you list them (it is hidden), and remove list_editable.",
                     obj=shown,
                     id="idempotency_django.E034",
                 )
+
+
+class VersionedForm(ModelForm):  # type: ignore[type-arg]  # Django's is not generic at run time
+    """A ``ModelForm`` that has the version field of its object, and cannot lack it.
+
+    Also for the admin: give it to a ``ModelAdmin`` or an inline as its ``form``.
+
+    Each form with the version, which is hidden, is invalid if its object was changed since the form
+    was shown: the model validates that. Within a transaction, as in the admin, nothing else changes
+    the object until it is saved. Otherwise the model's ``save()`` refuses what was changed between
+    validation and ``save()``. A new object's version is not the user's to choose: what is sent for
+    it is ignored.
+
+    Raises:
+        ImproperlyConfigured: raised by ``clean()`` if the version is not among the fields.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        name = version_field(self._meta.model).name
+        if self.instance._state.adding and name in self.fields:
+            self.fields[name].disabled = True  # so that its initial value counts
+            self.initial[name] = getattr(self.instance, name)
+
+    def clean(self) -> Any:
+        cleaned = super().clean()
+        name = version_field(self._meta.model).name
+        if name not in self.fields:
+            raise ImproperlyConfigured(
+                f"{type(self).__name__} has no field {name!r}, so it cannot detect stale data. "
+                "Add the field to Meta.fields, or to the fields of the admin's page; it is hidden. "
+                "If your template renders the fields one by one, also render the hidden fields."
+            )
+        return cleaned
 
 
 def compare_and_swap(obj: models.Model, /, **changes: Any) -> None:

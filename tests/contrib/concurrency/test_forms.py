@@ -11,17 +11,22 @@ from django import forms
 from django.contrib import admin
 from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured, ValidationError
+from django.db import OperationalError, connections, transaction
 from django.forms import modelform_factory
 from django.http import HttpRequest
 from django.test import Client
 from django.urls import path
 
-from idempotency_django.contrib.concurrency import VersionedAdmin, VersionedForm
+from idempotency_django.contrib.concurrency import VersionedForm
 from idempotency_django.contrib.concurrency.errors import ConcurrentModification
 from idempotency_django.contrib.concurrency.versions import STALE
+from idempotency_django.testing import in_threads
 from tests.contrib.concurrency.models import Deed, Extended, Owner, Ticket
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.urls(__name__),
+]
 
 site = admin.AdminSite()
 
@@ -34,9 +39,9 @@ class UppercaseForm(VersionedForm):
 
 
 @admin.register(Ticket, site=site)
-class TicketAdmin(VersionedAdmin):
+class TicketAdmin(admin.ModelAdmin):
     form = UppercaseForm
-    fieldsets = [("First", {"fields": ["title"]}), ("Second", {"fields": ("amount",)})]
+    fieldsets = [("First", {"fields": ["title"]}), ("Second", {"fields": (("amount", "version"),)})]
 
 
 class DeedInline(admin.TabularInline):
@@ -50,7 +55,7 @@ class OwnerAdmin(admin.ModelAdmin):
     """Has that inline in some of the tests, as a check refuses it."""
 
 
-site.register(Extended, VersionedAdmin)
+site.register(Extended, form=VersionedForm)
 site.register(Owner, OwnerAdmin)
 urlpatterns = [path("admin/", site.urls)]
 
@@ -62,7 +67,8 @@ def filled(ticket: Ticket, **values: Any) -> VersionedForm:
     shown = TicketForm(instance=ticket)
     hidden = {field.name: field.value() for field in shown.hidden_fields()}
     assert hidden == {"version": ticket.version}
-    return TicketForm({**hidden, **values}, instance=Ticket.objects.get(pk=ticket.pk))
+    saved = Ticket.objects.using(ticket._state.db).get(pk=ticket.pk)
+    return TicketForm({**hidden, **values}, instance=saved)
 
 
 class TestForm:
@@ -83,6 +89,26 @@ class TestForm:
         with pytest.raises(ConcurrentModification):
             form.save()
         assert Ticket.objects.get().title == "a"
+
+    def test_locked(self, using: str) -> None:
+        """In a transaction, as in the admin, nothing changes it between validation and save()."""
+        connection = connections[using]
+        if not connection.features.has_select_for_update_nowait:
+            pytest.skip("a whole database is locked, by the first write")
+        ticket = Ticket.objects.using(using).create(title="a")
+
+        def change() -> None:
+            with pytest.raises(OperationalError), transaction.atomic(using=using):
+                rows = Ticket.objects.using(using).select_for_update(nowait=True)
+                rows.get(pk=ticket.pk).save()
+
+        with transaction.atomic(using=using):
+            form = filled(ticket, title="b")
+            assert form.is_valid(), form.errors
+            in_threads([change])
+            form.save()
+        [found] = Ticket.objects.using(using)
+        assert (found.title, found.version) == ("b", 2)
 
     def test_any_form(self) -> None:
         """So is a form of Django's own that has the version among its fields."""
@@ -175,25 +201,27 @@ class TestAdmin:
         monkeypatch.setattr(OwnerAdmin, "inlines", [DeedInline])
         [error] = Deed.check()
         assert error.id == "idempotency_django.E034"
-        assert "DeedInline has a form" in error.msg
+        assert "DeedInline has forms" in error.msg
         monkeypatch.setattr(DeedInline, "form", VersionedForm)
         assert Deed.check() == []
 
     @pytest.mark.parametrize(
-        ("base", "attributes", "what"),
+        "attributes",
         [
-            (admin.ModelAdmin, {}, "Broken has a form"),
-            (VersionedAdmin, {"form": forms.ModelForm}, "Broken has a form"),
-            (VersionedAdmin, {"list_editable": ["title"]}, "Broken has list_editable"),
+            {},
+            {"form": forms.ModelForm},
+            {"form": VersionedForm, "list_editable": ["title"]},
+            {"form": VersionedForm, "fields": ["title"]},
+            {"form": VersionedForm, "fieldsets": [("All", {"fields": ["title", ("amount",)]})]},
         ],
     )
-    def test_check(self, base: Any, attributes: dict[str, Any], what: str) -> None:
+    def test_check(self, attributes: dict[str, Any]) -> None:
         """An admin whose forms may carry no version is refused by a check of its model."""
         other = admin.AdminSite()
-        other.register(Ticket, type("Broken", (base,), attributes))
+        other.register(Ticket, type("Broken", (admin.ModelAdmin,), attributes))
         [error] = Ticket.check()
         assert error.id == "idempotency_django.E034"
-        assert error.msg.startswith(what)
+        assert error.msg.startswith("Broken has forms that may lack the version")
         other.unregister(Ticket)
         assert Ticket.check() == []
 
@@ -201,7 +229,7 @@ class TestAdmin:
         """An admin that shows the version, but does not send it, saves nothing."""
         page("")
         other = admin.AdminSite()
-        other.register(Ticket, VersionedAdmin, readonly_fields=["version"])
+        other.register(Ticket, form=VersionedForm, readonly_fields=["version"])
         ticket = Ticket.objects.create(title="a")
         form = other.get_model_admin(Ticket).get_form(HttpRequest(), ticket)
         with pytest.raises(ImproperlyConfigured, match="has no field 'version'"):
