@@ -6,6 +6,7 @@ A queue would drive it in the same way: read the event, hand it over, acknowledg
 from __future__ import annotations
 
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 from django.contrib.auth.models import User
@@ -16,7 +17,6 @@ from rest_framework.exceptions import ValidationError
 
 from idempotency_django.contrib.messaging import Consumer, Event, Handled
 from idempotency_django.decorators import idempotency_exempt
-from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.errors import IdempotencyError
 from idempotency_django.policy import Policy
 
@@ -27,16 +27,16 @@ from .models import Kind
 
 DEFAULTS = {"amount": 100, "currency": "EUR"}
 
-ledger = Consumer("ledger", policy=Policy(store="database"), federated=True)
+ledger = Consumer("ledger", policy=Policy(store="database"))
 
 _request: ContextVar[HttpRequest] = ContextVar("request")  # whose faults are simulated
 
 
 @ledger.on("order.paid", "order.refunded", "invoice.paid")
-def book(event: Event, execution: ExecutionContext) -> dict[str, Any]:
+def book(event: Event) -> dict[str, Any]:
     """Make the effect that the event's data asks for."""
     request = _request.get()
-    request.user = User.objects.get(username=execution.operation.principal)
+    request.user = User.objects.get(username=event.source)
     Faults(request).sleep()
     return make(request, Kind.EVENT, _asked(event))["body"]
 
@@ -49,10 +49,11 @@ def receive(request: HttpRequest) -> JsonResponse:
     """Hand over the event in the request, and respond when what it did is committed."""
     _request.set(request)
     try:
-        event = Event.from_json(request.body)
+        # The source is who has sent it, not who it says: no sender gets another one's result.
+        event = replace(Event.from_json(request.body), source=request.user.get_username())
         if ledger.handles(event.type):
             _asked(event)  # or it would fail until it is dead-lettered
-        outcome = ledger.handle(event, sender=request.user.get_username())
+        outcome = ledger.handle(event)
     except IdempotencyError as error:
         return _refused(error, error.status)
     except ValidationError as error:

@@ -66,10 +66,10 @@ INBOX_ACTIONS: Final = (
         name="discard",
         short_description=gettext_lazy("Discard dead letters"),
         effects=(
-            gettext_lazy("The message is not handled, and its group continues without it."),
+            gettext_lazy("The message is not handled."),
             gettext_lazy("You can reprocess it until it is purged."),
         ),
-        log=gettext_lazy("Discarded; its group continues without it."),
+        log=gettext_lazy("Discarded."),
         done=gettext_lazy("discarded"),
         does="discard",
     ),
@@ -88,21 +88,6 @@ INBOX_ACTIONS: Final = (
         log=gettext_lazy("Reprocessed."),
         done=gettext_lazy("handled again soon"),
         does="repeat",
-    ),
-    MessageAction(
-        name="accept",
-        short_description=gettext_lazy("Accept messages"),
-        effects=(
-            gettext_lazy(
-                "An earlier message had the same id with another body, or the same body with "
-                "another id that the signature does not cover. Ask the sender whether both are "
-                "genuine."
-            ),
-            gettext_lazy("An accepted message is handled like any other."),
-        ),
-        log=gettext_lazy("Accepted."),
-        done=gettext_lazy("handled again soon"),
-        does="accept",
     ),
 )
 
@@ -164,10 +149,6 @@ class MessageAdmin(ListAdmin):
         # PostgreSQL's index of what waits has no others.
         return self.queue.all(database()).filter(**{f"{self.queue.place}__gt": ""})
 
-    def get_list_display(self, request: HttpRequest) -> Any:
-        place, since = self.queue.place, self.queue.since
-        return ("message_id", "state", "type", place, "group", "attempts", since)
-
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         sections: list[Any] = [
             (None, {"fields": self.identity}),
@@ -195,7 +176,8 @@ class InboxMessageAdmin(MessageAdmin):
     secret = ("error", "headers", "body")
     hidden = ("digest", "unique_digest", "caused_by")
     view_permission = "idempotency_messaging.view_body"
-    identity = ("message_id", "source", "type", "group")
+    identity = ("message_id", "source", "type")
+    list_display = ("message_id", "state", "type", "source", "attempts", "received_at")
     list_filter = ("state", "source")
     search_fields = ("message_id",)
     search_help_text = gettext_lazy("Finds messages whose id begins with this text.")
@@ -223,6 +205,7 @@ class OutboxMessageAdmin(MessageAdmin):
     hidden = ("token", "dedup", "caused_by")
     view_permission = "idempotency_messaging.view_outbox_payload"
     identity = ("message_id", "topic", "type", "group", "sequence")
+    list_display = ("message_id", "state", "type", "topic", "group", "attempts", "created_at")
     list_filter = ("state", "topic")
     search_fields = ("message_id__exact", "group__exact", "caused_by__exact")
     ordering = ("-pk",)

@@ -307,8 +307,6 @@ class Consumer:
             all.
         policy: the policy, for example ``Policy(mode="leased")`` where handlers have effects
             outside the database; by default the project's.
-        federated: whether the events come from several senders who do not trust one another. Then
-            every call says who sent the event, and no sender gets the results of another.
         seen: a filter that is asked before an event is claimed, so that a duplicate costs one read;
             for streams with many of them.
 
@@ -324,7 +322,6 @@ class Consumer:
         ttl: timedelta | None = UNSET,
         max_attempts: int | None = 5,
         policy: Policy | None = None,
-        federated: bool = False,
         seen: SeenFilter | None = None,
     ) -> None:
         if not _NAME.fullmatch(name):
@@ -348,7 +345,6 @@ class Consumer:
             policy = policy.replace(ttl=ttl)
         self.name = name
         self.max_attempts = max_attempts
-        self.federated = federated
         self.seen = seen
         self._policy = policy
         self._handlers: dict[str, Handler] = {}
@@ -404,14 +400,11 @@ class Consumer:
         """Whether there is a handler for events of this type."""
         return type in self._handlers or ANY in self._handlers
 
-    def handle(
-        self, event: Event, *, sender: str = "", redelivered: bool = False
-    ) -> Handled | Duplicate:
+    def handle(self, event: Event, *, redelivered: bool = False) -> Handled | Duplicate:
         """Handle the event, unless it was handled before.
 
         Args:
             event: the event.
-            sender: who sent it, as the transport has authenticated them; for a federated consumer.
             redelivered: whether the transport says that it delivered the message before. Then the
                 claim is committed first, for one more transaction, so that an attempt that ends
                 with its process counts as well.
@@ -432,11 +425,11 @@ class Consumer:
                 committed when it returns.
             Exception: an error of the handler, whose writes are rolled back.
         """
-        execution = self.execution_of(event, sender)
+        execution = self.execution_of(event)
         self._validate_no_transaction(execution)
         return execution.run(claim_first=redelivered)
 
-    def handle_many(self, events: Sequence[Event], *, sender: str = "") -> list[Outcome]:
+    def handle_many(self, events: Sequence[Event]) -> list[Outcome]:
         """Handle events in their order, in one transaction if none of them fails.
 
         If one fails, all are rolled back, and each is handled alone: no failure undoes a
@@ -446,7 +439,6 @@ class Consumer:
 
         Args:
             events: the events, of which some may be the same.
-            sender: who sent all of them; for a federated consumer.
 
         Returns:
             The outcomes in the order of the events. Each is :class:`Handled`,
@@ -460,7 +452,7 @@ class Consumer:
         executions: dict[int, EventExecution] = {}
         for place, event in enumerate(events):
             try:
-                executions[place] = self.execution_of(event, sender)
+                executions[place] = self.execution_of(event)
             except (UnknownEventType, TypeError) as error:
                 outcomes[place] = Failed(error)
         for execution in [*executions.values()][:1]:  # they have one store
@@ -492,47 +484,32 @@ class Consumer:
         for each in {policy, *(handler.policy(policy) for handler in self._handlers.values())}:
             choose_mode(each, stores[each.store])
 
-    def execution_of(self, event: Event, sender: str = "", *, key: str = "") -> EventExecution:
+    def execution_of(self, event: Event, *, key: str = "") -> EventExecution:
         """The handling of the event.
 
         Args:
             event: the event.
-            sender: who sent it; for a federated consumer.
             key: the key of its record, where that is not its id.
 
         Raises:
             UnknownEventType: the consumer has no handler for it.
-            ValueError: the sender is missing, or needless.
         """
         handler = self._handler(event)
         plan = plan_call(
             handler.policy(self._policy.resolved()),
             key=key or keys.fit(event.id),
-            scope=self._scope(event.source, sender),
+            scope=self._scope(event.source),
             name=f"{self.name} {event.type}",
             content_digest=_content_digest(event),
             method=METHOD,
             max_attempts=self.max_attempts,
-            caused_by="" if self.federated else event.caused_by,
+            caused_by=event.caused_by,
         )
-        if sender:  # for the handler, and for the audit
-            plan = replace(plan, operation=replace(plan.operation, principal=sender))
         return EventExecution(plan, event, handler, self.seen)
 
-    def _scope(self, source: str, sender: str) -> str:
-        """The scope of an event: the consumer's name, the event's source, and who sent it."""
-        if self.federated and not sender:
-            raise ValueError(
-                f"The consumer {self.name!r} is federated, so each call needs the authenticated "
-                "sender of the event. Pass sender=."
-            )
-        if sender and not self.federated:
-            raise ValueError(
-                f"The consumer {self.name!r} is not federated, but sender= was passed. Make it a "
-                "Consumer(…, federated=True), or remove sender=."
-            )
-        scope = f"consumer:{self.name}:{source}"
-        return scopes.join(scope, f"sender:{sender}") if sender else scopes.join(scope)
+    def _scope(self, source: str) -> str:
+        """The scope of an event: the consumer's name, and the event's source."""
+        return scopes.join(f"consumer:{self.name}:{source}")
 
     def _validate_no_transaction(self, execution: EventExecution) -> None:
         using = execution.plan.store.using

@@ -22,14 +22,11 @@ from .errors import DeadLettered, UnknownEventType
 from .events import Event
 from .models import InboxMessage, MessageState
 
-SENDER: Final = "idempotency-sender"
-"""The header with the sender of a message to a federated consumer."""
-
 _OVER: Final = (MessageState.DEAD, MessageState.DONE, MessageState.DISCARDED)
 _TYPE_LENGTH: Final = 255
 
 
-def keep(consumer: Consumer, event: Event, error: Exception, *, sender: str = "") -> None:
+def keep(consumer: Consumer, event: Event, error: Exception) -> None:
     """Keep an event that the consumer could not handle. It is durable when this returns.
 
     The same event is kept once, however often this is called.
@@ -38,7 +35,6 @@ def keep(consumer: Consumer, event: Event, error: Exception, *, sender: str = ""
         consumer: the consumer.
         event: the event.
         error: why it could not be handled.
-        sender: who sent it; for a federated consumer.
 
     Raises:
         ValueError: the event's data is neither bytes nor what JSON can say.
@@ -49,16 +45,10 @@ def keep(consumer: Consumer, event: Event, error: Exception, *, sender: str = ""
     if isinstance(error, FingerprintMismatch):  # another event has that id
         message_id = f"{message_id}#{_digest(body)}"
     if isinstance(error, UnknownEventType):  # there was no attempt, so there is no record
-        caused_by = "" if consumer.federated else event.caused_by  # a stranger may name any cause
+        caused_by = event.caused_by
     else:
-        caused_by = consumer.execution_of(event, sender).name
-    headers = [(SENDER, sender)] if sender else []
-    _keep(consumer, message_id, event.type, body, error, headers, caused_by)
-
-
-def sender_of(headers: Iterable[tuple[str, str]]) -> str:
-    """The sender of an event, from its stored headers; empty: its consumer is not federated."""
-    return dict(headers).get(SENDER, "")
+        caused_by = consumer.execution_of(event).name
+    _keep(consumer, message_id, event.type, body, error, caused_by=caused_by)
 
 
 def keep_raw(
@@ -77,7 +67,7 @@ def keep_raw(
         error: why it is not an event.
         headers: the message's headers.
     """
-    _keep(consumer, f"{place}#{_digest(body)}", "", body, error, headers)
+    _keep(consumer, f"{place}#{_digest(body)}", "", body, error, headers=headers)
 
 
 def _keep(
@@ -86,7 +76,8 @@ def _keep(
     kind: str,
     body: bytes,
     error: Exception,
-    headers: Iterable[tuple[str, str]],
+    *,
+    headers: Iterable[tuple[str, str]] = (),
     caused_by: str = "",
 ) -> None:
     rows = InboxMessage.objects.using(database())

@@ -32,8 +32,8 @@ def outbox(max_age: timedelta) -> Iterator[Finding]:
     """The messages of each topic that no relay sends, and the dead letters."""
     names = {*topics()} - {*OWN}
     yield from _waiting(OUTBOX, names, max_age, _RELAY)
-    yield from _dead("outbox messages dead", OUTBOX, Q(), names, f"Their groups wait. {_MEND}")
-    yield _stopped(OUTBOX)
+    yield from _dead(OUTBOX, names, f"Their groups wait. {_MEND}")
+    yield _stopped()
     yield overdue("outbox messages to purge", database(), OUTBOX.over(PURGE_AGE))
 
 
@@ -41,9 +41,7 @@ def inbox(max_age: timedelta) -> Iterator[Finding]:
     """The messages of each source without a process, and the messages that need an operator."""
     names = {*_sources()}
     yield from _waiting(INBOX, names, max_age, _PROCESS)
-    yield from _dead("inbox messages dead", INBOX, Q(is_suspect=False), names, _MEND)
-    yield from _dead("inbox messages to accept", INBOX, Q(is_suspect=True), names, _ACCEPT)
-    yield _stopped(INBOX)
+    yield from _dead(INBOX, names, _MEND)
     yield overdue("inbox messages to purge", database(), INBOX.over(PURGE_AGE))
 
 
@@ -113,10 +111,6 @@ _MEND: Final = (
     "They are not retried automatically. Fix the cause of their errors, then retry or discard "
     "them in the admin, or many of them with settle_messages."
 )
-_ACCEPT: Final = (
-    "Check with the sender whether they are genuine. Accept genuine messages, and discard the "
-    "others."
-)
 _NONE: Final[tuple[int, timedelta | None]] = (0, None)
 
 
@@ -161,14 +155,17 @@ def _counted(queue: Queue, condition: Q) -> dict[str, tuple[int, timedelta | Non
     return {name: (count, now - oldest) for name, count, oldest, now in counts}
 
 
-def _dead(
-    what: str, queue: Queue, condition: Q, names: Collection[str], problem: str
-) -> Iterator[Finding]:
-    found = _counted(queue, Q(state=MessageState.DEAD) & condition)
+def _dead(queue: Queue, names: Collection[str], problem: str) -> Iterator[Finding]:
+    """The dead letters of each topic or source."""
+    found = _counted(queue, Q(state=MessageState.DEAD))
     for name in sorted({*names, *found}):
         count, oldest = found.get(name, _NONE)
         yield Finding(
-            what=what, where=name, count=count, oldest=oldest, problem=problem if count else ""
+            what=f"{queue.name} messages dead",
+            where=name,
+            count=count,
+            oldest=oldest,
+            problem=problem if count else "",
         )
 
 
@@ -177,12 +174,12 @@ SEARCH: Final = 1.0
 NAMED: Final = 5
 
 
-def _stopped(queue: Queue) -> Finding:
+def _stopped() -> Finding:
     """The groups whose first message was deleted, until a process goes on with them."""
-    found, _ = queue.stopped(database(), seconds=SEARCH)
+    found, _ = OUTBOX.stopped(database(), seconds=SEARCH)
     names = ", ".join(map(repr, [*found][:NAMED]))
     return Finding(
-        what=f"{queue.name} groups stopped",
+        what="outbox groups stopped",
         where=database(),
         count=len(found),
         problem=f"Their first messages were deleted: {names}. run_messaging goes on."

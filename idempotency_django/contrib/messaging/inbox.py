@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any, ClassVar, Final, TypeVar
 
 from django.conf import settings
@@ -43,13 +44,13 @@ from ...errors import (
 )
 from ...http import INBOX as IS_INBOX
 from ...http import POLICY, problem_response
-from ...models import DatabaseNow, IdempotencyStep
-from ...policy import INHERITED, Policy, keys, scopes
+from ...models import DatabaseNow, IdempotencyStep, unlocked
+from ...policy import INHERITED, Policy, keys
 from ...stores import Status, forbid_atomic_block, reference
 from .conf import conf
-from .consumers import Consumer, consumers
+from .consumers import Consumer, EventExecution, consumers
 from .databases import close_lost_connections, database, reason, unindexed
-from .dead_letters import release, rows_of, sender_of
+from .dead_letters import release, rows_of
 from .errors import DeadLettered, UnknownEventType
 from .events import CAUSED_BY, Event
 from .loops import handling, hanging
@@ -61,6 +62,14 @@ logger = logging.getLogger("idempotency_django")
 
 RETRY_AFTER: Final = 30
 """Seconds after which a sender may try again when the database cannot be reached."""
+
+OTHER_BODY: Final = (
+    "An earlier message had this id with another body. Retry this one if both are genuine."
+)
+OTHER_ID: Final = (
+    "An earlier message had this body with another id, and the signature does not cover the id. "
+    "Retry this one if both are genuine: it may be an attacker's copy."
+)
 
 _SECRET_HEADERS: Final = frozenset({"cookie", "authorization", "x-api-key", "x-auth-token"})
 _COLUMNS: Final = [each for each in InboxMessage._meta.concrete_fields if not each.primary_key]
@@ -94,7 +103,7 @@ _RECEIVERS: Final[dict[str, type[WebhookReceiver]]] = {}
 class _Handlers(Consumer):
     """The handlers of a receiver. The records of its messages have a scope of their own."""
 
-    def _scope(self, source: str, sender: str) -> str:
+    def _scope(self, source: str) -> str:
         return f"webhook:{source}"
 
 
@@ -138,12 +147,15 @@ class WebhookReceiver(View):
         super().__init_subclass__(**options)
         if "source" not in vars(cls):
             return
-        inherited = getattr(cls, "consumer", None)
+        if hasattr(cls, "consumer"):
+            raise ImproperlyConfigured(
+                f"{cls.__qualname__} has the source {cls.source!r}, and is derived from a receiver "
+                "with a source of its own, whose handlers it would not get. Derive both from a "
+                "class without a source."
+            )
         cls.consumer = _Handlers(
             cls.source, ttl=cls.ttl, max_attempts=cls.max_attempts, policy=cls.policy
         )
-        if inherited:
-            cls.consumer._handlers.update(inherited._handlers)
         _RECEIVERS[f"{cls.__module__}.{cls.__qualname__}"] = cls
 
     @classmethod
@@ -167,14 +179,6 @@ class WebhookReceiver(View):
         for using in connections:
             transaction.non_atomic_requests(using)(view)
         return view  # type: ignore[no-any-return]
-
-    def group(self, event: Event) -> str | None:
-        """The ordering group of the message: earlier messages of the same group are handled first.
-
-        Override it where the order matters; empty or ``None``: in no particular order. If it
-        raises, nothing is stored, and the sender delivers the message again.
-        """
-        return ""
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         """Verify and store a delivery."""
@@ -203,66 +207,43 @@ class WebhookReceiver(View):
         message = self._message(contents, request, body)
         if not self.verifier.signs_id:
             message.unique_digest = message.digest
-        if insert(message):
-            return
-        known = known_digest(message)
-        if known == message.digest:
-            return  # it is delivered again
-        if known is None and self.verifier.signs_id:
-            insert(message)  # the existing message has been purged since
-            return
-        message_id = message.message_id
-        if known is not None:
-            # Keyed: who may list the messages may not test guesses at their bodies.
-            suffix = salted_hmac(__name__, message.digest, algorithm="sha256").hexdigest()
-            message.message_id = keys.fit(f"{message_id}#{suffix}")
-            why = "An earlier message had this id with another body."
-        else:  # it may be an attacker's replay
-            why = (
-                "An earlier message had this body with another id, and the signature does not "
-                "cover the id."
-            )
-        if self._suspect(message, why):
-            logger.warning(
-                "The message %s of %s is a dead letter. %s Accept it in the admin if both are "
-                "genuine.",
-                message_id,
-                self.source,
-                why,
-            )
+        while not insert(message):
+            known = known_digest(message)
+            if known == message.digest:
+                return  # it is delivered again
+            if known is not None:
+                # Keyed: who may list the messages may not test guesses at their bodies.
+                suffix = salted_hmac(__name__, message.digest, algorithm="sha256").hexdigest()
+                message.message_id = keys.fit(f"{message.message_id}#{suffix}")
+                self._hold(message, OTHER_BODY)
+                return
+            if not self.verifier.signs_id:
+                self._hold(message, OTHER_ID)
+                return
+            # The message that had its id has been purged since.
 
-    def _suspect(self, message: InboxMessage, why: str) -> bool:
-        """Store the message for an operator to accept; ``False``: it is already stored."""
-        message.unique_digest, message.state = None, MessageState.DEAD
-        message.is_suspect, message.error = True, why
-        message.process_after = None
-        message.stream = ""  # until it is accepted: it holds up no genuine message
+    def _hold(self, message: InboxMessage, why: str) -> None:
+        """Store a message that may be no genuine one as a dead letter, unless it is stored."""
+        message.unique_digest, message.process_after = None, None
+        message.state, message.error = MessageState.DEAD, why
         if not self.verifier.signs_id and self.ttl:  # an attacker can send any number of them
             message.purge_at = DatabaseNow() + self.ttl
-        return insert(message)
+        if insert(message):
+            logger.error("The message %s is a dead letter. %s", message, why)
 
     def _message(self, contents: Contents, request: HttpRequest, body: bytes) -> InboxMessage:
         same = body if contents.same is None else contents.same
-        given = self.group(event_of(self.source, contents))
-        group = "" if given is None else scopes.fit(str(given))
         kept = [(k, v) for k, v in request.headers.items() if k.lower() not in _SECRET_HEADERS]
         return InboxMessage(
             source=self.source,
             message_id=keys.fit(contents.message_id),
             type=contents.type,
-            group=group,
-            stream=stream_of(self.source, group),
             headers=json.dumps(kept),
             body=body,
             digest=hashlib.sha256(same).hexdigest(),
             process_after=DatabaseNow(),
             received_at=DatabaseNow(),
         )
-
-
-def stream_of(source: str, group: str) -> str:
-    """The name of a source's group in the queue; empty: the message has no group."""
-    return f"{source}/{group}" if group else ""
 
 
 def event_of(source: str, contents: Contents) -> Event:
@@ -328,11 +309,12 @@ def known_sources() -> list[str]:
     return [*sorted(receivers()), *(f"{CONSUMER}{name}" for name in sorted(names))]
 
 
-def handled_by(message: InboxMessage) -> tuple[Consumer, Event, str, str]:
-    """Who handles the message: the consumer, its event and sender, and the key of its record.
+def execution_of(message: InboxMessage) -> EventExecution:
+    """The handling of the message.
 
     Raises:
         NoReceiver: there is no receiver or consumer for its source.
+        UnknownEventType: there is no handler for its type.
         ValueError: a consumer's dead letter is not an event.
     """
     headers, body = json.loads(message.headers), bytes(message.body)
@@ -343,7 +325,7 @@ def handled_by(message: InboxMessage) -> tuple[Consumer, Event, str, str]:
             raise NoReceiver(
                 f"No consumer is called {name!r}. List its path in IDEMPOTENCY['CONSUMERS']."
             )
-        return listed[name], event, sender_of(headers), keys.fit(event.id)
+        return listed[name].execution_of(event)
     receiver = receivers().get(message.source)
     if receiver is None:
         raise NoReceiver(
@@ -353,13 +335,8 @@ def handled_by(message: InboxMessage) -> tuple[Consumer, Event, str, str]:
     named: Any = CaseInsensitiveMapping(dict(headers))
     event = event_of(message.source, receiver.verifier.read(named, body))
     cause = reference(message.message_id, f"inbox:{message.source}")
-    return receiver.consumer, replace(event, extensions={CAUSED_BY: cause}), "", message.message_id
-
-
-def plan_of(message: InboxMessage) -> Plan:
-    """The operation of the message; raises as :func:`handled_by`, or :exc:`UnknownEventType`."""
-    consumer, event, sender, key = handled_by(message)
-    return consumer.execution_of(event, sender, key=key).plan
+    event = replace(event, extensions={CAUSED_BY: cause})
+    return receiver.consumer.execution_of(event, key=message.message_id)
 
 
 class Inbox(Queue):
@@ -367,25 +344,20 @@ class Inbox(Queue):
 
     name = "inbox"
     model = InboxMessage
-    order = "id"
     place = "source"
     since = "received_at"
     retried = (MessageState.DEAD, MessageState.PENDING)
 
     def retry(self, row: InboxMessage, by: str) -> dict[str, Any]:
         if row.state == MessageState.DEAD:  # else, its next attempt was to come anyway
-            release(plan_of(row), by)
+            release(execution_of(row).plan, by)
         return self._again()
 
     def discard(self, row: InboxMessage, by: str) -> dict[str, Any]:
         return {"state": MessageState.DISCARDED, "purge_at": purged(row)}
 
-    def accept(self, row: InboxMessage, by: str) -> dict[str, Any]:
-        stream = stream_of(row.source, row.group)
-        return {**self._again(), "is_suspect": False, "error": "", "stream": stream}
-
     def repeat(self, row: InboxMessage, by: str) -> dict[str, Any]:
-        plan = plan_of(row)
+        plan = execution_of(row).plan
         release(plan, by)  # where a dead letter was discarded
         _forget(plan, by)
         return self._again()
@@ -421,17 +393,23 @@ IN_PROGRESS: Final = (
 def claim(at_most: int) -> list[InboxMessage]:
     """Claim messages that are due, the longest due ones first, without waiting for locks.
 
-    Of a group, it is the earliest one that is not done. A claim lasts as long as the lease of the
-    project's policy. After it the message is due again, and its record says whether it is still
-    handled.
+    A claim lasts as long as the lease of the project's policy. After it the message is due again,
+    and its record says whether it is still handled.
     """
-    using = database()
-    wanted = InboxMessage.objects.using(using).alias(of=unindexed(F("source")))
-    wanted = wanted.exclude(of__in=hanging(INBOX.name))
+    rows = InboxMessage.objects.using(database())
+    wanted = rows.alias(of=unindexed(F("source"))).exclude(of__in=hanging(INBOX.name))
+    due = wanted.filter(process_after__lte=DatabaseNow()).order_by("process_after")
+    if not due.values("pk")[:1]:  # on SQLite, a transaction takes the lock of all writers
+        return []
     lease = INHERITED.resolved().lease
-    changes = {"process_after": DatabaseNow() + lease, "attempts": F("attempts") + 1}
-    heads = INBOX.claim(wanted, at_most, changes)
-    return INBOX.rows(using, heads, changes)
+    with transaction.atomic(using=rows.db):
+        claimed = [*unlocked(due)[:at_most]]
+        rows.filter(pk__in=[message.pk for message in claimed]).update(
+            process_after=DatabaseNow() + lease, attempts=F("attempts") + 1
+        )
+    for message in claimed:
+        message.attempts += 1
+    return claimed
 
 
 def give_back(messages: Iterable[InboxMessage]) -> None:
@@ -441,14 +419,11 @@ def give_back(messages: Iterable[InboxMessage]) -> None:
 
 
 def mark(message: InboxMessage, **changes: Any) -> bool:
-    """Change a message; ``False``: it has been claimed again or settled since, and is unchanged.
-
-    When it is no longer pending, its group continues.
-    """
+    """Change a message; ``False``: it has been claimed again or settled since, and is unchanged."""
     mine = InboxMessage.objects.using(database()).filter(
         pk=message.pk, state=MessageState.PENDING, attempts=message.attempts
     )
-    return bool(INBOX.finish(mine, [message], **changes))
+    return bool(mine.update(**changes))
 
 
 def process_due(*, batch: int = BATCH, stop: threading.Event | None = None) -> Counter[str]:
@@ -484,14 +459,13 @@ def process_batch(batch: int, stop: threading.Event, tally: Counter[str]) -> boo
     finally:
         with suppress(DatabaseFault):
             give_back(left)
-    return bool(claimed) or INBOX.revive(database()) > 0
+    return bool(claimed)
 
 
 def process(message: InboxMessage) -> MessageState:
     """Handle a claimed message, and note what came of it; its state now."""
     try:
-        consumer, event, sender, key = handled_by(message)
-        consumer.execution_of(event, sender, key=key).run(claim_first=True)
+        execution_of(message).run(claim_first=True)
     except NoReceiver as error:
         logger.error("The message %s of the inbox waits: %s", message, error)  # noqa: TRY400  # it says all there is
         return _again(message, str(error), _pause(message))
@@ -501,7 +475,7 @@ def process(message: InboxMessage) -> MessageState:
     except UnknownEventType as error:
         if message.source.startswith(CONSUMER):
             return _dead(message, error)
-        logger.info("The message %s was discarded: there is no handler for its type.", message)
+        _warn_of_unhandled(message.source, message.type)
         return _over(message, MessageState.DISCARDED, NO_HANDLER)
     except (DeadLettered, FingerprintMismatch) as error:
         return _dead(message, error)
@@ -515,6 +489,16 @@ def process(message: InboxMessage) -> MessageState:
         )
         return _again(message, reason(error), pause)
     return _over(message, MessageState.DONE)
+
+
+@lru_cache(maxsize=1000)  # once for each type
+def _warn_of_unhandled(source: str, kind: str) -> None:
+    logger.warning(
+        "Messages of %s of the type %r are discarded, because this process has no handler for "
+        "them. If a newer version has one, reprocess them in the admin.",
+        source,
+        kind,
+    )
 
 
 def _again(message: InboxMessage, error: str, pause: float, **changes: Any) -> MessageState:

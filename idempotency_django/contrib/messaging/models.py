@@ -48,10 +48,6 @@ class InboxMessage(models.Model):
     source = ExactCharField(_("source"), max_length=150)
     message_id = ExactCharField(_("message id"), max_length=255)
     type = models.CharField(_("type"), max_length=255, default="", blank=True)
-    # Messages of one group are handled one after the other, in the order they came in.
-    group = ExactCharField(_("group"), max_length=255, default="", blank=True)
-    # The source and the group; empty where there is no group.
-    stream = ExactCharField(_("stream"), max_length=406, default="", blank=True)
     headers = models.TextField(_("headers"), default="[]", blank=True)
     body = models.BinaryField(_("body"))
     digest = ExactCharField(_("digest"), max_length=64)
@@ -62,16 +58,12 @@ class InboxMessage(models.Model):
         _("state"), max_length=16, choices=MessageState, default=MessageState.PENDING
     )
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
-    # Null where nothing is to be done, or after an earlier message of its group only: the index
-    # then leads to due messages.
+    # Null where nothing is to be done: the index leads to due messages.
     process_after = models.DateTimeField(_("process after"), null=True, blank=True)
     error = models.TextField(_("error"), default="", blank=True)
     # Of a consumer's dead letter: the reference of the record of the attempts at it, or of what its
     # event names as its cause if no handler was called; see records.reference().
     caused_by = ExactCharField(_("caused by"), max_length=511, default="", blank=True)
-    # Whether it is a dead letter because its id or its body came before, with another body or id:
-    # an operator must accept it. Until then it has no stream, so that it holds up no other message.
-    is_suspect = models.BooleanField(_("must be accepted"), default=False, db_default=False)
     received_at = models.DateTimeField(_("received"))
     processed_at = models.DateTimeField(_("processed"), null=True, blank=True)
     purge_at = models.DateTimeField(_("purged after"), null=True, blank=True)
@@ -94,7 +86,7 @@ class InboxMessage(models.Model):
         ]
         permissions = [
             ("view_body", _("Can see the bodies, headers and errors of inbox messages")),
-            ("settle_message", _("Can retry, discard, accept and reprocess inbox messages")),
+            ("settle_message", _("Can retry, discard and reprocess inbox messages")),
         ]
 
     def __str__(self) -> str:
@@ -115,7 +107,6 @@ class OutboxStream(models.Model):
 class OutboxMessage(models.Model):
     """A message that is published if, and only if, the transaction that wrote it was committed."""
 
-    is_suspect = False  # as an inbox message may be
     id = models.BigAutoField(primary_key=True)
     message_id = ExactCharField(_("message id"), max_length=255, unique=True)
     topic = ExactCharField(_("topic"), max_length=100)

@@ -72,13 +72,11 @@ class Due:
 
 
 class Queue:
-    """A table of messages that are claimed and finished; a dead letter holds up its group.
+    """A table of messages that are claimed and finished.
 
     Attributes:
         name: in the names of the table's indexes.
-        model: the table, with the columns ``state``, ``stream`` (the group, or empty) and
-            ``process_after``.
-        order: the column that orders a group, as the primary key does as well.
+        model: the table, with the columns ``state`` and ``process_after``.
         place: the column that says where a message belongs: its topic or source.
         since: the column that says when it came.
         retried: the states that an operator can retry a message in.
@@ -86,18 +84,58 @@ class Queue:
 
     name: ClassVar[str]
     model: ClassVar[type[Model]]
-    order: ClassVar[str]
     place: ClassVar[str]
     since: ClassVar[str]
     retried: ClassVar[tuple[str, ...]] = (MessageState.DEAD,)
 
+    # A queue has a method for each action of an operator: retry(), discard() and repeat(). It gets
+    # the message's locked row and the operator's name, and returns the columns that change. What it
+    # raises refuses the change.
+
+    def finish(self, rows: QuerySet[Any], messages: Iterable[Any], **changes: Any) -> int:
+        """Change rows; return their number.
+
+        Args:
+            rows: the rows.
+            messages: the messages that these are, if they are still as their owner knows them.
+            changes: the new values of columns.
+        """
+        return rows.update(**changes)
+
+    def over(self, older_than: timedelta) -> QuerySet[Any]:
+        """The messages that a purge deletes whose time was over that long ago."""
+        return self.all(database()).filter(purge_at__lte=DatabaseNow() - older_than)
+
+    def purge(self, older_than: timedelta, limit: int) -> int:
+        """Delete up to that many messages whose time was over that long ago; how many there were.
+
+        The oldest are deleted first, in one short transaction. What is pending or dead is kept.
+        """
+        using = database()
+        with transaction.atomic(using=using):
+            oldest = unlocked(self.over(older_than).order_by("purge_at", "pk"))
+            keys = [*oldest.values_list("pk", flat=True)[:limit]]
+            deleted: int = self.all(using).filter(pk__in=keys).delete()[0]
+        return deleted
+
+    def all(self, using: str) -> QuerySet[Any]:
+        """The rows of the table."""
+        rows: QuerySet[Any] = self.model._default_manager.using(using)
+        return rows
+
+
+class GroupQueue(Queue):
+    """A queue with groups, of which a dead letter holds up its own.
+
+    Besides, its table has the column ``stream``: the group, or empty.
+
+    Attributes:
+        order: the column that orders a group.
+    """
+
+    order: ClassVar[str]
+
     _after: str = ""  # the last group that revive() has looked at
-
-    # A queue has a method for each action of an operator: retry(), discard(), repeat() and, in the
-    # inbox, accept(). It gets the message's locked row and the operator's name, and returns the
-    # columns that change. What it raises refuses the change.
-
-    # What processes do.
 
     def claim(
         self,
@@ -159,13 +197,7 @@ class Queue:
         return [row for turn in turns for row in turn]
 
     def finish(self, rows: QuerySet[Any], messages: Iterable[Any], **changes: Any) -> int:
-        """Change rows; return their number. Their groups continue, unless they stay pending.
-
-        Args:
-            rows: the rows.
-            messages: the messages that these are, if they are still as their owner knows them.
-            changes: the new values of columns.
-        """
+        """As :meth:`Queue.finish`. Their groups continue, unless they stay pending."""
         streams = {each.stream for each in messages if each.stream}
         if not streams or changes.get("state", PENDING) == PENDING:
             return rows.update(**changes)
@@ -195,7 +227,7 @@ class Queue:
         query = (
             f"SELECT id, stream, process_after FROM {self._in_lines(using)} "  # names
             f"WHERE state = 'pending' AND stream > %s "
-            f"ORDER BY stream, {self._ordering(using)} LIMIT {SEARCHED:d}"
+            f"ORDER BY stream, {self.order} LIMIT {SEARCHED:d}"
         )
         found: dict[str, int] = {}
         until = time.monotonic() + seconds
@@ -219,36 +251,15 @@ class Queue:
         self._make_due(using, [*found.values()])
         return len(found)
 
-    def over(self, older_than: timedelta) -> QuerySet[Any]:
-        """The messages that a purge deletes whose time was over that long ago."""
-        return self.all(database()).filter(purge_at__lte=DatabaseNow() - older_than)
-
-    def purge(self, older_than: timedelta, limit: int) -> int:
-        """Delete up to that many messages whose time was over that long ago; how many there were.
-
-        The oldest are deleted first, in one short transaction. What is pending or dead is kept.
-        """
-        using = database()
-        with transaction.atomic(using=using):
-            oldest = unlocked(self.over(older_than).order_by("purge_at", "pk"))
-            keys = [*oldest.values_list("pk", flat=True)[:limit]]
-            deleted: int = self.all(using).filter(pk__in=keys).delete()[0]
-        return deleted
-
-    def all(self, using: str) -> QuerySet[Any]:
-        """The rows of the table."""
-        rows: QuerySet[Any] = self.model._default_manager.using(using)
-        return rows
-
     def _look(self, due: QuerySet[Any], most: int) -> list[Due]:
         """Lock messages that are due, and see which are the first ones of their groups."""
-        table, order = self._table(due.db), self._ordering(due.db)
+        table = self._table(due.db)
         first = [
             RawSQL(  # noqa: S611  # names
                 f"CASE WHEN {table}.stream = '' THEN NULL ELSE (SELECT earlier.id "
                 f"FROM {self._in_lines(due.db, 'earlier')} WHERE earlier.state = '{state}' "
                 f"AND earlier.stream = {table}.stream {self._only_grouped(due.db, 'earlier.')} "
-                f"ORDER BY {order} LIMIT 1) END",
+                f"ORDER BY {self.order} LIMIT 1) END",
                 [],
                 output_field=BigIntegerField(),
             )
@@ -306,7 +317,7 @@ class Queue:
         query = (
             f"SELECT * FROM (SELECT {columns} FROM {self._in_lines(using)} "  # names
             f"WHERE state = 'pending' AND stream = %s "
-            f"ORDER BY {self._ordering(using)} LIMIT {most:d}) AS line"
+            f"ORDER BY {self.order} LIMIT {most:d}) AS line"
         )
         lines: dict[str, list[Any]] = {stream: [] for stream in streams}
         given = [*lines]
@@ -327,15 +338,6 @@ class Queue:
 
     def _table(self, using: str) -> str:
         return connections[using].ops.quote_name(self.model._meta.db_table)
-
-    def _ordering(self, using: str) -> str:
-        """The column that orders a group, as its index has it.
-
-        PostgreSQL would read a table in the order of its primary key, if its statistics say that a
-        group is most of the table. Only an index on an expression serves this one.
-        """
-        is_key = self.order == self.model._meta.pk.name
-        return f"({self.order} + 0)" if is_key and _is_postgresql(using) else self.order
 
     def _only_grouped(self, using: str, table: str = "") -> str:
         """A condition for PostgreSQL's index, which has no others. SQLite would search by it."""

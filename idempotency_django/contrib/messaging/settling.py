@@ -1,13 +1,11 @@
-"""The operator's actions on messages: retry, discard, accept and repeat.
+"""The operator's actions on messages: retry, discard and repeat.
 
 They are the same for the inbox and the outbox. What differs is in the classes of the two queues.
 
 - ``"retry"``: have a dead letter handled or sent again; in the inbox, also what waits for its next
   attempt. It is the same message. For the handler of an inbox message, it is a further attempt at
   the same operation: stored steps are not done again, and derived keys are the same.
-- ``"discard"``: discard a dead letter, so that its group continues without it. It is purged later.
-- ``"accept"``: have a message of the inbox handled although another one with its id or its body
-  came before.
+- ``"discard"``: discard a dead letter. Its group in the outbox continues. It is purged later.
 - ``"repeat"``: have a message that is done or discarded handled or sent once more. The handler of
   an inbox message starts from the beginning, and the keys that it derives for other services are
   the same. An outbox message is sent again as a copy under a new id, because every consumer and
@@ -43,9 +41,8 @@ AT_ONCE: Final = 500
 _QUEUES: Final[Mapping[type, Queue]] = {InboxMessage: INBOX, OutboxMessage: OUTBOX}
 
 _FITS: Final[Mapping[str, Callable[[Any], bool]]] = {
-    "retry": lambda row: row.state in _QUEUES[type(row)].retried and not row.is_suspect,
+    "retry": lambda row: row.state in _QUEUES[type(row)].retried,
     "discard": lambda row: row.state == MessageState.DEAD,
-    "accept": lambda row: row.state == MessageState.DEAD and row.is_suspect,
     "repeat": lambda row: row.state in (MessageState.DONE, MessageState.DISCARDED),
 }
 
@@ -60,7 +57,7 @@ def settle(rows: QuerySet[Any], action: str, *, by: str) -> list[tuple[Message, 
 
     Args:
         rows: the messages, which the action may take out of the query.
-        action: ``"retry"``, ``"discard"``, ``"accept"`` or ``"repeat"``.
+        action: ``"retry"``, ``"discard"`` or ``"repeat"``.
         by: the operator's name, for the record.
 
     Returns:

@@ -18,11 +18,12 @@ from django.test.utils import CaptureQueriesContext
 from idempotency_django.contrib.messaging import (
     Refused,
     Relay,
+    inbox,
     publish,
     queue,
 )
-from idempotency_django.contrib.messaging.inbox import INBOX, claim, mark
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
+from idempotency_django.contrib.messaging.outbox.relay import OUTBOX
 from idempotency_django.models import DatabaseNow
 from idempotency_django.testing import in_threads
 from tests.contrib.messaging.outbox.conftest import Broker
@@ -86,29 +87,14 @@ def cost(using: str, function: Callable[[], Any]) -> int:
     return counted[0]
 
 
-def receive(using: str, count: int, group: str) -> None:
-    InboxMessage.objects.using(using).bulk_create(
-        InboxMessage(
-            source="shop",
-            group=group,
-            stream=f"shop/{group}",
-            message_id=f"{group}{at}",
-            body=b"",
-            received_at=DatabaseNow(),
-            process_after=DatabaseNow(),
-        )
-        for at in range(count)
-    )
-
-
-def write(using: str, count: int, group: str) -> None:
+def write(using: str, count: int, group: str, first: int = 1) -> None:
     OutboxMessage.objects.using(using).bulk_create(
         OutboxMessage(
-            message_id=f"{group}{at}",
+            message_id=f"{group}{first + at}",
             topic="orders",
             stream=f"orders/{group}",
             group=group,
-            sequence=at + 1,
+            sequence=first + at,
             type="n",
             payload=str(at),
             created_at=DatabaseNow(),
@@ -116,6 +102,12 @@ def write(using: str, count: int, group: str) -> None:
         )
         for at in range(count)
     )
+
+
+def claim(using: str) -> list[Any]:
+    """Claim what is due, as a relay does."""
+    changes = {"process_after": DatabaseNow() + timedelta(minutes=1)}
+    return OUTBOX.rows(using, OUTBOX.claim(OUTBOX.all(using), 10, changes), changes)
 
 
 def analyze(using: str) -> None:
@@ -127,28 +119,17 @@ def analyze(using: str) -> None:
             cursor.execute(f"ANALYZE {word}{tables}")
 
 
-def handle() -> int:
-    """Claim messages of the inbox, and finish them; how many there were."""
-    claimed = claim(10)
-    for message in claimed:
-        assert mark(message, state="done", process_after=None)
-    return len(claimed)
-
-
-@pytest.mark.parametrize("kind", ["inbox", "outbox"])
-def test_backlog(using: str, kind: str) -> None:
+def test_backlog(using: str) -> None:
     """With 5,000 waiting messages of a group, the next ones cost what they cost with 100."""
     relay = Relay(batch_size=10)
-    store, step = (receive, handle) if kind == "inbox" else (write, relay.send_batch)
     costs = []
     for count, group in ((FEW, "few"), (MANY, "many")):
-        store(using, 3, "other")
-        store(using, count, group)
-        step()  # which sees that they wait
+        write(using, 3, "other")
+        write(using, count, group)
+        relay.send_batch()  # which sees that they wait
         analyze(using)
-        costs.append(cost(using, step))
-        for model in (InboxMessage, OutboxMessage):
-            model.objects.using(using).all().delete()
+        costs.append(cost(using, relay.send_batch))
+        OutboxMessage.objects.using(using).all().delete()
     assert costs[1] <= 1.5 * costs[0]
 
 
@@ -162,7 +143,7 @@ def test_idle(using: str) -> None:
     write(using, 2, "g")
     OutboxMessage.objects.using(using).update(process_after=DatabaseNow() + timedelta(hours=1))
     relay = Relay()
-    for idle in (relay.send_batch, lambda: len(claim(10))):
+    for idle in (relay.send_batch, lambda: len(inbox.claim(10))):
         with CaptureQueriesContext(connections[using]) as queries:
             assert idle() == 0
         assert [query["sql"].split()[0] for query in queries] == ["SELECT"]
@@ -172,33 +153,27 @@ def test_finished_meanwhile(using: str) -> None:
     """A message is not set aside while the one that it would wait for is being finished."""
     if connections[using].vendor == "sqlite":
         pytest.skip("SQLite has one writer")
-    receive(using, 1, "g")
+    write(using, 1, "g")
     finished, looked = threading.Event(), threading.Event()
 
     def finish() -> None:
         with transaction.atomic(using=using):
-            assert handle() == 1
+            [first] = claim(using)
+            rows = OUTBOX.all(using).filter(pk=first.pk)
+            assert OUTBOX.finish(rows, [first], state="done", process_after=None) == 1
             finished.set()
             assert looked.wait(30)
 
     def look() -> None:
         assert finished.wait(30)
         try:
-            InboxMessage.objects.using(using).create(
-                source="shop",
-                group="g",
-                stream="shop/g",
-                message_id="next",
-                body=b"",
-                received_at=DatabaseNow(),
-                process_after=DatabaseNow(),
-            )
-            assert claim(10) == []
+            write(using, 1, "g", first=2)
+            assert claim(using) == []
         finally:
             looked.set()
 
     in_threads([finish, look])
-    assert [each.message_id for each in claim(10)] == ["next"]
+    assert [each.sequence for each in claim(using)] == [2]
 
 
 @pytest.mark.parametrize("action", ["retry", "discard", None])
@@ -225,71 +200,34 @@ def test_settled(using: str, action: str | None) -> None:
     assert [each.data for each in Broker.got] == ([0, 1, 2] if action == "retry" else [1, 2])
 
 
-def test_first_of_inbox_deleted(using: str) -> None:
-    """A group of the inbox whose first message was deleted goes on."""
-    receive(using, 3, "g")
-    [first] = claim(10)
-    mark(first, state="dead", process_after=None)
-    assert claim(10) == []
-    assert INBOX.revive(using) == 0  # the dead letter is there
-    InboxMessage.objects.using(using).filter(pk=first.pk).delete()
-    assert INBOX.revive(using) == 1
-    assert [each.message_id for each in claim(10)] == ["g1"]
-    assert INBOX.revive(using) == 0
-
-
-@pytest.mark.parametrize("kind", ["inbox", "outbox"])
-def test_behind_a_dead_letter(using: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_behind_a_dead_letter(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many messages wait behind a dead letter, a run does not end before later ones."""
     monkeypatch.setattr(queue, "LOOK", 5)
     monkeypatch.setattr(queue, "LOOKS", 2)
-    store, model = (receive, InboxMessage) if kind == "inbox" else (write, OutboxMessage)
-    store(using, 100, "g")
-    [first, *_] = model._default_manager.using(using).order_by("pk")
-    model._default_manager.using(using).filter(pk=first.pk).update(state="dead", process_after=None)
-    store(using, 1, "late")
-    if kind == "inbox":
-        assert [each.message_id for each in claim(2)] == ["late0"]
-    else:
-        assert Relay(batch_size=2).drain() == 1
-        assert len(got("late")) == 1
+    write(using, 100, "g")
+    [first, *_] = OutboxMessage.objects.using(using).order_by("pk")
+    OutboxMessage.objects.using(using).filter(pk=first.pk).update(state="dead", process_after=None)
+    write(using, 1, "late")
+    assert Relay(batch_size=2).drain() == 1
+    assert len(got("late")) == 1
 
 
-@pytest.mark.parametrize("kind", ["inbox", "outbox"])
-def test_storm(using: str, kind: str) -> None:
+def test_storm(using: str) -> None:
     """Writers and several processes at once: each message once, in order, and none is left."""
     groups, count, writers = ("a", "b"), 30, 2
     written = threading.Semaphore(0)
-    done: list[tuple[str, int]] = []
 
     def writer(name: str) -> None:
         for at in range(count):
-            if kind == "outbox":
-                with transaction.atomic(using=using):
-                    publish("orders", at, type="n", group=name)
-            else:
-                InboxMessage.objects.using(using).create(
-                    source="shop",
-                    group=name,
-                    stream=f"shop/{name}",
-                    message_id=f"{name}{at}",
-                    body=b"%d" % at,
-                    received_at=DatabaseNow(),
-                    process_after=DatabaseNow(),
-                )
+            with transaction.atomic(using=using):
+                publish("orders", at, type="n", group=name)
         written.release()
 
     def work() -> None:
         relay, ends = Relay(batch_size=7), 0
         while ends < 2:  # once more after the writers' end
             ends += all_written.is_set()
-            if kind == "outbox":
-                relay.drain()
-                continue
-            while claimed := claim(3):
-                for message in claimed:
-                    done.append((message.group, int(bytes(message.body))))
-                    assert mark(message, state="done", process_after=None)
+            relay.drain()
 
     all_written = threading.Event()
 
@@ -299,10 +237,7 @@ def test_storm(using: str, kind: str) -> None:
         all_written.set()
 
     in_threads([*(partial(writer, name) for name in groups), watch, work, work, work])
-    if kind == "outbox":
-        Relay().drain()
-        done = [(each.group, each.data) for each in Broker.got]
-    else:
-        work()
+    Relay().drain()
+    done = [(each.group, each.data) for each in Broker.got]
     for name in groups:
         assert [at for group, at in done if group == name] == [*range(count)]

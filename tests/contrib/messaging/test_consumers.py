@@ -284,38 +284,13 @@ class TestSteps:
         assert effects() == 0
 
 
-class TestFederation:
-    def test_a_sender_is_told_of_its_own(self) -> None:
-        """Two senders that use one source and id are two: neither reads the other's result."""
-        ledger = consumer("ledger", federated=True)
-        first = ledger.handle(paid(), sender="peer-7")
-        assert ledger.handle(paid(), sender="peer-8") == Handled({"id": "1", "attempt": 1})
-        assert ledger.handle(paid(), sender="peer-7") == Duplicate(first.result)
-        assert effects() == 2
-
-    def test_no_two_senders_are_one(self) -> None:
-        """No name of a sender, together with a source, makes another pair's scope."""
-        ledger = consumer("ledger", federated=True)
-        pairs = [("a", "/s"), ("a|sender:b", "/s"), ("b", "/s|sender:a"), ("a", "/s|sender:b")]
-        for sender, source in [*pairs, ("a%7C", "/s"), ("a|", "/s")]:
-            assert isinstance(ledger.handle(paid(source=source), sender=sender), Handled)
-
-    def test_the_handler_knows_the_sender(self) -> None:
-        """The sender is the operation's principal, for the handler and for the audit."""
-
-        def whoami(event: Event, execution: ExecutionContext) -> str:
-            return execution.operation.principal
-
-        ledger = consumer("ledger", whoami, federated=True)
-        assert ledger.handle(paid(), sender="peer-7").result == "peer-7"
-        assert IdempotencyKey.objects.get().principal == "peer-7"
-
-    def test_who_sent_it(self) -> None:
-        """A federated consumer must be told the sender; another one must not."""
-        with pytest.raises(ValueError, match="federated"):
-            consumer("ledger", federated=True).handle(paid())
-        with pytest.raises(ValueError, match="federated"):
-            consumer().handle(paid(), sender="peer-7")
+def test_senders_apart() -> None:
+    """Two senders that use one id are two, by the source: neither reads the other's result."""
+    ledger = consumer("ledger")
+    first = ledger.handle(paid(source="peer-7"))
+    assert ledger.handle(paid(source="peer-8")) == Handled({"id": "1", "attempt": 1})
+    assert ledger.handle(paid(source="peer-7")) == Duplicate(first.result)
+    assert effects() == 2
 
 
 class TestFailures:
@@ -615,13 +590,6 @@ class TestBatches:
         handled.append(deliver(numbers))
         assert sorted(each for ids in handled for each in ids) == sorted(f"{at}" for at in numbers)
         assert effects() == 20
-
-    def test_federated(self) -> None:
-        """A batch has one sender."""
-        ledger = consumer("ledger", federated=True)
-        ledger.handle_many([paid("1"), paid("2")], sender="peer-7")
-        assert isinstance(ledger.handle(paid("2"), sender="peer-8"), Handled)
-        assert isinstance(ledger.handle(paid("2"), sender="peer-7"), Duplicate)
 
 
 @pytest.fixture

@@ -290,10 +290,9 @@ def test_inbox_to_record() -> None:
 
 
 @pytest.mark.parametrize("event_id", ["e-1", "évent 1"])
-@pytest.mark.parametrize("sender", ["", "peer|7"])
-def test_dead(sender: str, event_id: str) -> None:
+def test_dead(event_id: str) -> None:
     """A message that a consumer has dead-lettered belongs to the record of the attempts at it."""
-    billing = Consumer("billing", max_attempts=1, federated=bool(sender))
+    billing = Consumer("billing", max_attempts=1)
 
     @billing.on("order.paid")
     def book(event: Event, execution: Any) -> None:
@@ -301,11 +300,11 @@ def test_dead(sender: str, event_id: str) -> None:
 
     event = Event(id=event_id, source="/orders?é", type="order.paid")
     with pytest.raises(DeadLettered) as raised:
-        billing.handle(event, sender=sender)
-    keep(billing, event, raised.value, sender=sender)
+        billing.handle(event)
+    keep(billing, event, raised.value)
     dead, made = InboxMessage.objects.get(), IdempotencyKey.objects.get()
     # Of an id that is hashed, the record does not tell what it was.
-    for row in (dead,) if event_id != "e-1" or sender else (dead, made):
+    for row in (dead,) if event_id != "e-1" else (dead, made):
         timeline = traced(*named(row).split(" ", 1))
         assert titles(timeline) == [
             (0, "billing order.paid"),
@@ -313,15 +312,6 @@ def test_dead(sender: str, event_id: str) -> None:
         ]
     [told] = [entry for entry in timeline.entries if entry.member.row == dead]
     assert (told.what, told.member.state) == ("received", "dead")
-
-
-def test_cause_of_a_stranger() -> None:
-    """A sender who is not trusted cannot put an event into somebody else's chain."""
-    billing = Consumer("billing", federated=True)
-    billing.on("order.paid")(lambda event, execution: None)
-    event = Event(id="1", source="/o", type="order.paid", extensions={"causedby": "a b"})
-    billing.handle(event, sender="peer-7")
-    assert IdempotencyKey.objects.get().caused_by == ""
 
 
 STORES = {"default": {"BACKEND": "idempotency_django.stores.database.DatabaseStore"}}

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Protocol
 
-from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections, connections
 
 from ....backoff import Backoff
@@ -114,11 +113,6 @@ class ConsumerLoop:
         health: str = "",
     ) -> None:
         consumer.validate()
-        if consumer.federated:
-            raise ImproperlyConfigured(
-                f"The consumer {consumer.name!r} is federated, and run_consumer cannot know who "
-                "sent a message. Call handle(event, sender=…) in a loop of your own."
-            )
         self._consumer = consumer
         self._source = source
         self._stop = stop

@@ -13,22 +13,21 @@ QUEUE = [
     # Counts what waits, by topic or source, and knows the oldest. Its condition keeps PostgreSQL from
     # it when it looks for the next message of a group, where this index would lead to all that wait.
     ('waiting', ['state', '{place}', '{since}'], f"{UNFINISHED} AND {{place}} > ''"),
-    # Finds the messages before and after one of a group. Without the expression, PostgreSQL could
-    # read all rows by the primary key; see Queue._ordering.
-    ('order', ['state', 'stream', '{order}'], f"{UNFINISHED} AND stream > ''"),
     ('purge', ['purge_at'], 'purge_at IS NOT NULL'),
     # Finds what an operation has caused.
     ('cause', ['caused_by'], "caused_by > ''"),
 ]
 OUTBOX = [
     *QUEUE,
+    # Finds the messages before and after one of a group.
+    ('order', ['state', 'stream', 'sequence'], f"{UNFINISHED} AND stream > ''"),
     # Knows whether a group has any messages. PostgreSQL could take a group for rare that it does not
     # know yet, and prefer an index of its name only to that of the order.
     ('stream', ['stream', 'state', 'sequence'], "stream > ''"),
 ]
 COLUMNS = {
-    'inbox': {'place': 'source', 'since': 'received_at', 'order': 'id'},
-    'outbox': {'place': 'topic', 'since': 'created_at', 'order': 'sequence'},
+    'inbox': {'place': 'source', 'since': 'received_at'},
+    'outbox': {'place': 'topic', 'since': 'created_at'},
 }
 
 
@@ -37,8 +36,6 @@ def add_indexes(apps: Any, schema_editor: Any) -> None:
     for table, indexes in (('inbox', QUEUE), ('outbox', OUTBOX)):
         for name, columns, condition in indexes:
             named = [column.format(**COLUMNS[table]) for column in columns]
-            if is_partial:
-                named = ['(id + 0)' if column == 'id' else column for column in named]
             where = f' WHERE {condition}'.format(**COLUMNS[table]) if is_partial else ''
             schema_editor.execute(
                 f'CREATE INDEX idempotency_{table}_{name}_idx '
@@ -97,8 +94,6 @@ class Migration(migrations.Migration):
                 ('source', idempotency_django.models.ExactCharField(max_length=150, verbose_name='source')),
                 ('message_id', idempotency_django.models.ExactCharField(max_length=255, verbose_name='message id')),
                 ('type', models.CharField(blank=True, default='', max_length=255, verbose_name='type')),
-                ('group', idempotency_django.models.ExactCharField(blank=True, default='', max_length=255, verbose_name='group')),
-                ('stream', idempotency_django.models.ExactCharField(blank=True, default='', max_length=406, verbose_name='stream')),
                 ('headers', models.TextField(blank=True, default='[]', verbose_name='headers')),
                 ('body', models.BinaryField(verbose_name='body')),
                 ('digest', idempotency_django.models.ExactCharField(max_length=64, verbose_name='digest')),
@@ -108,7 +103,6 @@ class Migration(migrations.Migration):
                 ('process_after', models.DateTimeField(blank=True, null=True, verbose_name='process after')),
                 ('error', models.TextField(blank=True, default='', verbose_name='error')),
                 ('caused_by', idempotency_django.models.ExactCharField(blank=True, default='', max_length=511, verbose_name='caused by')),
-                ('is_suspect', models.BooleanField(db_default=False, default=False, verbose_name='must be accepted')),
                 ('received_at', models.DateTimeField(verbose_name='received')),
                 ('processed_at', models.DateTimeField(blank=True, null=True, verbose_name='processed')),
                 ('purge_at', models.DateTimeField(blank=True, null=True, verbose_name='purged after')),
@@ -116,7 +110,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'inbox message',
                 'verbose_name_plural': 'inbox messages',
-                'permissions': [('view_body', 'Can see the bodies, headers and errors of inbox messages'), ('settle_message', 'Can retry, discard, accept and reprocess inbox messages')],
+                'permissions': [('view_body', 'Can see the bodies, headers and errors of inbox messages'), ('settle_message', 'Can retry, discard and reprocess inbox messages')],
                 'indexes': [models.Index(fields=['received_at'], name='idempotency_inbox_received_idx')],
                 'constraints': [models.UniqueConstraint(fields=('source', 'message_id'), name='idempotency_inbox_message_uniq'), models.UniqueConstraint(fields=('unique_digest', 'source'), name='idempotency_inbox_digest_uniq')],
             },

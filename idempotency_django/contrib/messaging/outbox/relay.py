@@ -26,14 +26,14 @@ from ..brokers.base import Outgoing, Publisher, Refused
 from ..databases import database, reason, unindexed, with_zone
 from ..loops import handling, hanging
 from ..models import MessageState, OutboxMessage
-from ..queue import Queue
+from ..queue import GroupQueue
 from .publishing import write
 from .topics import PUBLISHERS, Topic, topic, topics
 
 BACKOFF: Final = Backoff(timedelta(seconds=1), timedelta(minutes=5))
 
 
-class Outbox(Queue):
+class Outbox(GroupQueue):
     """The queue of the outbox."""
 
     name = "outbox"

@@ -417,12 +417,6 @@ def test_whatever_a_handler_raises(fail: Any, told: str, mode: Any, redelivered:
     assert (record.hold, record.attempt) == (True, 2)
 
 
-def test_federated_without_senders() -> None:
-    """A federated consumer needs to know who sent a message, which no broker says."""
-    with pytest.raises(ImproperlyConfigured, match="sender="):
-        Memory().run(Consumer("ledger", federated=True))
-
-
 def test_a_health_file_that_cannot_be_written(tmp_path: Path) -> None:
     """The loop does not begin without its probe."""
     memory = Memory()

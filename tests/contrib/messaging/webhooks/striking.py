@@ -14,6 +14,7 @@ from django.urls import path
 from idempotency_django.backoff import Backoff
 from idempotency_django.contrib.messaging import Event, StandardWebhooks, WebhookReceiver
 from idempotency_django.contrib.messaging import inbox as processing
+from idempotency_django.contrib.messaging.inbox import event_of
 from tests.contrib.messaging.webhooks.secret import SECRET
 from tests.models import Effect
 
@@ -44,14 +45,11 @@ class Hook(WebhookReceiver):
     verifier = StandardWebhooks([SECRET])
     max_attempts = int(os.environ.get("MAX_ATTEMPTS", "100"))
 
-    def group(self, event: Event) -> str:
-        self.event = event
-        return str(event.data.get("group", ""))
-
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         response = super().post(request, *args, **kwargs)
         if response.status_code == 200:
-            strike(MOMENTS[0], self.event)
+            contents = self.verifier.read(request.headers, request.body)
+            strike(MOMENTS[0], event_of(self.source, contents))
         return response
 
 

@@ -82,10 +82,14 @@ def test_event(inbox: Inbox) -> None:
     assert replace(event, extensions={}) == given
 
 
-def test_no_handler(inbox: Inbox) -> None:
+def test_no_handler(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
     """A message that nobody handles is ignored, and can be reprocessed when somebody does."""
+    processing._warn_of_unhandled.cache_clear()
     deliver(Hook, body=body_of("order.lost"))
-    assert process_due() == {"discarded": 1}
+    deliver(Hook, "m-2", body=body_of("order.lost"))
+    assert process_due() == {"discarded": 2}
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len([text for text in said if "'order.lost' are discarded" in text]) == 1
     Hook.on("order.lost")(effect)
     try:
         settle(inbox.row(), "repeat", by="ann")
@@ -192,28 +196,26 @@ def test_refused(inbox: Inbox) -> None:
     """What cannot be done to a message in its state is refused, and changes nothing."""
     deliver(Hook)
     [row] = inbox.rows()
-    for action in ("repeat", "accept"):
-        with pytest.raises(NotSettled, match="is now “pending”"):
-            settle(row, action, by="ann")
+    with pytest.raises(NotSettled, match="is now “pending”"):
+        settle(row, "repeat", by="ann")
     process_due()
-    for action in ("retry", "accept"):
-        with pytest.raises(NotSettled, match="is now “done”"):
-            settle(row, action, by="ann")
+    with pytest.raises(NotSettled, match="is now “done”"):
+        settle(row, "retry", by="ann")
     assert inbox.states() == ["done"]
     assert inbox.effects() == ["shop m-1"]
 
 
 def test_discard(inbox: Inbox) -> None:
-    """A dead letter that is discarded is never handled and may be purged; its group goes on."""
+    """A dead letter that is discarded is never handled and may be purged."""
     behaviour["shop"] = lambda event, _: fail(event, _) if event.id == "m-1" else None
     for number in (1, 2):
-        deliver(Hook, f"m-{number}", body_of(group="a"))
-    for state in ("pending", "dead"):
-        inbox.due_now()
-        assert process_due() == {state: 1}
+        deliver(Hook, f"m-{number}", body_of(n=number))
+    assert process_due() == {"pending": 1, "done": 1}
+    inbox.due_now()
+    assert process_due() == {"dead": 1}
     settle(inbox.row(), "discard", by="ann")
     assert inbox.row().purge_at is not None
-    assert process_due() == {"done": 1}
+    assert process_due() == {}
     assert inbox.states() == ["discarded", "done"]
     with pytest.raises(NotSettled, match="is now “discarded”"):
         settle(inbox.row(), "retry", by="ann")
@@ -248,49 +250,10 @@ def test_nobody_there(inbox: Inbox) -> None:
     assert inbox.effects() == ["shop m-1"]
 
 
-def test_order(inbox: Inbox) -> None:
-    """The messages of a group are handled in the order they came in, in batches of any size."""
-    for number in range(8):
-        deliver(Hook, f"m-{number}", body_of(group="ab"[number % 2], n=number))
-    behaviour["shop"] = lambda event, execution: fail(event, execution) if event.id == "m-2" else 0
-    assert process_due(batch=5) == {"done": 5, "pending": 1}
-    assert inbox.effects() == [f"shop m-{n}" for n in (0, 1, 3, 5, 7)]
-    behaviour.clear()
-    inbox.due_now()
-    process_due(batch=5)
-    assert inbox.effects()[5:] == [f"shop m-{n}" for n in (2, 4, 6)]
-
-
-def test_dead_letter_in_a_group(inbox: Inbox) -> None:
-    """A dead letter holds up its group."""
-    behaviour["shop"] = lambda event, _: fail(event, _) if event.id == "m-1" else None
-    for number in (1, 2):
-        deliver(Hook, f"m-{number}", body_of(group="a"))
-    process_due()
-    inbox.due_now()
-    process_due()
-    assert inbox.states() == ["dead", "pending"]
-    behaviour.clear()
-    settle(inbox.row(), "retry", by="ann")
-    process_due()
-    assert inbox.states() == ["done"] * 2
-
-
-def test_first_of_a_group_deleted(inbox: Inbox) -> None:
-    """If the first message of a group is deleted, the next run goes on with the group."""
-    behaviour["shop"] = lambda event, _: fail(event, _) if event.id == "m-1" else None
-    for number in (1, 2, 3):
-        deliver(Hook, f"m-{number}", body_of(group="a"))
-    process_due()
-    assert inbox.states() == ["pending"] * 3
-    inbox.rows().filter(message_id="m-1").delete()
-    assert process_due() == {"done": 2}
-
-
 def test_batches_do_not_overlap(inbox: Inbox) -> None:
     """Thirty processors at once: one effect for each message, none left."""
     for number in range(60):
-        deliver(Hook, f"m-{number}", body_of(group=str(number % 7) if number % 2 else ""))
+        deliver(Hook, f"m-{number}")
     start, tallies = threading.Barrier(6), []
 
     def work() -> None:
@@ -534,19 +497,6 @@ def settings_of(inbox: Inbox) -> Any:
     from django.conf import settings
 
     return settings.IDEMPOTENCY
-
-
-def test_accepted_in_its_group(inbox: Inbox) -> None:
-    """A suspect holds up no message of its group; once it is accepted, it is in that group."""
-    behaviour["shop"] = lambda event, _: fail(event, _) if event.data.get("n") == 2 else None
-    deliver(Hook, "m-1", body_of(group="a", n=1))
-    deliver(Hook, "m-1", body_of(group="a", n=2))
-    deliver(Hook, "m-2", body_of(group="a"))
-    assert inbox.states() == ["pending", "dead", "pending"]
-    assert process_due() == {"done": 2}
-    settle(inbox.rows().get(state="dead"), "accept", by="ann")
-    assert process_due() == {"pending": 1}
-    assert [row.group for row in inbox.rows()] == ["a"] * 3
 
 
 @pytest.mark.django_db(databases="__all__")

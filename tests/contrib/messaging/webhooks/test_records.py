@@ -16,7 +16,7 @@ from idempotency_django.contrib.messaging import Event, process_due, publish
 from idempotency_django.contrib.messaging.inbox import (
     IN_PROGRESS,
     claim,
-    handled_by,
+    execution_of,
     process,
 )
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
@@ -40,8 +40,7 @@ def records(inbox: Inbox) -> int:
 def die_in_the_handler(inbox: Inbox) -> None:
     """What a process leaves that is killed in its handler, once its leases are over."""
     [message] = claim(1)
-    consumer, event, sender, key = handled_by(message)
-    plan = consumer.execution_of(event, sender, key=key).plan
+    plan = execution_of(message).plan
     plan.store.acquire(replace(plan.operation, lease=plan.policy.lease))
     inbox.due_now()
     IdempotencyKey.objects.using(inbox.alias).update(lease_expires_at=LONG_AGO)
@@ -108,8 +107,7 @@ def test_killed_before_it_is_noted(inbox: Inbox) -> None:
     """What was committed is not done again, although the row does not say that it was handled."""
     deliver(Hook)
     [message] = claim(1)
-    consumer, event, sender, key = handled_by(message)
-    consumer.execution_of(event, sender, key=key).run(claim_first=True)  # and dies
+    execution_of(message).run(claim_first=True)  # and dies
     assert inbox.states() == ["pending"]
     inbox.due_now()
     assert process_due() == {"done": 1}
