@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import timedelta
-from functools import partial
 from types import FunctionType
 from typing import Any, ClassVar, Final
 
@@ -26,7 +24,7 @@ from ..errors import (
 )
 from ..lazy import extra
 from ..policy import INHERITED, UNSET, Policy, canonical, digest, keys, scopes
-from ..stores import Status, derived_key
+from ..stores import derived_key
 from .jobs import KeyRule, check_rule, fingerprint_of, key_of
 
 with extra("celery"):
@@ -49,9 +47,6 @@ AGAIN: Final = "idempotency_again"
 
 _LATER: Final = (OperationInProgress, StoreUnavailable, ClaimLost)
 """Errors that do not describe the task's result: its message is sent again."""
-
-_LONGEST_WINDOW: Final = timedelta(days=30)
-"""The longest time for which the outbox keeps a message, so that its task is not enqueued again."""
 
 _IGNORED: Final = "celery.Ignore"
 """The type of the stored result of a task that raised ``Ignore``."""
@@ -152,10 +147,8 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
                 pay.enqueue_once(order.pk)
 
         The message is written into the outbox beside the change, and a relay gives it to Celery's
-        broker. A task with a ``key`` is written once: within the policy's ``ttl`` (30 days at
-        most), a further call with the same key and arguments writes nothing, unless the task that
-        was sent has failed or was interrupted. A task whose key is completed returns the first
-        result.
+        broker. A task whose ``key`` is completed returns the first result, however often it is
+        sent.
 
         Args:
             args: the task's positional arguments, as for ``delay()``.
@@ -170,11 +163,9 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
             TypeError: an argument is not plain data, or nothing that Celery's JSON can hold.
         """
         task = self.name
+        fingerprint_of(f"the task {task}", self.run, args, kwargs)  # now, not in the worker
         if self.key is not None:
-            plan: Plan | None = self._plan(args, kwargs)
-        else:
-            plan = None
-            fingerprint_of(f"the task {task}", self.run, args, kwargs)  # now, not in the worker
+            key_of(self.key, f"the task {task}", self.run, args, kwargs)
         if not apps.is_installed("idempotency_django.contrib.messaging"):
             raise ImproperlyConfigured(
                 "enqueue_once() needs the outbox, which is not installed. Add "
@@ -182,27 +173,15 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
                 "IDEMPOTENCY['OUTBOX'], and run a relay."
             )
         # It has models, which can only be imported where the app is installed.
-        enqueue: Callable[..., str] = import_string(
-            "idempotency_django.contrib.messaging.outbox.calls.enqueue"
-        )
+        publish: Callable[..., str] = import_string("idempotency_django.contrib.messaging.publish")
         try:
-            plain = json.loads(dumps([args, kwargs]))
+            plain_args, plain_kwargs = json.loads(dumps([args, kwargs]))
         except (TypeError, ValueError) as error:
             raise TypeError(
                 f"An argument of the task {task} is not JSON, so the outbox cannot store it: "
                 f"{error}. Pass plain data, for example a primary key."
             ) from error
-        if plan is None:
-            return enqueue(task, *plain, dedup_id=None, window=None, unfinished=lambda: False)
-        operation = plan.operation
-        return enqueue(
-            task,
-            *plain,
-            # With what is asked for: other arguments under the key are for the task to refuse.
-            dedup_id=f"{operation.key} {operation.fingerprint}",
-            window=min(operation.ttl or _LONGEST_WINDOW, _LONGEST_WINDOW),
-            unfinished=partial(_is_unfinished, plan),
-        )
+        return publish("celery", {"args": plain_args, "kwargs": plain_kwargs}, type=task)
 
     @property
     def execution(self) -> ExecutionContext:
@@ -333,14 +312,6 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
             max_attempts=self.max_attempts,
             caused_by=str(_header(request, CAUSED_BY) or "") if request else "",
         )
-
-
-def _is_unfinished(plan: Plan) -> bool:
-    """Whether the operation of a task that was sent has ended without success."""
-    record = plan.store.get(plan.operation.key, plan.operation.scope)
-    if record is None or record.held:  # one that is held waits for an operator, whatever is sent
-        return False
-    return record.status is Status.FAILED or record.interrupted
 
 
 def _unpack(stored: Any) -> Any:

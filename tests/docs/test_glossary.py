@@ -12,7 +12,6 @@ from idempotency_django.contrib.cached import CachedStore
 from idempotency_django.contrib.messaging import WebhookReceiver, consumers
 from idempotency_django.contrib.messaging.brokers import celery, http, kombu
 from idempotency_django.contrib.messaging.models import MessageState
-from idempotency_django.contrib.messaging.outbox import publishing
 from idempotency_django.contrib.messaging.outbox.topics import Topic
 from idempotency_django.contrib.messaging.verifiers import TOLERANCE
 from idempotency_django.contrib.timeline import STATES
@@ -59,7 +58,6 @@ def defaults() -> Iterator[tuple[str, Any]]:
     yield "`ttl`, receiver", WebhookReceiver.ttl
     yield "`tolerance`, verifier", TOLERANCE
     yield "`RETENTION`, topic", Topic(name="orders", backend="local").retention
-    yield "`window`, `publish()`", publishing.WINDOW
     yield "`timeout`, publisher", default(http.HttpPublisher, "timeout")
     yield "`max_age`, `CachedStore`", default(CachedStore, "max_age")
 
@@ -71,7 +69,6 @@ def test_times(settings) -> None:
         defaults()
     )
     assert {default(publisher, "timeout") for publisher in PUBLISHERS} == {timedelta(seconds=10)}
-    assert "window" in inspect.signature(publishing.publish).parameters
 
 
 def test_states_of_records() -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .consumers import Consumer, Duplicate, Failed, Handled
     from .events import Event
     from .inbox import WebhookReceiver, process_due
-    from .outbox import Message, after_commit, publish, publish_many
+    from .outbox import after_commit, publish
     from .outbox.relay import Relay
     from .outbox.topics import topic
     from .seen import SeenFilter
@@ -43,7 +43,6 @@ __all__ = [
     "KafkaPublisher",
     "KombuPublisher",
     "LocalPublisher",
-    "Message",
     "OutOfOrder",
     "Outgoing",
     "Publisher",
@@ -61,7 +60,6 @@ __all__ = [
     "claim_stream",
     "process_due",
     "publish",
-    "publish_many",
     "topic",
 ]
 
@@ -86,7 +84,6 @@ __getattr__ = lazily(
         "KafkaPublisher": "brokers.kafka",
         "KombuPublisher": "brokers.kombu",
         "LocalPublisher": "brokers.local",
-        "Message": "outbox",
         "OutOfOrder": "streams",
         "Outgoing": "brokers.base",
         "Publisher": "brokers.base",
@@ -104,7 +101,6 @@ __getattr__ = lazily(
         "claim_stream": "streams",
         "process_due": "inbox",
         "publish": "outbox",
-        "publish_many": "outbox",
         "topic": "outbox.topics",
     },
 )

@@ -129,9 +129,8 @@ class OutboxMessage(models.Model):
     error = models.TextField(_("error"), default="", blank=True)
     # The reference of the record whose handler published it; see records.reference().
     caused_by = ExactCharField(_("caused by"), max_length=511, default="", blank=True)
-    # The topic and the dedup id, digested; null when the window is over, or if there was none.
+    # The topic and the dedup id, digested; null if there was none, or the message was discarded.
     dedup = ExactCharField(_("dedup id"), max_length=64, null=True, blank=True, unique=True)
-    dedup_until = models.DateTimeField(_("window ends"), null=True, blank=True)
     created_at = models.DateTimeField(_("created"))
     sent_at = models.DateTimeField(_("sent"), null=True, blank=True)
     purge_at = models.DateTimeField(_("purged after"), null=True, blank=True)

@@ -134,7 +134,6 @@ class Migration(migrations.Migration):
                 ('error', models.TextField(blank=True, default='', verbose_name='error')),
                 ('caused_by', idempotency_django.models.ExactCharField(blank=True, default='', max_length=511, verbose_name='caused by')),
                 ('dedup', idempotency_django.models.ExactCharField(blank=True, max_length=64, null=True, unique=True, verbose_name='dedup id')),
-                ('dedup_until', models.DateTimeField(blank=True, null=True, verbose_name='window ends')),
                 ('created_at', models.DateTimeField(verbose_name='created')),
                 ('sent_at', models.DateTimeField(blank=True, null=True, verbose_name='sent')),
                 ('purge_at', models.DateTimeField(blank=True, null=True, verbose_name='purged after')),

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .calls import after_commit
-from .publishing import Message, publish, publish_many
+from .publishing import publish
 
-__all__ = ["Message", "after_commit", "publish", "publish_many"]
+__all__ = ["after_commit", "publish"]

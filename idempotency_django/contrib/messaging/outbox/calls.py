@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
@@ -18,9 +18,7 @@ from ....engine import ExecutionContext, plan_call, run_plan
 from ....policy import Policy, digest
 from ..brokers.base import HANDLER_OUTAGES, Outgoing, Publisher, Refused
 from ..consumers import without_exits
-from ..databases import database
-from ..models import MessageState, OutboxMessage
-from .publishing import ContentId, as_json, dedup_of, publish, refuse_autocommit
+from .publishing import as_json, publish
 from .topics import topic
 
 TOPIC: Final = "after_commit"
@@ -72,7 +70,6 @@ def after_commit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
             f"An argument of {path} is not JSON: {error}. Pass strings, numbers, lists and dicts, "
             "and a primary key instead of an object."
         ) from error
-    refuse_autocommit("after_commit")
     signature = _signer().signature(_text(path, arguments))
     return publish(TOPIC, {**arguments, "signature": signature}, type=path)
 
@@ -190,42 +187,3 @@ def _call(message: Outgoing) -> None:
             function(*args, **kwargs)
 
     run_plan(plan, call)
-
-
-CELERY_TOPIC: Final = "celery"
-
-
-def enqueue(
-    task: str,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    *,
-    dedup_id: str | None,
-    window: timedelta | None,
-    unfinished: Callable[[], bool],
-) -> str:
-    """Write the message of a task in the caller's transaction.
-
-    Args:
-        task: the task's name.
-        args: positional arguments, as JSON can say them.
-        kwargs: keyword arguments, likewise.
-        dedup_id: names the call: within the window, only the first one is written.
-        window: for how long.
-        unfinished: whether the operation of a task that was sent has ended without success, so that
-            the next call is written nevertheless.
-
-    Returns:
-        The id that the task will have.
-    """
-    refuse_autocommit("enqueue_once")
-    data = {"args": [*args], "kwargs": {**kwargs}}
-    if dedup_id is None:
-        return publish(CELERY_TOPIC, data, type=task)
-    names = ContentId(dedup_id)
-    sent = OutboxMessage.objects.using(database()).filter(
-        dedup=dedup_of(CELERY_TOPIC, names), state=MessageState.DONE
-    )
-    if sent.exists() and unfinished():
-        sent.update(dedup=None)
-    return publish(CELERY_TOPIC, data, type=task, dedup_id=names, window=window)

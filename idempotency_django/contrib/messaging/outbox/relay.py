@@ -42,10 +42,6 @@ class Outbox(GroupQueue):
     place = "topic"
     since = "created_at"
 
-    def over(self, older_than: timedelta) -> QuerySet[OutboxMessage]:
-        no_window = Q(dedup_until=None) | Q(dedup_until__lte=DatabaseNow())
-        return super().over(older_than).filter(no_window)
-
     def retry(self, row: OutboxMessage, by: str) -> dict[str, Any]:
         known = topic(row.topic)
         if known.path == PUBLISHERS["local"]:
@@ -59,13 +55,12 @@ class Outbox(GroupQueue):
             "state": MessageState.DISCARDED,
             "purge_at": DatabaseNow() + topic(row.topic).retention,
             "dedup": None,  # it keeps nothing else from being sent
-            "dedup_until": None,
         }
 
     def repeat(self, row: OutboxMessage, by: str) -> dict[str, Any]:
         kept = ("topic", "stream", "type", "group", "payload", "is_base64", "caused_by")
         copied = {name: getattr(row, name) for name in kept}
-        write([OutboxMessage(**copied, process_after=DatabaseNow(), created_at=DatabaseNow())])
+        write(OutboxMessage(**copied, process_after=DatabaseNow(), created_at=DatabaseNow()))
         return {}
 
 

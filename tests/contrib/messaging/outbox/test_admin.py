@@ -154,7 +154,7 @@ def test_discard(using: str) -> None:
 
 
 def test_resend(using: str, broker: Any) -> None:
-    """What is sent again, within the window, too, has a new id, and the group's next number."""
+    """What is sent again has a new id, although its dedup id is kept, and the next number."""
     publish_each([1, 1], using, group="g", dedup_id="d")
     Relay().drain()
     assert got() == [1]

@@ -15,11 +15,7 @@ from django.test import override_settings
 from idempotency_django.contrib.messaging import Consumer, Relay
 from idempotency_django.contrib.messaging.loops import Part, run
 from idempotency_django.contrib.messaging.models import OutboxMessage
-from idempotency_django.contrib.messaging.outbox import (
-    Message,
-    publish,
-    publish_many,
-)
+from idempotency_django.contrib.messaging.outbox import publish
 from idempotency_django.contrib.messaging.outbox import relay as relay_module
 from idempotency_django.errors import OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
@@ -188,9 +184,8 @@ def test_time(using: str, broker: type[Broker], use_tz: bool) -> None:
 def test_more_than_one_statement_holds(using: str, broker: type[Broker]) -> None:
     """However many messages are published at once, they are all written, in their order."""
     with transaction.atomic(using=using):
-        publish_many(
-            [Message(topic="orders", data=n, type="n", group="g") for n in range(1200)],
-        )
+        for number in range(1200):
+            publish("orders", number, type="n", group="g")
     Relay(batch_size=400).drain()
     assert got() == list(range(1200))
 

@@ -17,7 +17,6 @@ from idempotency_django.contrib.messaging import Outgoing, Relay, publish
 from idempotency_django.contrib.messaging.models import OutboxMessage, OutboxStream
 from idempotency_django.contrib.messaging.outbox import publishing
 from idempotency_django.contrib.messaging.tasks import relay_outbox
-from idempotency_django.models import DatabaseNow
 from idempotency_django.tasks import purge_expired_keys
 from idempotency_django.testing import eventually, in_threads
 
@@ -67,17 +66,6 @@ def test_task(using: str) -> None:
     Relay().drain()
     assert purge_expired_keys() == 1
     assert states(using) == {}
-
-
-def test_window_keeps(using: str) -> None:
-    """A message is kept while its window may still refuse another."""
-    publish_each([1], using, dedup_id="d")
-    Relay().drain()
-    assert purge_expired_keys() == 0
-    publish_each([1], using, dedup_id="d")
-    assert states(using) == {1: "done"}
-    OutboxMessage.objects.using(using).update(dedup_until=DatabaseNow())
-    assert purge_expired_keys() == 1
 
 
 def test_group_whose_dead_letter_is_gone(using: str) -> None:

@@ -9,7 +9,7 @@ from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from idempotency_django.contrib.messaging import Message, publish_many
+from idempotency_django.contrib.messaging import publish
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.models import DatabaseNow
 
@@ -90,10 +90,8 @@ def test_groups_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     with outbox(orders=backend):
         with transaction.atomic():
             for at in range(25):
-                publish_many(
-                    Message(topic="orders", data=number, type="t", group=f"g{at}")
-                    for number in range(2)
-                )
+                for number in range(2):
+                    publish("orders", number, type="t", group=f"g{at}")
         OutboxMessage.objects.filter(payload="0").update(state="dead", process_after=None)
         OutboxMessage.objects.filter(payload="1").update(process_after=None)  # set aside
         with CaptureQueriesContext(connections["default"]) as queries:
