@@ -1,8 +1,9 @@
-"""What a problem tells a program: what became of the operation, and what may be sent again."""
+"""Refusals, in both dialects: what became of the operation, and what may be sent again."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -26,9 +27,12 @@ from idempotency_django.errors import (
     all_errors,
 )
 from idempotency_django.http.responses import error_body, problem_response, status_of
+from idempotency_django.policy import scopes
 from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.stores.records import Record, Status
 from tests.models import Effect
-from tests.support.shared import assert_problem, effects, new_key, post
+from tests.support.shared import assert_problem, effects, logged_in, new_key, post
+from tests.support.views import Mixed, create
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
@@ -44,14 +48,8 @@ def change(request: HttpRequest) -> HttpResponse:
     return HttpResponse(status=201)
 
 
-def deriving(request: Any) -> HttpResponse:
-    request.idempotency.derive_key("charge")
-    return change(request)
-
-
 urlpatterns = [
     path("transactional/", idempotent(mode="transactional", operation="change")(change)),
-    path("deriving/", idempotent(mode="transactional")(deriving)),
     path("leased/", idempotent(mode="leased", operation="change")(change)),
 ]
 
@@ -150,4 +148,84 @@ def test_status_codes_and_docs_are_settings() -> None:
     assert status_of(errors.KeyMissing()) == 400
 
 
-# A derived key.
+# Both dialects of HTTP, on views of Django and of REST framework.
+
+
+PROBLEM, JSON = "application/problem+json", "application/json"
+SPOKEN: dict[str, dict[str, tuple[int, str, str]]] = {
+    "ietf": {
+        "mismatch": (422, PROBLEM, "mismatch"),
+        "in progress": (409, PROBLEM, "in-progress"),
+        "malformed": (400, PROBLEM, "key-malformed"),
+        "missing": (400, PROBLEM, "key-missing"),
+    },
+    "stripe": {
+        "mismatch": (400, JSON, "idempotency_error"),
+        "in progress": (409, JSON, "idempotency_error"),
+        "malformed": (400, JSON, "idempotency_error"),
+        "missing": (400, JSON, "idempotency_error"),
+    },
+}
+"""The status and the media type of each refusal, and what tells it from others."""
+
+of_caller = idempotent(scope=scopes.per_caller)(create)
+urlpatterns += [
+    path("decorator/", idempotent(create)),
+    path("mixin/", Mixed.as_view()),
+    *(path(f"of-caller/{each}/", of_caller) for each in (1, 2)),
+]
+
+
+@pytest.fixture(params=SPOKEN)
+def dialect(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each dialect, while it is the project's."""
+    with override_settings(IDEMPOTENCY={"DIALECT": request.param}):
+        yield request.param
+
+
+def told(response: Any) -> tuple[int, str, str]:
+    """What an error says, in whichever dialect."""
+    body = response.json()
+    name = body["error"]["type"] if "error" in body else body["type"].rpartition("#")[2]
+    return response.status_code, response["Content-Type"].partition(";")[0], name
+
+
+@pytest.mark.parametrize("url", ["/decorator/", "/mixin/"])
+def test_dialects(client: Client, dialect: str, url: str) -> None:
+    """Each kind of refusal is in the words of the project's dialect, and executes nothing."""
+    key = new_key()
+    post(client, url, key)
+    mismatch = post(client, url, key, "b")
+    under_way = Record(key="", scope="", status=Status.IN_PROGRESS)
+    with mock.patch.object(DatabaseStore, "acquire", return_value=under_way):
+        in_progress = post(client, url, new_key())
+    required = {"DIALECT": dialect, "POLICY": {"required": True}}
+    with override_settings(IDEMPOTENCY=required):
+        missing = post(client, url)
+    assert {
+        "mismatch": told(mismatch),
+        "in progress": told(in_progress),
+        "malformed": told(post(client, url, "k" * 256)),
+        "missing": told(missing),
+    } == SPOKEN[dialect]
+    assert in_progress["Retry-After"] == "1"
+    hint = "false" if dialect == "stripe" else None
+    assert mismatch.headers.get("Stripe-Should-Retry") == hint
+    assert (effects(), effects("b")) == (1, 0)
+
+
+def test_every_error(dialect: str) -> None:
+    """Each dialect has a body for each error."""
+    for error in all_errors():
+        body = error_body(error())
+        assert json.dumps(body)
+        assert error.default_detail[:30] in str(body)
+
+
+@override_settings(IDEMPOTENCY={"DIALECT": "stripe"})
+def test_another_endpoint_of_stripe() -> None:
+    """With ``scopes.per_caller``, the same key on another endpoint is refused."""
+    alice, key = logged_in("alice"), new_key()
+    assert post(alice, "/of-caller/1/", key).status_code == 201
+    assert post(alice, "/of-caller/2/", key).status_code == 400
+    assert effects() == 1
