@@ -17,19 +17,15 @@ from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.engine.running import ObservedExecution
 from idempotency_django.errors import KeyExpired
 from idempotency_django.models import DatabaseNow, IdempotencyKey
-from idempotency_django.policy import DEFAULTS, Policy
+from idempotency_django.policy import Policy
 from idempotency_django.stores import stores
 from tests.support.shared import assert_problem, assert_replays, effects, new_key, post
-from tests.support.views import Mixed, acreate, create
+from tests.support.views import acreate, create
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 LONG = Policy(ttl=HOUR, on_expired="refuse", retention=DAY)
-
-
-class Protected(Mixed):
-    idempotency_policy = LONG
 
 
 ALLOWED = True
@@ -49,7 +45,6 @@ urlpatterns = [
     path("transactional/", idempotent(policy=LONG)(create)),
     path("leased/", idempotent(policy=LONG, mode="leased")(create)),
     path("async/", idempotent(policy=LONG)(acreate)),
-    path("mixin/", Protected.as_view()),
     path(
         "sliding/", idempotent(policy=LONG, ttl=timedelta(hours=1), extend_on_replay=True)(create)
     ),
@@ -66,7 +61,7 @@ def age(duration: timedelta) -> None:
         )
 
 
-@pytest.mark.parametrize("where", ["transactional", "leased", "async", "mixin", "sliding"])
+@pytest.mark.parametrize("where", ["transactional", "leased", "async", "sliding"])
 def test_refused_while_it_is_retained(client: Client, where: str) -> None:
     """After ``ttl`` a retry is refused. When the record is purged, after ``retention``, the key is
     new.
@@ -127,19 +122,6 @@ def observer(seen: list[str]) -> Any:
         seen.append(execution.outcome)
 
     return observe
-
-
-# The policy.
-
-
-def test_default() -> None:
-    """Without it, the key of an expired record is new."""
-    assert DEFAULTS.on_expired == "execute"
-    given: dict[str, Any] = {"key": "k", "scope": "s", "name": "n"}
-    given["policy"] = LONG.replace(on_expired="execute")
-    assert idempotent_call(lambda _: 1, **given) == 1
-    age(2 * HOUR)
-    assert idempotent_call(lambda _: 2, **given) == 2
 
 
 def test_without_retention() -> None:

@@ -12,6 +12,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client
 from django.urls import path
+from django.views.decorators.csrf import csrf_exempt
+from django.views.generic import View
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.models import IdempotencyKey
@@ -176,3 +178,71 @@ class TestHiddenInside:
         [logged] = unprotected
         assert "either is not protected: it responded to POST /x/ with 201" in logged.getMessage()
         unprotected.clear()
+
+
+# Views of frameworks that have no adapter, each as its framework writes it.
+
+
+OPERATION = """
+def get_view(work):
+    def sync_view_wrapper(request, *args, **kwargs):
+        return work(request)
+
+    return sync_view_wrapper
+"""
+DISPATCH = """
+class GraphQLView(View):
+    work = None
+
+    def dispatch(self, request, *args, **kwargs):
+        return self.work(request)
+"""
+METHOD = """
+class Resource:
+    def __init__(self, work):
+        self.work = work
+
+    def dispatch_list(self, request, **kwargs):
+        return self.work(request)
+"""
+
+
+def of(module: str, source: str) -> dict[str, Any]:
+    """What the source defines, as if it were in that module."""
+    names: dict[str, Any] = {"__name__": module, "View": View}
+    exec(source, names)
+    return names
+
+
+def a_graphql_view(module: str) -> Any:
+    """A project's subclass of a framework's view."""
+    framework = of(module, DISPATCH)["GraphQLView"]
+    return type("ProjectView", (framework,), {"__module__": "shop.views"}).as_view(work=ways.plain)  # type: ignore[attr-defined]
+
+
+FRAMEWORKS: dict[str, Any] = {
+    "ninja_extra": of("ninja_extra.x", OPERATION)["get_view"](ways.plain),
+    "strawberry": a_graphql_view("strawberry.django.views"),
+    "graphene_django": csrf_exempt(a_graphql_view("graphene_django.views")),
+    "tastypie": of("tastypie.resources", METHOD)["Resource"](ways.plain).dispatch_list,
+}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("package", FRAMEWORKS)
+def test_other_frameworks(package: str, alice: Client, settings: Any, caplog: Any) -> None:
+    """A request with a key is refused before anything is executed; the log has the way out."""
+    settings.MIDDLEWARE = ways.MIDDLEWARE
+    route = path("api/<int:version>/", FRAMEWORKS[package])
+    settings.ROOT_URLCONF = type("urls", (), {"urlpatterns": [route]})
+    assert_problem(post(alice, "/api/1/", new_key()), 400, "key-unsupported")
+    assert f"is a view of {package}" in caplog.text
+    assert "list the paths that the middleware protects" in caplog.text
+    assert effects() == 0
+
+
+@pytest.mark.parametrize("package", ["strawberry", "graphene_django"])
+def test_way_out_of_other_frameworks(package: str) -> None:
+    """Where ``@idempotent`` is refused, it names what protects the work."""
+    with pytest.raises(ImproperlyConfigured, match=r"idempotent_call\(\)"):
+        idempotent(FRAMEWORKS[package])
