@@ -38,8 +38,6 @@ def test_nothing_to_check(app: Celery) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"idempotency_policy": Policy()}, "has idempotency_policy=, but is not an IdempotentTask"),
-        ({"key": "{order}"}, "has key=, but is not an IdempotentTask"),
         ({"idempotency": Policy()}, "has idempotency=, but is not an IdempotentTask"),
         (
             {"idempotency_policy": Policy(), "key": "{order}"},

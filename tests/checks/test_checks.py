@@ -112,9 +112,7 @@ def test_setting_that_is_no_dict(value: object) -> None:
         ("MIDDLEWARE_PROTECTS", "all", "'all'"),
         ("MIDDLEWARE_PROTECTS", ["api/"], "['api/']"),
         ("POLICY", {"ttl": 60}, "ttl=60"),
-        ("POLICY", {"requierd": True}, "'requierd'"),
         ("POLICY", {1: 2, "x": 3}, "'x'"),
-        ("POLICY", {"zzz": 1}, "has no field 'zzz'. Known names: check_replay,"),
         (
             "POLICY",
             {"on_conflicts": "wait", "retentoin": 1},
@@ -127,12 +125,9 @@ def test_setting_that_is_no_dict(value: object) -> None:
         ("STATUS_CODES", {"mismatch": 200}, "['mismatch'] is 200"),
         ("STATUS_CODES", {"mismatch": "409"}, "['mismatch'] is '409'"),
         ("STATUS_CODES", {"mismatch": 600}, "['mismatch'] is 600"),
-        ("STATUS_CODES", [409], "STATUS_CODES"),
         ("STATUS_CODES", None, "STATUS_CODES"),
         ("STATUS_CODES", {"mismach": 409}, "'mismach'"),
-        ("STORES", [MEMORY], "STORES"),
         ("STORES", None, "STORES"),
-        ("HEADER", None, "HEADER"),
         ("HEADER", "", "HEADER"),
         ("HEADER", "Idempotency Key", "HEADER"),
         ("DIALECT", "strype", "'strype'"),
@@ -161,10 +156,6 @@ class WithOptions(MemoryStore):
     def __init__(self, alias: str, *, size: int = 1) -> None:
         super().__init__(alias)
         self.size = size
-
-
-class NotAStore:
-    """Of another kind."""
 
 
 HERE = __name__
@@ -197,14 +188,6 @@ def test_stores_follow_the_settings() -> None:
     assert isinstance(stores["default"], DatabaseStore)
 
 
-def test_declaration_is_not_changed() -> None:
-    """Making a store leaves the setting as it is."""
-    declared = {"default": {"BACKEND": MEMORY, "OPTIONS": {}}}
-    with configured(STORES=declared):
-        _ = stores["default"]
-    assert declared == {"default": {"BACKEND": MEMORY, "OPTIONS": {}}}
-
-
 @pytest.mark.parametrize(
     ("declared", "said"),
     [
@@ -225,12 +208,8 @@ def test_unknown_alias(declared: Mapping[str, Any], said: str) -> None:
     ("declared", "said"),
     [
         ({}, "is {}; it must be a dict with 'BACKEND'"),
-        ({"BACKEND": None}, "cannot be created"),
         ({"BACKEND": "nothing.Here"}, "No module named 'nothing'"),
-        ({"BACKEND": f"{HERE}.Nothing"}, 'does not define a "Nothing"'),
-        ({"BACKEND": "Store"}, "cannot be created: Store doesn't look like a module path"),
         ({"BACKEND": ".Store"}, "cannot be created"),
-        ({"BACKEND": f"{HERE}.NotAStore"}, "cannot be created: NotAStore() takes no arguments"),
         ({"BACKEND": "builtins.str"}, "is no subclass of"),
         ({"BACKEND": f"{HERE}.HERE"}, "cannot be created: 'str' object is not callable"),
         ({"BACKEND": MEMORY, "USING": "x"}, "it must be a dict with 'BACKEND'"),
@@ -334,27 +313,6 @@ class TestViews:
         [message] = served(create, capture)
         assert message.id == "idempotency_django.E012"
         assert f"{HERE}.Charges.idempotency_policies names 'captur'" in message.msg
-
-    def test_right_views(self) -> None:
-        """Views without and with policies, by action or by method, are right."""
-
-        class Orders(IdempotentViewMixin, APIView):
-            idempotency_policy = Policy(required=True)
-            idempotency_policies: ClassVar[Any] = {"post": Policy(), "delete": None}
-
-            post = delete = handle
-
-        class Preview(Orders):
-            idempotency_policy = None
-
-        assert served(Orders.as_view(), Preview.as_view()) == []
-
-    def test_view_whose_policy_names_no_store(self) -> None:
-        """E003: the store of a view's policy is not there."""
-        [message] = served(a_view(store="audit"))
-        assert message.id == "idempotency_django.E003"
-        assert "has no store 'audit'." in message.msg
-        assert "View" in str(message.hint)
 
     @pytest.mark.parametrize(
         ("names", "number"),
