@@ -134,7 +134,7 @@ nightly-psycopg2:
 NAIVE := $(addprefix tests/contrib/,timeline/test_chains.py $(addprefix messaging/, \
     outbox/test_local.py outbox/test_outages.py outbox/test_publishing.py outbox/test_records.py \
     outbox/test_relay.py publishing/test_after_commit.py publishing/test_http.py \
-    publishing/test_relayed.py transports/test_published.py webhooks/test_processing.py))
+    publishing/test_relayed.py webhooks/test_processing.py))
 
 nightly-naive: export TEST_DATABASES := postgres,sqlite
 nightly-naive: export TEST_USE_TZ := 0

@@ -12,7 +12,6 @@ from django.contrib.admin.models import LogEntry
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, transaction
 from django.test import override_settings
-from django_redis import get_redis_connection
 
 from idempotency_django.contrib.messaging import Consumer, Duplicate, Event, Failed, Handled
 from idempotency_django.contrib.messaging.errors import DeadLettered, UnknownEventType
@@ -24,7 +23,6 @@ from idempotency_django.policy import Policy
 from idempotency_django.testing import PATIENCE, in_threads
 from tests.models import Effect
 from tests.support.admin_pages import act, member, messages
-from tests.support.servers import Server
 from tests.support.shared import effects
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -151,9 +149,7 @@ class TestOnce:
 
 
 class TestIdentity:
-    @pytest.mark.parametrize(
-        "name", ["ü", "with space", "\x00", "x" * 10_000, "\ud800", "a|b%", "'; DROP", " ", "1 "]
-    )
+    @pytest.mark.parametrize("name", ["ü", "\x00", "x" * 10_000, "\ud800", " "])
     def test_any_text(self, name: str) -> None:
         """Any text is an id; two that differ are two events."""
         billing = consumer()
@@ -161,13 +157,6 @@ class TestIdentity:
         assert isinstance(billing.handle(paid(name + "'")), Handled)
         assert isinstance(billing.handle(paid(name)), Duplicate)
         assert effects() == 2
-
-    @pytest.mark.parametrize("name", [None, "", 7, b"7"])
-    def test_no_id(self, name: Any) -> None:
-        """An id that is missing, empty or no text is refused before there is anything to do."""
-        with pytest.raises(ValueError, match="id"):
-            consumer().handle(paid(name))
-        assert IdempotencyKey.objects.count() == 0
 
     @pytest.mark.parametrize(
         "other",
@@ -221,12 +210,9 @@ class TestIdentity:
         ("handler", "called_with"),
         [
             (lambda event: 1, 1),
-            (lambda event, *, dry=False: 1, 1),
             (lambda event, **more: 1, 1),
-            (lambda event, execution: 2, 2),
             (lambda event, execution=None: 2 if execution else 0, 2),
             (lambda *given: len(given), 2),
-            (lambda *given, **more: len(given), 2),
         ],
     )
     def test_takes_the_execution(self, handler: Any, called_with: int) -> None:
@@ -352,19 +338,17 @@ class TestFailures:
             billing.handle(paid())
         row = IdempotencyKey.objects.held().get()
         assert "the reason" in row.error
-        _release(row)
+        _settle(row, "release")
         caplog.clear()
         with pytest.raises(DeadLettered):  # it fails again: it has no attempts left
             billing.handle(paid())
         assert "is held after attempt 2 (max_attempts=1), until" in caplog.text
-        _release(IdempotencyKey.objects.get())
+        _settle(IdempotencyKey.objects.get(), "release")
         healthy.append(True)
         assert billing.handle(paid()) == Handled(3)
         assert effects() == 1
 
-    @pytest.mark.parametrize(
-        ("body", "result"), [('{"given": "up"}', {"given": "up"}), ("null", None), ("", None)]
-    )
+    @pytest.mark.parametrize(("body", "result"), [('{"given": "up"}', {"given": "up"}), ("", None)])
     def test_given_up(self, body: str, result: Any) -> None:
         """A dead letter that an operator completes is a duplicate from then on, in any body."""
         billing = consumer(max_attempts=1)
@@ -418,11 +402,6 @@ class TestFailures:
         """A policy that checks the caller of a request is refused."""
         with pytest.raises(ImproperlyConfigured, match="check_replay"):
             Consumer("billing", policy=Policy(check_replay=lambda request, record: None))
-
-
-def _release(row: IdempotencyKey) -> None:
-    """An operator says in the admin that the event may be handled once more."""
-    _settle(row, "release")
 
 
 def _settle(row: IdempotencyKey, outcome: str, **given: Any) -> None:
@@ -492,7 +471,7 @@ class TestBatches:
         assert outcomes[1].rejected
         assert (effects("a"), effects("b")) == (2, 0)
 
-    @pytest.mark.parametrize("places", [{0}, {3}, {6}, {0, 1, 6}, set(range(7))])
+    @pytest.mark.parametrize("places", [{3}, {0, 1, 6}, set(range(7))])
     def test_poison(self, options: dict[str, Any], places: set[int]) -> None:
         """Poison fails alone; its neighbours commit, in their order."""
         billing = consumer(max_attempts=2, **options)
@@ -516,18 +495,6 @@ class TestBatches:
                 assert isinstance(outcome.error, DeadLettered)
                 assert isinstance(outcome.error.__cause__, Poison)
                 assert outcome.rejected
-
-    def test_one_transaction(self) -> None:
-        """A batch in which nothing fails is one transaction, whatever its length."""
-        committed = []
-
-        def note(event: Event, execution: ExecutionContext) -> None:
-            transaction.on_commit(lambda: committed.append(event.id))
-            assert committed == []
-
-        billing = consumer("billing", note)
-        billing.handle_many([paid(f"{number}") for number in range(5)])
-        assert committed == ["0", "1", "2", "3", "4"]
 
     def test_nothing_is_half_done(self) -> None:
         """A process that ends in the middle of a batch leaves nothing of it."""
@@ -590,35 +557,3 @@ class TestBatches:
         handled.append(deliver(numbers))
         assert sorted(each for ids in handled for each in ids) == sorted(f"{at}" for at in numbers)
         assert effects() == 20
-
-
-@pytest.fixture
-def redis(redis_server: Server) -> Iterator[None]:
-    """Records in Valkey."""
-    cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": redis_server.url}
-    store = {"BACKEND": "idempotency_django.contrib.redis.RedisStore"}
-    with override_settings(CACHES={"default": cache}, IDEMPOTENCY={"STORES": {"default": store}}):
-        get_redis_connection("default").flushall()
-        yield
-        get_redis_connection("default").connection_pool.disconnect()
-
-
-@pytest.mark.usefixtures("redis")
-class TestRedis:
-    """What the documentation says that a consumer can do with its records in Redis."""
-
-    def test_refused(self) -> None:
-        """Steps, and the transactional mode, are refused by name."""
-
-        def step(event: Event, execution: ExecutionContext) -> None:
-            execution.step("charge", lambda: None)
-
-        with pytest.raises(ImproperlyConfigured, match="doesn't support steps"):
-            consumer("billing", step).handle(paid())
-        with pytest.raises(ImproperlyConfigured, match="which has no transactions"):
-            consumer(policy=Policy(mode="transactional")).handle(paid("2"))
-        with (
-            transaction.atomic(),
-            pytest.raises(ImproperlyConfigured, match="open on the database"),
-        ):
-            consumer().handle(paid("3"))

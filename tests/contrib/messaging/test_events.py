@@ -94,16 +94,9 @@ class TestJson:
         """A member that is null is absent, as the format says; data need not be there."""
         assert read(subject=None, data=None) == Event(id="1", source="/shop", type="order.paid")
 
-    def test_bytes(self) -> None:
-        """Bytes travel as data_base64."""
-        event = Event(id="1", source="/shop", type="order.paid", data=b"\xff\x00")
-        assert json.loads(event.to_json())["data_base64"] == "/wA="
-        assert read(data_base64="/wA=") == event
-
     @pytest.mark.parametrize(
         ("text", "why"),
         [
-            ("", "not JSON"),
             (b"\xff", "not JSON in UTF-8"),
             ("[" * 100_000, "not JSON"),
             (
@@ -111,7 +104,6 @@ class TestJson:
                 "more than 100 nested lists and objects",
             ),
             ("[]", "list in JSON"),
-            ("7", "int in JSON"),
             ('{"id": "1", "id": "2"}', "appears twice"),
             ('{"data": NaN}', "NaN"),
         ],
@@ -127,19 +119,15 @@ class TestJson:
             ({"specversion": None}, "no specversion"),
             ({"specversion": "0.3"}, "specversion '0.3'"),
             ({"id": None}, "no id"),
-            ({"id": ""}, "the id ''"),
             ({"id": 7}, "the id 7"),
             ({"source": None}, "no source"),
             ({"type": ["order.paid"]}, "non-empty string"),
-            ({"subject": ""}, "the subject ''"),
             ({"time": "2018-04-05"}, "no time zone"),
             ({"time": "2018-13-05T17:31:00Z"}, "month"),
             ({"time": 7}, "isoformat"),
             ({"data_base64": "?"}, "Base64"),
-            ({"data_base64": 7}, "Base64"),
             ({"data_base64": "/wA=", "data": 1}, "both"),
             ({"orderNumber": "7"}, "lower-case"),
-            ({"order": {"number": 7}}, "integers"),
             ({"order": 1.5}, "integers"),
         ],
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -12,13 +12,10 @@ from django.db import connection, connections
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
-from rest_framework.request import Request
-from rest_framework.views import APIView
 
 from idempotency_django.contrib.messaging import Consumer, Duplicate, Event, Failed, Handled
 from idempotency_django.contrib.messaging.errors import DeadLettered
 from idempotency_django.decorators import idempotent
-from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.errors import StoreUnavailable
 from idempotency_django.models import IdempotencyKey
@@ -48,15 +45,12 @@ def lose(request: pytest.FixtureRequest) -> Callable[[], object]:
     return LOSSES[request.param]
 
 
-def consumer(lose: Callable[[], object], *, writes: bool = True, max_attempts: int = 2) -> Consumer:
+def consumer(lose: Callable[[], object], *, writes: bool = True) -> Consumer:
     """A consumer whose handler loses its connection if the event says so.
 
-    Args:
-        lose: how.
-        writes: whether the handlers of the other events write, and so notice it.
-        max_attempts: after which an event is dead-lettered.
+    The handlers of the other events notice it if they write.
     """
-    made = Consumer("billing", max_attempts=max_attempts)
+    made = Consumer("billing", max_attempts=2)
 
     @made.on("order.paid")
     def book(event: Event, execution: ExecutionContext) -> Any:
@@ -126,11 +120,7 @@ def test_unreachable(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
         assert "so nothing was committed" in str(outcome.error)
     assert len(attempts) < SIZE  # those of the transaction, and of the first one alone
     assert Effect.objects.count() == IdempotencyKey.objects.count() == 0
-    assert kinds(consumer(_nothing).handle_many(batch())) == [Handled] * SIZE
-
-
-def _nothing() -> None:
-    pass
+    assert kinds(consumer(bool).handle_many(batch())) == [Handled] * SIZE
 
 
 def idle(request: HttpRequest) -> HttpResponse:
@@ -151,19 +141,7 @@ def idle(request: HttpRequest) -> HttpResponse:
     return HttpResponse(status=201)
 
 
-class Idle(IdempotentViewMixin, APIView):
-    """The same, of REST framework."""
-
-    authentication_classes: ClassVar[list[Any]] = []
-
-    def post(self, request: Request) -> HttpResponse:
-        return idle(request._request)
-
-
-urlpatterns = [
-    path("idle/", idempotent(idle)),
-    path("idle-drf/", Idle.as_view()),
-]
+urlpatterns = [path("idle/", idempotent(idle))]
 
 
 class ReasonLost(Exception):
@@ -173,10 +151,10 @@ class ReasonLost(Exception):
     """
 
 
-def _lose_twice(client: Client, url: str, *, atomic: bool) -> None:
+def _lose_twice(client: Client, *, atomic: bool) -> None:
     key = new_key()
     for attempt in (1, 2):
-        response = post(client, url, key)
+        response = post(client, "/idle/", key)
         connection.close()
         assert effects("idle") == 0
         problem = assert_problem(response, 503, "store-unavailable")
@@ -192,11 +170,10 @@ def _lose_twice(client: Client, url: str, *, atomic: bool) -> None:
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="the timeout is PostgreSQL's")
 @pytest.mark.urls(__name__)
-@pytest.mark.parametrize("url", ["/idle/", "/idle-drf/"])
 @pytest.mark.parametrize("atomic", [True, False])
 @pytest.mark.parametrize("combine", [True, False])
 def test_idle_in_transaction(
-    client: Client, monkeypatch: pytest.MonkeyPatch, *, url: str, atomic: bool, combine: bool
+    client: Client, monkeypatch: pytest.MonkeyPatch, *, atomic: bool, combine: bool
 ) -> None:
     """A transaction that the server ends because it was idle is 503, and nothing of it is there."""
     monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", atomic)
@@ -205,7 +182,7 @@ def test_idle_in_transaction(
     try:
         for _ in range(20):
             with suppress(ReasonLost):
-                _lose_twice(client, url, atomic=atomic)
+                _lose_twice(client, atomic=atomic)
                 break
         else:
             pytest.fail("The driver never told why the connection was lost.")

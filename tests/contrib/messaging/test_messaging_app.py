@@ -60,16 +60,3 @@ def test_migrate_forgotten(unmigrated: str, options: list[str]) -> None:
         pytest.skip("SQLite has no error of its own for a missing table")
     with pytest.raises(DatabaseError, match="outboxmessage"):
         call_command("run_messaging", *options)
-
-
-def test_consumers_without_the_app() -> None:
-    """Consumers need no tables of the app: what they handle is in the core's. Brokers' do."""
-    program = (
-        "import django\n"
-        "from django.conf import settings\n"
-        "settings.configure(INSTALLED_APPS=['idempotency_django'])\n"
-        "django.setup()\n"
-        "from idempotency_django.contrib.messaging import Consumer, Event, SeenFilter\n"
-        "Consumer('billing').on('order.paid')(print)\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, timeout=60)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import pytest
 from django.conf import settings
 from django.db import transaction
 from django.test import override_settings
@@ -35,9 +34,9 @@ class Broker(Publisher):
         return error is not self.refused
 
 
-def publish_order() -> None:
+def publish_order(topic: str = "orders") -> None:
     with transaction.atomic():
-        publish("orders", {"order": 17}, type="order.paid")
+        publish(topic, {"order": 17}, type="order.paid")
 
 
 def outbox(**topics: Any) -> Any:
@@ -52,21 +51,3 @@ def outbox(**topics: Any) -> Any:
 def changed_settings(**names: Any) -> Any:
     """Settings with these names in ``IDEMPOTENCY``; the others stay as they are."""
     return override_settings(IDEMPOTENCY={**getattr(settings, "IDEMPOTENCY", {}), **names})
-
-
-@pytest.fixture
-def broker() -> Iterator[type[Broker]]:
-    """The broker of the topic ``"orders"``."""
-    with pytest.MonkeyPatch.context() as patched, outbox():
-        patched.setattr(Broker, "got", [])
-        for name in ("refuse", "before"):  # a test may replace them, and no other test sees it
-            patched.setattr(Broker, name, staticmethod(lambda _: None))
-        yield Broker
-
-
-@pytest.fixture(params=list(settings.ALIASES))
-def using(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The alias of each database, which is the one of messaging."""
-    alias: str = settings.ALIASES[request.param]
-    with changed_settings(MESSAGING_DATABASE=alias):
-        yield alias

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
+from tests.support.outside_settings import *  # noqa: F403  # these are its settings
 
-from tests.contrib.messaging.consuming.settings import *  # noqa: F403
-
-os.environ.setdefault("LEASE_SECONDS", "30")
-INSTALLED_APPS = ["idempotency_django", "idempotency_django.contrib.messaging", "tests"]
 IDEMPOTENCY = {
     "OUTBOX": {
         "orders": {

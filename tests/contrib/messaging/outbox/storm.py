@@ -14,13 +14,13 @@ import signal
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import django
+
+from tests.contrib.messaging.forks import forked
 
 LEASE = 0.5  # seconds
 BATCH = 20
@@ -82,21 +82,6 @@ def relay() -> None:
     batches.BACKOFF = Backoff(timedelta(seconds=0.02), timedelta(seconds=0.1))
     sender = Relay(batch_size=BATCH, lease=timedelta(seconds=LEASE))
     run([Part("relay", sender.work, timedelta(seconds=0.02))], threading.Event())
-
-
-def forked(work: Callable[[], None]) -> int:
-    """A new process that does it."""
-    process = os.fork()
-    if process == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            if code:
-                traceback.print_exc()
-            os._exit(code)
-    return process
 
 
 def waits() -> bool:

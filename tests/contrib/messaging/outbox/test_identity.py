@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from idempotency_django.contrib.messaging import publish
+from idempotency_django.contrib.messaging import after_commit, publish
 from idempotency_django.contrib.messaging.models import OutboxMessage
 from idempotency_django.contrib.messaging.outbox.publishing import uuid7
 from idempotency_django.engine.functions import idempotent_call
+from idempotency_django.errors import FingerprintMismatch
 from idempotency_django.policy import Policy
 
 pytestmark = [
@@ -30,9 +33,9 @@ def published() -> list[tuple[str, int]]:
     return list(rows.values_list("payload", "sequence"))
 
 
-def call(function: Any, policy: Policy | None = LEASED) -> Any:
+def call(function: Any, asked: Any = None) -> Any:
     """Call it under one key, again and again."""
-    return idempotent_call(function, key="k", scope="s", policy=policy)
+    return idempotent_call(function, key="k", scope="s", fingerprint=asked, policy=LEASED)
 
 
 def test_resumed() -> None:
@@ -109,10 +112,28 @@ def test_rolled_back() -> None:
     assert published() == [("1", 0)]
 
 
+@pytest.mark.parametrize(
+    "write", [lambda: publish("orders", 1, type="a"), lambda: after_commit(len, [])]
+)
+def test_another_call_after_a_failure(write: Callable[[], str]) -> None:
+    """What an attempt has published stays, so its key stays with what was asked for."""
+
+    def handler(execution: Any) -> None:
+        with execution.atomic():
+            write()
+        if execution.attempt == 1:
+            raise Crash
+
+    with pytest.raises(Crash):
+        call(handler, 500)
+    with pytest.raises(FingerprintMismatch):
+        call(handler, 700)
+    call(handler, 500)
+    assert OutboxMessage.objects.count() == 1
+
+
 def test_uuid7() -> None:
     """Ids outside of an operation are UUIDs of version 7: unique, and in the order of time."""
-    import uuid
-
     ids = [uuid.UUID(uuid7()) for _ in range(1000)]
     assert len({*ids}) == 1000
     assert {(each.version, each.variant) for each in ids} == {(7, uuid.RFC_4122)}

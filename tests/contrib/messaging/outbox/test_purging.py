@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator
 from datetime import timedelta
 from io import StringIO
 
@@ -11,16 +11,15 @@ import pytest
 from django.core.management import call_command
 from django.db import connections, transaction
 from django.db.models import QuerySet
-from django.test import override_settings
 
-from idempotency_django.contrib.messaging import Outgoing, Relay, publish
+from idempotency_django.contrib.messaging import Relay, publish
 from idempotency_django.contrib.messaging.models import OutboxMessage, OutboxStream
 from idempotency_django.contrib.messaging.outbox import publishing
 from idempotency_django.contrib.messaging.tasks import relay_outbox
 from idempotency_django.tasks import purge_expired_keys
 from idempotency_django.testing import eventually, in_threads
 
-from .conftest import Broker
+from .conftest import Broker, outbox
 from .test_relay import got, publish_each, refuse, states
 
 pytestmark = [
@@ -31,14 +30,9 @@ pytestmark = [
 
 
 @pytest.fixture
-def settled(using: str, broker: object) -> object:
+def settled(using: str, broker: object) -> Iterator[None]:
     """Nothing is kept after it was sent, on each of the databases."""
-    orders = {
-        "BACKEND": "tests.contrib.messaging.outbox.conftest.Broker",
-        "RETENTION": timedelta(0),
-    }
-    idempotency = {"OUTBOX": {"orders": orders}, "MESSAGING_DATABASE": using}
-    with override_settings(IDEMPOTENCY=idempotency):
+    with outbox(orders={"RETENTION": timedelta(0)}):
         yield
 
 
@@ -72,17 +66,7 @@ def test_group_whose_dead_letter_is_gone(using: str) -> None:
     """A group whose dead letter was deleted by hand goes on in the next run; others wait."""
     for group in ("a", "b"):
         publish_each([1, 2], using, group=group)
-    with override_settings(
-        IDEMPOTENCY={
-            "OUTBOX": {
-                "orders": {
-                    "BACKEND": "tests.contrib.messaging.outbox.conftest.Broker",
-                    "MAX_ATTEMPTS": 1,
-                }
-            },
-            "MESSAGING_DATABASE": using,
-        }
-    ):
+    with outbox(orders={"MAX_ATTEMPTS": 1}):
         refuse(1)
         Relay().drain()
     assert got() == []
@@ -123,28 +107,6 @@ def waiting(using: str) -> int:
     with connections[using].cursor() as cursor:
         cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
         return int(cursor.fetchone()[0])
-
-
-def test_relay_command(using: str) -> None:
-    """``--once`` sends what is due and says how much."""
-    publish_each([1, 2], using)
-    assert command("run_messaging", "--once") == "Messages: 2 sent.\n"
-    assert got() == [1, 2]
-    assert command("run_messaging", "--once") == "Messages: none was due.\n"
-
-
-def test_relay_command_without_success(using: str) -> None:
-    """Where messages were refused, or the broker is away, ``--once`` does not say that it sent."""
-    publish_each([1, 2], using)
-    refuse(1)
-    assert command("run_messaging", "--once") == "Messages: 1 failed, 1 sent.\n"
-
-    def away(_: Sequence[Outgoing]) -> None:
-        raise ConnectionRefusedError
-
-    Broker.before = staticmethod(away)
-    publish_each([3], using)
-    assert command("run_messaging", "--once") == "Messages: 1 failed.\n"
 
 
 def test_relay_task(using: str) -> None:

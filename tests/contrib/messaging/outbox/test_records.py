@@ -7,21 +7,23 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from celery import Celery
 from django.db import transaction
-from django.test import override_settings
 from redis import Redis
 
-from idempotency_django.contrib.celery import IdempotentTask
-from idempotency_django.contrib.messaging import Consumer, Relay, after_commit, publish
+from idempotency_django.contrib.messaging import Relay, publish
 from idempotency_django.contrib.messaging.models import OutboxMessage
 from idempotency_django.engine.functions import idempotent_call
-from idempotency_django.models import DatabaseNow, IdempotencyKey
+from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.testing import eventually
-from tests.models import Effect
 
-pytestmark = [pytest.mark.django_db(transaction=True, databases="__all__"), pytest.mark.driver]
+from .conftest import Broker, changed_settings
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.usefixtures("broker"),
+    pytest.mark.driver,
+]
 
 MODES = ("transactional", "leased")
 DATABASE = "idempotency_django.stores.database.DatabaseStore"
@@ -29,61 +31,16 @@ MEMORY = "idempotency_django.stores.memory.MemoryStore"
 REDIS = "idempotency_django.contrib.redis.RedisStore"
 CACHED = "idempotency_django.contrib.cached.CachedStore"
 
-consumer = Consumer("booking")
-app = Celery("again", broker="memory://", set_as_current=False, fixups=[])
-app.conf.task_always_eager = app.conf.task_eager_propagates = True
-
 
 class Crash(Exception):
     """The attempt ends here."""
 
 
-@consumer.on("order.paid")
-def book(event: Any, execution: Any) -> None:
-    """The effect of the consumer."""
-    Effect.objects.using(consumer_database[0]).create(reference="booked")
-
-
-def receipt() -> None:
-    """The effect of a call after the commit."""
-    Effect.objects.using(consumer_database[0]).create(reference="receipt")
-
-
-@app.task(base=IdempotentTask, shared=False)
-def ship() -> None:
-    """The effect of a task without a key."""
-    Effect.objects.using(consumer_database[0]).create(reference="shipped")
-
-
-consumer_database: list[str] = []
-
-
-def configured(alias: str, backend: str = DATABASE, **options: Any) -> Any:
-    """Settings whose records are in a store, and whose messages are in this database."""
-    store = {"BACKEND": backend, "OPTIONS": options}
+def claims_in(alias: str, backend: str = DATABASE, **options: Any) -> Any:
+    """Settings with a store of claims; the messages and other records are in this database."""
     records = {"BACKEND": DATABASE, "OPTIONS": {"using": alias}}
-    local = "idempotency_django.contrib.messaging.LocalPublisher"
-    return override_settings(
-        IDEMPOTENCY={
-            "MESSAGING_DATABASE": alias,
-            "STORES": {"default": records, "claims": store},
-            "OUTBOX": {
-                "orders": {
-                    "BACKEND": local,
-                    "OPTIONS": {"consumers": [f"{__name__}.consumer"]},
-                },
-                "celery": {"OPTIONS": {"app": f"{__name__}.app"}},
-            },
-        }
-    )
-
-
-@pytest.fixture
-def database(using: str) -> Iterator[str]:
-    """The records, the messages and the effects are all in each of the databases."""
-    consumer_database[:] = [using]
-    with configured(using, using=using):
-        yield using
+    claims = {"BACKEND": backend, "OPTIONS": options}
+    return changed_settings(STORES={"default": records, "claims": claims})
 
 
 @pytest.fixture(params=[DATABASE, CACHED, MEMORY, REDIS], ids=lambda path: path.split(".")[-1])
@@ -97,50 +54,36 @@ def leased(request: pytest.FixtureRequest, using: str) -> Iterator[str]:
         client = Redis.from_url(server.url)
         client.flushall()
         options = {"connection_factory": lambda: client}
-    with configured(using, request.param, **options):
+    with claims_in(using, request.param, **options):
         yield using
 
 
-def call(function: Any, using: str, mode: str = "leased", **policy: Any) -> Any:
+def call(function: Any, mode: str = "leased", **policy: Any) -> Any:
     """Call it under one key, again and again."""
     given = {"mode": mode, "store": "claims", **policy}
     return idempotent_call(function, key="k", scope="s", policy=Policy(**given))
 
 
-def pay(using: str, mode: str) -> None:
-    """An effect, and a message of each kind that goes with it."""
+@pytest.mark.parametrize("messages", [False, True], ids=["old messages kept", "all purged"])
+@pytest.mark.parametrize("mode", MODES)
+def test_purged(using: str, broker: type[Broker], mode: str, messages: bool) -> None:
+    """A key that is used again after the purge has its messages again, under other ids, whether the
+    old messages are there or not.
+    """
 
     def handler(execution: Any) -> None:
         with execution.atomic():
-            Effect.objects.using(using).create(reference="paid")
             publish("orders", {"order": 17}, type="order.paid")
-            after_commit(receipt)
-            ship.enqueue_once()
 
-    call(handler, using, mode)
-
-
-def forget(using: str, *, messages: bool) -> None:
-    """The record's lifetime and retention are over, and it is purged."""
-    records = IdempotencyKey.objects.using(using).filter(key="k", scope="s")
-    assert records.update(expires_at=DatabaseNow(), purge_at=DatabaseNow()) == 1
-    assert records.delete()[0]
-    if messages:
-        OutboxMessage.objects.using(using).all().delete()
-
-
-@pytest.mark.parametrize("messages", [False, True], ids=["old messages kept", "all purged"])
-@pytest.mark.parametrize("mode", MODES)
-def test_purged(database: str, mode: str, messages: bool) -> None:
-    """A key that is used again after the purge has its messages, calls and tasks again, and each of
-    them has its effect again, whether the old messages are there or not.
-    """
-    for times in (1, 2):
-        pay(database, mode)
-        assert Relay().drain() == 3
-        found = Effect.objects.using(database).values_list("reference", flat=True)
-        assert sorted(found) == sorted(["paid", "booked", "receipt", "shipped"] * times)
-        forget(database, messages=messages)
+    with claims_in(using, using=using):
+        for times in (1, 2):
+            call(handler, mode)
+            assert Relay().drain() == 1
+            assert len({message.message_id for message in broker.got}) == times
+            records = IdempotencyKey.objects.using(using).filter(key="k", scope="s")
+            assert records.delete()[0]
+            if messages:
+                OutboxMessage.objects.using(using).all().delete()
 
 
 def test_resumed_in_each_store(leased: str) -> None:
@@ -156,10 +99,10 @@ def test_resumed_in_each_store(leased: str) -> None:
     short = {"ttl": timedelta(seconds=1), "lease": timedelta(milliseconds=500)}
     for _ in range(2):
         with pytest.raises(Crash):
-            call(handler, leased)
-    call(handler, leased, **short)
+            call(handler)
+    call(handler, **short)
     assert len({*ids}) == 1
 
-    eventually(lambda: call(handler, leased, **short) or len(ids) == 4)
+    eventually(lambda: call(handler, **short) or len(ids) == 4)
     assert ids[3] != ids[0]
     assert OutboxMessage.objects.using(leased).count() == 2

@@ -78,6 +78,9 @@ def test_refused() -> None:
     said = command("retry", "--source", "consumer:gone")
     assert said.startswith("0 messages: retry.\nLeft unchanged: 3 messages. ")
     assert set(InboxMessage.objects.values_list("state", flat=True)) == {"dead"}
+    dead("gone", 1, "ConnectionError: refused")
+    assert "There is no topic 'gone'" in command("discard", "--topic", "gone")
+    assert states(topic="gone") == {"dead"}
     with pytest.raises(CommandError, match="one of the arguments --topic --source is required"):
         command("retry")
     assert connections["default"].in_atomic_block is False

@@ -39,9 +39,6 @@ def ids(**idempotency: Any) -> list[str]:
     [
         ({"BACKEND": BROKER, "RETENTION": timedelta(days=1)}, ""),
         ({"BACKEND": "nowhere.Publisher"}, "cannot be created: No module named 'nowhere'"),
-        ({"BACKEND": "kafca"}, "cannot be created: kafca doesn't look like a module path"),
-        ({"BACKEND": BROKER, "OPTIONS": {"unknown": 1}}, ""),
-        ({"BACKEND": LOCAL}, "cannot be created: "),
         ({"BACKEND": LOCAL, "OPTIONS": {"consumers": []}}, "it has no consumers. List paths"),
         (
             {"BACKEND": LOCAL, "OPTIONS": {"consumers": [CONSUMER], "consumer": 1}},
@@ -53,11 +50,10 @@ def ids(**idempotency: Any) -> list[str]:
         ),
         ({"BACKEND": LOCAL, "OPTIONS": {"consumers": [CONSUMER]}}, ""),
         (BROKER, "It is a dict with BACKEND"),
-        ({}, "'' of the topic 'orders' cannot be created"),
         ({"BACKEND": BROKER, "BACKENDS": 1}, "unexpected keyword argument 'backends'"),
-        ({"BACKEND": BROKER, "OPTIONS": []}, "Correct BACKEND and OPTIONS"),
         ({"BACKEND": BROKER, "MAX_ATTEMPTS": 0}, "'MAX_ATTEMPTS' must be 1 or more"),
         ({"BACKEND": BROKER, "RETENTION": 7}, "'RETENTION' must be a timedelta"),
+        ({"BACKEND": "http", "OPTIONS": {"endpoint": "len", "timeout": 30}}, "timeout"),
     ],
 )
 def test_topics(entry: Any, said: str) -> None:
@@ -90,16 +86,6 @@ def test_two_databases(settings: Any) -> None:
         pytest.skip("two databases are needed")
     assert ids(OUTBOX={"orders": ENTRY}, MESSAGING_DATABASE=aliases[1]) == ["W007"]
     assert ids(MESSAGING_DATABASE=aliases[1]) == []
-
-
-def test_timeout_that_is_a_number() -> None:
-    """A duration is a timedelta, not a number of seconds."""
-    backend = "idempotency_django.contrib.messaging.HttpPublisher"
-    options = {
-        "endpoint": "tests.contrib.messaging.publishing.test_http.endpoint_of",
-        "timeout": 30,
-    }
-    assert ids(OUTBOX={"orders": {"BACKEND": backend, "OPTIONS": options}}) == ["E043"]
 
 
 def nested(levels: int) -> Any:
@@ -135,8 +121,6 @@ def test_the_largest(arguments: dict[str, Any]) -> None:
     ("arguments", "error", "text"),
     [
         ({"topic": "order"}, ImproperlyConfigured, "Did you mean 'orders'"),
-        ({"data": object()}, TypeError, "is not JSON"),
-        ({"data": float("nan")}, TypeError, "is not JSON"),
         ({"data": nested(101)}, ValueError, "more than 100 nested lists and objects"),
         ({"group": "é"}, ValueError, "printable ASCII"),
         ({"group": "g" * 151}, ValueError, "up to 150"),

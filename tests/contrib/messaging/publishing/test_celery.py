@@ -40,7 +40,6 @@ class App(Celery):
 app = App("publishing", broker="memory://", set_as_current=False, fixups=[])
 app.conf.task_always_eager = app.conf.task_eager_propagates = True
 here = f"{__name__}.app"
-SEEN: list[Any] = []
 
 
 @app.task(base=IdempotentTask)
@@ -60,7 +59,6 @@ def outbox() -> Iterator[None]:
     """The outbox uses the app of this module."""
     with override_settings(IDEMPOTENCY={"OUTBOX": {"celery": {"OPTIONS": {"app": here}}}}):
         yield
-    SEEN.clear()
 
 
 def effects() -> list[str]:
@@ -157,11 +155,7 @@ def test_failed_before(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert effects() == ["order-17"]
 
 
-CYCLE: list[Any] = []
-CYCLE.append(CYCLE)
-
-
-@pytest.mark.parametrize("arguments", [(object(),), ({1, 2},), (CYCLE,), ()])
+@pytest.mark.parametrize("arguments", [(object(),), ()])
 def test_arguments_that_do_not_fit(arguments: tuple[Any, ...]) -> None:
     """Arguments that the task could not be called with are refused before anything is written."""
     with transaction.atomic(), pytest.raises(TypeError):
@@ -172,10 +166,9 @@ def test_arguments_that_do_not_fit(arguments: tuple[Any, ...]) -> None:
 # On a broker.
 
 
-@pytest.fixture(params=["rabbitmq", "redis"])
+@pytest.fixture(params=["rabbit", "redis_server"])
 def server(request: pytest.FixtureRequest) -> Server:
-    name = "rabbit" if request.param == "rabbitmq" else "redis_server"
-    found: Server = request.getfixturevalue(name)
+    found: Server = request.getfixturevalue(request.param)
     return found
 
 

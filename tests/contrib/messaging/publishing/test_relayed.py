@@ -21,15 +21,15 @@ from idempotency_django.contrib.messaging import (
 )
 from idempotency_django.contrib.messaging.models import OutboxMessage
 from idempotency_django.errors import OperationInProgress
+from tests.contrib.messaging.brokers import Broker
+from tests.contrib.messaging.conftest import broker as memory  # noqa: F401  # a fixture
 from tests.contrib.messaging.outbox.conftest import Broker as Memory
-from tests.contrib.messaging.outbox.conftest import broker as memory  # noqa: F401  # a fixture
 from tests.contrib.messaging.outbox.conftest import outbox
 from tests.models import Effect
 from tests.support.nightly import few
 from tests.support.outside import environment, running
 from tests.support.shared import LONG_AGO
 
-from .brokers import Broker
 from .conftest import BROKERS
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -56,7 +56,7 @@ def in_progress(seconds: float) -> OperationInProgress:
 
 def relayed(broker: Broker, *kill: str) -> int:
     """Run a relay in a process of its own; how it ended."""
-    entry = json.dumps({"BACKEND": broker.backend, "OPTIONS": broker.options})
+    entry = json.dumps({"BACKEND": broker.backend, "OPTIONS": broker.publishing()})
     with running(
         "-m", "tests.contrib.messaging.publishing.relay", entry, *kill, env=environment()
     ) as process:

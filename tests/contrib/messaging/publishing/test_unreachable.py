@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,13 +20,12 @@ from idempotency_django.contrib import messaging
 from idempotency_django.contrib.messaging import Consumer, KafkaPublisher, KombuPublisher
 from idempotency_django.contrib.messaging.brokers.base import Batch, Refused
 from idempotency_django.contrib.messaging.outbox.topics import Topic
+from tests.contrib.messaging.brokers import Broker
 from tests.faults.wires import wire_to
 from tests.support.kafka import bootstrap, kafka, make_topic
 from tests.support.rabbit import LARGEST
 from tests.support.servers import Server, free_port
-from tests.support.sqs import kombu_url, make_queue, sqs
 
-from .brokers import PUBLISHERS, Broker, kombu_broker
 from .messages import NotSent, Outage, failures, grouped, outgoing, published
 
 hanging_up = pytest.mark.filterwarnings(  # py-amqp leaves the socket to the garbage collector
@@ -35,9 +34,8 @@ hanging_up = pytest.mark.filterwarnings(  # py-amqp leaves the socket to the gar
 
 
 @pytest.fixture
-def rabbit_broker(rabbit: Server) -> Iterator[Broker]:
-    with kombu_broker(rabbit) as broker:
-        yield broker
+def rabbit_broker(place: Callable[..., Broker]) -> Broker:
+    return place("rabbitmq")
 
 
 def assert_away(results: Sequence[Exception | None], *texts: str) -> None:
@@ -177,21 +175,6 @@ def test_unsafe_config() -> None:
 # SQS.
 
 
-@pytest.mark.nightly
-def test_sqs_restarted() -> None:
-    """While SQS is away, no message is blamed for it; when it is back, they are sent."""
-    port = free_port()
-    with sqs(port) as server:
-        options = {"transport_options": {"region": "eu-central-1"}}
-        publisher = KombuPublisher("q", url=kombu_url(server), connection=options)
-        assert published(publisher, grouped("a-1")) == [None]
-    assert_away(published(publisher, grouped("a-2", "b-1")), "Could not connect", "was closed")
-    with sqs(port) as server:
-        make_queue(server, "q")
-        assert published(publisher, grouped("a-2", "b-1")) == [None, None]
-    publisher.close()
-
-
 # Of each.
 
 
@@ -239,6 +222,7 @@ consumer = Consumer("billing")
             "KafkaPublisher",
             {"config": {"bootstrap.servers": "127.0.0.1:1"}},
         ),
+        ("HttpPublisher", {"url": "https://nowhere.invalid/", "secrets": ["whsec_c2VjcmV0"]}),
         ("CeleryPublisher", {}),
         ("LocalPublisher", {"consumers": [f"{__name__}.consumer"]}),
         ("outbox.calls.CallPublisher", {}),
@@ -247,7 +231,7 @@ consumer = Consumer("billing")
 def test_no_time_left(backend: str, options: dict[str, Any]) -> None:
     """Once half of the relay's lease is over, a publisher begins no message."""
     name = "after_commit" if "Call" in backend else "orders"
-    topic = Topic(name=name, backend=f"{PUBLISHERS}.{backend}", options=options)
+    topic = Topic(name=name, backend=f"{messaging.__name__}.{backend}", options=options)
     publisher = topic.publisher()
     results = published(publisher, grouped("a-1", "a-2", "b-1"), deadline=0)
     assert [type(result) for result in results] == [NotSent] * 3
@@ -265,7 +249,7 @@ def test_missing_client(monkeypatch: pytest.MonkeyPatch) -> None:
             place, _, name = module.rpartition(".")
             for each in (client, f"{client}.app"):
                 without.setitem(sys.modules, each, None)
-            without.delitem(sys.modules, f"{PUBLISHERS}.brokers.{place}", raising=False)
+            without.delitem(sys.modules, f"{messaging.__name__}.brokers.{place}", raising=False)
             without.delitem(vars(messaging), name, raising=False)  # imported at its first use
             with pytest.raises(ImproperlyConfigured, match=rf"idempotency-django\[{extra}\]"):
                 Topic(name="orders", backend=f"{messaging.__name__}.{name}").publisher()

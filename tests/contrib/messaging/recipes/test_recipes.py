@@ -15,7 +15,7 @@ import pytest
 
 from idempotency_django.contrib.messaging import Event
 from idempotency_django.contrib.messaging.models import InboxMessage
-from tests.contrib.messaging.transports.brokers import SQS, Kafka, RabbitMQ, Redis, await_that
+from tests.contrib.messaging.brokers import SQS, Kafka, RabbitMQ, Redis, await_that
 from tests.contrib.messaging.transports.consumers import AFTER, WITHIN, started
 from tests.support.kafka import bootstrap
 from tests.support.machine import patience

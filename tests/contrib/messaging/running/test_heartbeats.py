@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import re
-import threading
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.conf import settings
-from django.db import InterfaceError, OperationalError, connection, connections
-from django.test import Client, override_settings
+from django.db import OperationalError, connection, connections
+from django.test import Client
 
-from idempotency_django.contrib.messaging import heartbeats, loops
 from idempotency_django.contrib.messaging.heartbeats import Beat
 from idempotency_django.contrib.messaging.models import Heartbeat
 from idempotency_django.models import DatabaseNow
-from idempotency_django.testing import eventually, in_threads
 from tests.support.reports import status
 from tests.support.shared import cut_connection
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
-
-
-@pytest.fixture(params=list(settings.ALIASES))
-def using(request: pytest.FixtureRequest) -> Any:
-    """The alias of each database, which is the one of messaging."""
-    alias = settings.ALIASES[request.param]
-    with override_settings(IDEMPOTENCY={"MESSAGING_DATABASE": alias}):
-        yield alias
 
 
 def rows(using: str) -> Any:
@@ -108,22 +96,6 @@ def test_row_that_was_deleted_comes_again(using: str) -> None:
     assert [row.name for row in rows(using)] == ["relay"]
 
 
-@pytest.mark.parametrize("error", [OperationalError, InterfaceError])
-def test_outage_is_survived(error: type[Exception]) -> None:
-    """A process without its database works, or waits, as before."""
-
-    def away(*_: Any) -> Any:
-        raise error("the server has gone away")
-
-    beat = Beat("relay")
-    with connection.execute_wrapper(away):
-        beat.beat()
-    beat.end()
-    beat = beats("relay")
-    with connection.execute_wrapper(away):
-        beat.end()
-
-
 def test_connection_is_lost_within_a_beat(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After its row was written, and before it was read: the next beat writes another one, which
     replaces the first.
@@ -155,22 +127,6 @@ def test_end_after_a_lost_connection() -> None:
     beat = beats("relay")
     cut_connection()
     beat.end()
-    assert not Heartbeat.objects.exists()
-
-
-def test_messaging_beats_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its row is there until it ends in good order."""
-    monkeypatch.setattr(loops, "BEAT", 0.01)
-    monkeypatch.setattr(heartbeats, "INTERVAL", 0.01)
-    stop = threading.Event()
-
-    def operator() -> None:
-        try:
-            eventually(lambda: [row.name for row in Heartbeat.objects.all()] == ["messaging"])
-        finally:
-            stop.set()
-
-    in_threads([lambda: loops.run([loops.Part("relay", bool)], stop), operator])
     assert not Heartbeat.objects.exists()
 
 

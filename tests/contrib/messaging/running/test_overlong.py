@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.conf import settings
 from django.db import transaction
-from django.test import override_settings
 
 from idempotency_django.contrib.messaging import Event, Outgoing, Relay, process_due, publish
 from idempotency_django.contrib.messaging.consumers import Handler
@@ -27,25 +25,9 @@ pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 SIX_HOURS = timedelta(hours=6)
 
 
-@pytest.fixture(params=list(settings.ALIASES.values()), ids=list(settings.ALIASES))
-def using(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The alias of each database, with a topic and the receivers of the tests."""
-    monkeypatch.setattr(Broker, "got", [])
-    monkeypatch.setattr(Broker, "refuse", staticmethod(lambda _: None))
-    monkeypatch.setattr(Broker, "before", staticmethod(lambda _: None))
-    store = {
-        "BACKEND": "idempotency_django.stores.database.DatabaseStore",
-        "OPTIONS": {"using": request.param},
-    }
-    configured = {
-        "MESSAGING_DATABASE": request.param,
-        "STORES": {"default": store},
-        "OUTBOX": {"orders": {"BACKEND": "tests.contrib.messaging.outbox.conftest.Broker"}},
-    }
-    with override_settings(
-        IDEMPOTENCY=configured, ROOT_URLCONF="tests.contrib.messaging.webhooks.receivers"
-    ):
-        yield request.param
+@pytest.fixture(autouse=True)
+def _topic_and_receivers(broker: object, settings: Any) -> None:
+    settings.ROOT_URLCONF = "tests.contrib.messaging.webhooks.receivers"
 
 
 @pytest.mark.parametrize("group", ["g", None])

@@ -151,12 +151,8 @@ def test_health_of_all_parts(
     """They touch one file: none of them does so while another one hangs."""
     monkeypatch.setattr(loops, "HANDLER_TIMEOUT", timedelta(seconds=0.05))
     monkeypatch.setattr(loops, "BEAT", 0.01)
-    stop, released, health, beats = (
-        threading.Event(),
-        threading.Event(),
-        tmp_path / "health",
-        list[str](),
-    )
+    stop, released = threading.Event(), threading.Event()
+    health, beats = tmp_path / "health", list[str]()
     poll = timedelta(seconds=0.01)
     monkeypatch.setattr(loops.Beat, "beat", lambda self, hanging="": beats.append(self._name))
 
@@ -184,3 +180,4 @@ def test_health_of_all_parts(
 
     parts = [Part("relay", bool, poll), Part("inbox", hang, poll)]
     in_threads([lambda: run(parts, stop, health=str(health)), operator])
+    assert caplog.text.count("Messaging has handled") == 1

@@ -56,19 +56,6 @@ def make(kind: str, server: Redis) -> Made:
     return filter_of
 
 
-class Remembering(SeenFilter):
-    """Remembers exactly, in this process."""
-
-    def __init__(self) -> None:
-        self.ids: set[str] = set()
-
-    def contains(self, ids: Sequence[str]) -> Sequence[bool]:
-        return [each in self.ids for each in ids]
-
-    def add(self, ids: Sequence[str]) -> None:
-        self.ids.update(ids)
-
-
 class Saying(SeenFilter):
     """Says the same of each id, and counts how often it is asked and told."""
 

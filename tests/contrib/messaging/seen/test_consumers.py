@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.conf import settings as project
 from django.db import connections
-from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,9 +24,7 @@ from idempotency_django.contrib.messaging import (
 from idempotency_django.contrib.messaging.errors import DeadLettered
 from idempotency_django.errors import StoreUnavailable
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy
 from idempotency_django.stores import stores
-from idempotency_django.testing.contract import in_threads
 from tests.models import Effect
 from tests.support.nightly import sizes
 from tests.support.shared import effect_counts
@@ -44,16 +40,6 @@ LIARS = {
     "always no": lambda: Saying(verdict=False),
     "fails": lambda: Failing(verdict=True),
 }
-
-
-@pytest.fixture(params=sorted(project.ALIASES))
-def using(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The alias of each database, in which the default store is."""
-    alias = project.ALIASES[request.param]
-    backend = "idempotency_django.stores.database.DatabaseStore"
-    store = {"BACKEND": backend, "OPTIONS": {"using": alias}}
-    with override_settings(IDEMPOTENCY={"STORES": {"default": store}}):
-        yield alias
 
 
 @pytest.fixture(params=LIARS)
@@ -110,15 +96,6 @@ def test_kinds(using: str, made: Made) -> None:
         assert consumer.handle(event(number)) == Duplicate(f"{number}")
     assert effect_counts(using) == dict.fromkeys(effect_counts(using), 1)
     assert len(effect_counts(using)) == 24
-
-
-def test_race(using: str, liar: SeenFilter) -> None:
-    """Of simultaneous deliveries one has the effect, whatever the filter says of them."""
-    consumer = clicks(using, liar, policy=Policy(on_conflict="wait"))
-    outcomes = in_threads([lambda: consumer.handle(event(1))] * 8)
-    assert outcomes.count(Handled("1")) == 1
-    assert outcomes.count(Duplicate("1")) == 7
-    assert effect_counts(using) == {"1": 1}
 
 
 def statements(using: str, call: Callable[[], object]) -> int:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import logging
-import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from redis import Redis
 from time_machine import travel
 
 from idempotency_django.contrib.messaging import RedisBloom, RedisSet
-from idempotency_django.testing.contract import in_threads
 from tests.support.redis_servers import client, url, valkey_at
 from tests.support.servers import free_port
 
@@ -35,39 +31,6 @@ def test_remembers(made: Made) -> None:
     filter_.remember(ids(3))
     filter_.remember([])
     assert [*filter_.may_contain(ids(3, 1, 2))] == [True, False, True]
-
-
-def test_any_id(made: Made) -> None:
-    """Any id that a record can have is remembered, whatever was added before."""
-    filter_ = made(100_000)
-    texts = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=511)
-
-    @settings(max_examples=50, deadline=None, database=None)
-    @given(st.lists(texts, min_size=1, max_size=20))
-    def check(names: list[str]) -> None:
-        filter_.remember(names)
-        assert all(filter_.may_contain(names))
-
-    check()
-
-
-def test_threads(made: Made) -> None:
-    """Threads share a filter, also while it grows."""
-    filter_ = made(50)
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-
-    def work(number: int) -> bool:
-        mine = ids(*range(number * 100, number * 100 + 100))
-        for each in mine:
-            filter_.add([each])
-            filter_.contains([each])
-        return all(filter_.contains(mine))
-
-    try:
-        assert all(in_threads([lambda number=number: work(number) for number in range(8)]))
-    finally:
-        sys.setswitchinterval(usual)
 
 
 class TestBloomOnAServer:

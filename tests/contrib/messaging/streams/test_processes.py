@@ -30,13 +30,8 @@ class Process:
     """One that reads streams."""
 
     def __init__(self, using: str) -> None:
-        env = environment(
-            using, DJANGO_SETTINGS_MODULE="tests.contrib.messaging.streams.process_settings"
-        )
-        command, pipe = (
-            [sys.executable, "-m", "tests.contrib.messaging.streams.worker"],
-            subprocess.PIPE,
-        )
+        command = [sys.executable, "-m", "tests.contrib.messaging.streams.worker"]
+        pipe, env = subprocess.PIPE, environment(using)
         self.process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, cwd=ROOT, env=env, text=True
         )

@@ -11,50 +11,14 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
 import django
 
+from tests.contrib.messaging.forks import Fate, returned
+
 OFFSETS = range(3)
-
-
-class Boundaries:
-    """The points between the statements of this process; it is killed at the one of a number."""
-
-    def __init__(self, fatal: int) -> None:
-        self.fatal = fatal
-        self.passed = 0
-
-    def pass_(self) -> None:
-        if self.passed == self.fatal:
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.passed += 1
-
-    @contextmanager
-    def around(self) -> Iterator[None]:
-        self.pass_()
-        yield
-        self.pass_()
-
-    def watch(self) -> None:
-        """Pass a boundary before and after each statement and each COMMIT."""
-        from django.db import connection
-
-        usual = connection._commit
-
-        def execute(run: Callable[..., Any], *args: Any) -> Any:
-            with self.around():
-                return run(*args)
-
-        def commit() -> None:
-            with self.around():
-                usual()
-
-        connection.execute_wrappers.append(execute)
-        connection._commit = commit
 
 
 class Reader:
@@ -103,21 +67,20 @@ def fall(name: str) -> dict[str, Any]:
 
     connections.close_all()  # each child opens its own
     for fatal in count():
-        child = os.fork()
-        if not child:
-            Boundaries(fatal).watch()
-            Reader().read(f"{name}-{fatal}", [*OFFSETS])
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        survivor = os.fork()  # everything is delivered again
-        if not survivor:
-            told = Reader().read(f"{name}-{fatal}", [*OFFSETS])
-            os._exit(int(told["position"] != OFFSETS[-1]))
-        assert os.waitpid(survivor, 0)[1] == 0, fatal
-        if not os.WIFSIGNALED(status):
-            assert status == 0
+        code, _ = returned(lambda fatal=fatal: fallen(f"{name}-{fatal}", fatal))
+        # Everything is delivered again.
+        told = returned(lambda fatal=fatal: Reader().read(f"{name}-{fatal}", [*OFFSETS]))
+        assert told[1]["position"] == OFFSETS[-1], fatal
+        if code != -signal.SIGKILL:
+            assert code == 0
             return {"boundaries": fatal}
     raise AssertionError
+
+
+def fallen(name: str, fatal: int) -> None:
+    """Read, and die at the boundary with this number."""
+    with Fate(fatal).watched():
+        Reader().read(name, [*OFFSETS])
 
 
 def reply(told: dict[str, Any]) -> None:

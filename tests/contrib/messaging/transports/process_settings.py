@@ -1,6 +1,7 @@
 """Settings of a process of ``run_consumer``."""
 
-from tests.support import outside_settings
+from __future__ import annotations
 
-globals().update({name: value for name, value in vars(outside_settings).items() if name.isupper()})
+from tests.support.outside_settings import *  # noqa: F403  # these are its settings
+
 IDEMPOTENCY = {"CONSUMERS": ["tests.contrib.messaging.transports.consumers.billing"]}

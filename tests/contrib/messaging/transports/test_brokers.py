@@ -12,11 +12,10 @@ import pytest
 from idempotency_django.contrib.messaging import Consumer, Event
 from idempotency_django.contrib.messaging.models import InboxMessage
 from idempotency_django.errors import StoreUnavailable
+from tests.contrib.messaging.brokers import Broker
 from tests.models import Effect
 from tests.support.nightly import few
 from tests.support.shared import effect_counts
-
-from .brokers import Broker
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -118,7 +117,7 @@ def test_told_apart(place: Any) -> None:
         broker.publish_raw(b"{}", {"number": number}, "application/json")
 
     def drained() -> bool:
-        return InboxMessage.objects.count() == 2 and broker.ready() == 0
+        return InboxMessage.objects.count() == 2 and broker.waiting() == 0
 
     broker.drain(billing.consumer, drained)
     assert broker.left() == 0

@@ -25,7 +25,6 @@ from idempotency_django.contrib.messaging import (
 from idempotency_django.contrib.messaging.brokers import loop as running
 from idempotency_django.contrib.messaging.models import Heartbeat, InboxMessage
 from idempotency_django.errors import (
-    FingerprintMismatch,
     OperationInProgress,
     StoreUnavailable,
 )
@@ -164,14 +163,6 @@ def test_dead_letter_not_kept(
     assert "(1 bytes) cannot be stored as a dead letter" in caplog.text
 
 
-def test_unknown_types() -> None:
-    """An event without a handler is dead-lettered."""
-    memory = Memory(message(paid("u", type="order.lost")), message(paid("a")))
-    done = memory.run(Billing().consumer)
-    assert done == ["open", "acknowledge u", "acknowledge a", "close"]
-    assert InboxMessage.objects.get().type == "order.lost"
-
-
 def test_the_broker_is_lost(caplog: pytest.LogCaptureFixture) -> None:
     """The loop connects again, and what comes again is a duplicate."""
     memory = Memory(message(paid("a")), message(paid("a")), message(paid("b")))
@@ -244,6 +235,7 @@ def test_a_handler_that_hangs(
     def hang_here(event: Event) -> None:
         monkeypatch.setattr(loops, "HANDLER_TIMEOUT", timedelta(microseconds=1))
         eventually(Heartbeat.objects.exclude(hanging="").exists)
+        assert Heartbeat.objects.get().hanging == "the message at a"
         health.unlink()
         beats.clear()
         before = Heartbeat.objects.get().beat_at
@@ -251,13 +243,8 @@ def test_a_handler_that_hangs(
         assert not health.exists()
 
     billing.fail = hang_here
-    seen: list[str] = []
-    memory.when["acknowledge"] = lambda: seen.extend(
-        Heartbeat.objects.values_list("hanging", flat=True)
-    )
     done = memory.run(billing.consumer, health=str(health))
     assert done == ["open", "acknowledge a", "close"]
-    assert seen == ["the message at a"]
     assert beats == []
     [record] = [each for each in caplog.records if each.levelname == "CRITICAL"]
     assert "has handled the message at a for more than" in record.message
@@ -305,8 +292,9 @@ def test_signals() -> None:
     assert during[1] == before == signal.getsignal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("number", ["\ud800", "\x00", "ü" * 300])
-@pytest.mark.parametrize("kind", ["order.paid", "order.\x00lost" + "t" * 300])
+@pytest.mark.parametrize(
+    ("number", "kind"), [("\ud800", "order.paid"), ("ü" * 300, "order.\x00lost" + "t" * 300)]
+)
 def test_odd_events(number: str, kind: str) -> None:
     """Whatever is in an event, it is handled or dead-lettered; none of them stops the loop."""
     event = paid(number, type=kind, subject=number, data={"text": number})
@@ -314,33 +302,6 @@ def test_odd_events(number: str, kind: str) -> None:
     done = memory.run(Billing(max_attempts=3).consumer)
     assert done == ["open", f"acknowledge {number}", "close"]
     assert len(effects()) + InboxMessage.objects.count() == 1
-
-
-def test_another_event_under_its_id() -> None:
-    """What has the id of another event is kept beside what was dead-lettered under that id."""
-    billing = Billing(max_attempts=1)
-    billing.fail = raising(ValueError("poison"))
-    first, second = paid("a", data=1), paid("a", data=2)
-    consumer = billing.consumer
-    for event, error in [(first, ValueError()), (first, ValueError())]:
-        dead_letters.keep(consumer, event, error)
-    for event in (second, second):
-        dead_letters.keep(consumer, event, FingerprintMismatch())
-    bodies = {bytes(row.body).decode() for row in InboxMessage.objects.all()}
-    assert bodies == {first.to_json(), second.to_json()}
-    assert InboxMessage.objects.count() == 2
-
-
-@pytest.mark.parametrize(("before", "after"), [("done", "dead"), ("pending", "pending")])
-def test_dead_again(before: str, after: str) -> None:
-    """One that was handled is dead again; one that an operator has sent on its way is not."""
-    consumer = Billing().consumer
-    dead_letters.keep(consumer, paid("a"), ValueError("first"))
-    InboxMessage.objects.update(state=before)
-    dead_letters.keep(consumer, paid("a"), ValueError("second"))
-    row = InboxMessage.objects.get()
-    assert row.state == after
-    assert row.error == ("ValueError: second" if after == "dead" else "ValueError: first")
 
 
 def test_connections_are_closed() -> None:
@@ -367,10 +328,6 @@ class NoText(Exception):
         raise TypeError("detail")
 
 
-class OutOfTime(BaseException):
-    """As gevent's Timeout, which is no Exception."""
-
-
 def leave(event: Event) -> None:
     sys.exit(0)
 
@@ -383,22 +340,10 @@ def leave(event: Event) -> None:
         (leave, "SystemExit(0)"),
         (raising(*[ImproperlyConfigured("step() needs a lease")] * 20), "step() needs a lease"),
         (raising(*[NoText()] * 20), "NoText"),
-        (raising(*[ValueError()] * 20), "ValueError"),
         (raising(*[StopIteration()] * 20), "StopIteration"),
-        (raising(*[GeneratorExit()] * 20), "GeneratorExit"),
         (raising(*[CancelledError()] * 20), "CancelledError"),
-        (raising(*[OutOfTime()] * 20), "OutOfTime"),
     ],
-    ids=[
-        "exit",
-        "configuration",
-        "no text",
-        "empty text",
-        "StopIteration",
-        "GeneratorExit",
-        "cancelled",
-        "timeout",
-    ],
+    ids=["exit", "configuration", "no text", "StopIteration", "cancelled"],
 )
 def test_whatever_a_handler_raises(fail: Any, told: str, mode: Any, redelivered: bool) -> None:
     """Whatever a handler does on one message is that message's failure: it is dead after its

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import signal
 import subprocess
 from collections import Counter
@@ -14,14 +16,16 @@ import pytest
 from django.conf import settings
 
 from idempotency_django.contrib.messaging import Event
+from idempotency_django.contrib.messaging.models import InboxMessage
+from idempotency_django.models import IdempotencyKey
+from tests.contrib.messaging.brokers import PATIENCE, SQS, Broker, Redis, await_that
+from tests.contrib.messaging.conftest import SERVERS
 from tests.support.machine import patience
-from tests.support.nightly import few
+from tests.support.nightly import few, first_database, sizes
 from tests.support.outside import environment, running
 from tests.support.shared import effect_counts
 
-from .brokers import PATIENCE, SQS, Broker, Redis, await_that
-from .conftest import SERVERS
-from .consumers import AFTER, WITHIN, started
+from .consumers import AFTER, ALWAYS, WITHIN, started
 
 pytestmark = [
     pytest.mark.e2e,
@@ -29,36 +33,31 @@ pytestmark = [
 ]
 
 Start = Callable[..., "subprocess.Popen[str]"]
+SEED = int(os.environ.get("CONSUMER_SEED", "1"))
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def start(tmp_path: Path) -> Iterator[Start]:
     """Starts processes that consume from a place at a broker."""
     with ExitStack() as stack:
 
         def run(
-            broker: Broker, name: str = "default", environment: Any = environment
+            broker: Broker, alias: str = "default", *herd: str, **variables: str
         ) -> subprocess.Popen[str]:
-            words = [f"--option={name}={value}" for name, value in broker.options.items()]
+            options = [f"--option={name}={value}" for name, value in broker.options.items()]
+            place = ("--url", broker.url, "--from", broker.place)
+            health = ("--health", str(tmp_path / "health"))
+            variables["DJANGO_SETTINGS_MODULE"] = f"{__package__}.process_settings"
             log = stack.enter_context((tmp_path / "log").open("a"))
-            return stack.enter_context(
-                running(
-                    *(
-                        "-m",
-                        "django",
-                        "run_consumer",
-                        "billing",
-                    ),
-                    *("--url", broker.url, "--from", broker.place),
-                    *("--health", str(tmp_path / "health"), *words),
-                    env={
-                        **(environment(name) if callable(environment) else environment),
-                        "DJANGO_SETTINGS_MODULE": f"{__package__}.process_settings",
-                    },
-                    stdout=log,
-                    stderr=log,
-                )
+            module = ("tests.contrib.messaging.herd", *herd) if herd else ("django",)
+            process = running(
+                *("-m", *module, "run_consumer", "billing", *place, *health, *options),
+                env=environment(alias, **variables),
+                stdin=subprocess.PIPE if herd else None,
+                stdout=log,
+                stderr=log,
             )
+            return stack.enter_context(process)
 
         yield run
 
@@ -72,6 +71,15 @@ def paid(folder: Path, number: str, **data: Any) -> Event:
 def ends(process: subprocess.Popen[str]) -> int:
     """Its exit code, once it has ended."""
     return process.wait(patience(PATIENCE))
+
+
+def dead(alias: str) -> set[str]:
+    """The ids of the events that are dead letters, and whose records are held."""
+    held = IdempotencyKey.objects.using(alias).held()
+    ids = {row.key for row in held}
+    rows = InboxMessage.objects.using(alias).filter(source="consumer:billing", state="dead")
+    assert {Event.from_json(bytes(row.body)).id for row in rows} <= ids
+    return ids if rows.count() == len(ids) else set()
 
 
 @pytest.mark.parametrize("broker", few(SERVERS), indirect=True)
@@ -99,30 +107,64 @@ def test_killed_and_stopped(broker: Broker, start: Start, tmp_path: Path) -> Non
     assert (tmp_path / "health").exists()
 
 
-def alias(name: str) -> str:
-    """The alias of a database, if it is there."""
-    if name not in settings.ALIASES:
-        pytest.skip(f"{name} is not among TEST_DATABASES")
-    return str(settings.ALIASES[name])
+@first_database("name", indirect=False)
+def test_poison_that_kills(place: Any, start: Start, name: str, tmp_path: Path) -> None:
+    """What ends each process that handles it is counted, and dead-lettered."""
+    broker, alias = place("rabbitmq"), settings.ALIASES[name]
+    events = [paid(tmp_path, "a"), paid(tmp_path, "deadly", strike=ALWAYS), paid(tmp_path, "b")]
+    broker.publish(*events)
+    # The first time nobody can count it: that process had no reason to expect anything.
+    for _ in range(3):
+        assert ends(start(broker, alias, MAX_ATTEMPTS="2")) == -signal.SIGKILL
+    start(broker, alias, MAX_ATTEMPTS="2")
+    await_that(lambda: dead(alias) == {"deadly"} and len(effect_counts(alias)) == 2)
+    assert effect_counts(alias) == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize("messages", sizes(48, 240, "CONSUMER_MESSAGES"))
+@pytest.mark.parametrize("name", list(settings.ALIASES))
+def test_storm(place: Any, start: Start, name: str, messages: int, tmp_path: Path) -> None:
+    """Each message comes one to five times, in random order, to processes killed at random.
+
+    There is one effect for each, and nothing is dead that is not poison.
+    """
+    broker, alias = place("rabbitmq"), settings.ALIASES[name]
+    number = messages if name == "postgres" else messages // 8
+    chance = random.Random(SEED)
+    poison = {str(at) for at in chance.sample(range(number), max(1, number // 100))}
+    ids = [str(at) for at in range(number)]
+    copies = [each for each in ids for _ in range(chance.randint(1, 5))]
+    chance.shuffle(copies)
+    broker.publish(*(paid(tmp_path, each, poison=each in poison) for each in copies))
+    with_effect = dict.fromkeys({*ids} - poison, 1)
+    process = start(broker, alias, "4", str(max(8, number // 50)), str(SEED))
+    await_that(lambda: len(effect_counts(alias)) == len(with_effect) and dead(alias) == poison)
+    await_that(lambda: broker.waiting() == 0)
+    process.stdin.close()  # type: ignore[union-attr]
+    ends(process)
+    assert effect_counts(alias) == with_effect
+    assert dead(alias) == poison
 
 
 @pytest.mark.nightly
 def test_paused_through_a_rebalance(place: Any, start: Start, tmp_path: Path) -> None:
     """Kafka gives the partition of a paused process to another; late, the first commits nothing."""
-    name, broker = alias("postgres"), place("kafka")
+    if "postgres" not in settings.ALIASES:
+        pytest.skip("PostgreSQL is not among TEST_DATABASES")
+    alias, broker = settings.ALIASES["postgres"], place("kafka")
     broker.publish(paid(tmp_path, "a", until="go"), paid(tmp_path, "b"))
-    first = start(broker, name)
+    first = start(broker, alias)
     await_that(lambda: bool(started(tmp_path)))
-    second = start(broker, name)
+    second = start(broker, alias)
     first.send_signal(signal.SIGSTOP)
-    await_that(lambda: len(effect_counts(name)) == 2)
+    await_that(lambda: len(effect_counts(alias)) == 2)
     first.send_signal(signal.SIGCONT)
     (tmp_path / "go").touch()
     broker.publish(*(paid(tmp_path, str(number)) for number in range(10)))
-    await_that(lambda: len(effect_counts(name)) == 12)
+    await_that(lambda: len(effect_counts(alias)) == 12)
     for process in (first, second):
         process.send_signal(signal.SIGTERM)
         assert ends(process) == 0
-    assert set(effect_counts(name).values()) == {1}
+    assert set(effect_counts(alias).values()) == {1}
     assert max(Counter(started(tmp_path)).values()) == 2
     assert broker.left() == 0

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import logging
-import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import pytest
 
 from idempotency_django.contrib.messaging import Consumer, Event
+from tests.contrib.messaging.brokers import Kafka, RabbitMQ, await_that
+from tests.faults.wires import wire_to
 from tests.models import Effect
 from tests.support.nightly import nightly
 from tests.support.servers import Server
-
-from .brokers import Kafka, RabbitMQ, await_that
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -73,70 +70,19 @@ def test_slower_than_the_broker_waits(place: Any, name: str, short: dict[str, An
     assert sorted(Effect.objects.values_list("reference", flat=True)) == ["a", "b"]
 
 
-class Way:
-    """A way to a server that can be cut: each connection is reset, and the next ones are taken."""
-
-    def __init__(self, target: tuple[str, int]) -> None:
-        self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        self._open: list[socket.socket] = []
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def cut(self) -> None:
-        """Break what is connected."""
-        connections, self._open = self._open, []
-        for connection in connections:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Take nobody any more."""
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self.cut()
-
-    def _serve(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                server = socket.create_connection(self._target)
-                self._open += [client, server]
-                for pair in ((client, server), (server, client)):
-                    threading.Thread(target=self._pass, args=pair, daemon=True).start()
-
-    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
-        with source, suppress(OSError):
-            while data := source.recv(65536):
-                sink.sendall(data)
-        with suppress(OSError):
-            sink.shutdown(socket.SHUT_RDWR)
-
-
-@contextmanager
-def way_to(server: Server) -> Iterator[tuple[Way, str]]:
-    """A way to a server, and the URL that leads over it."""
-    at = urlsplit(server.url)
-    way = Way((at.hostname or "", at.port or 5672))
-    login = at.netloc.rpartition("@")[0]
-    try:
-        yield way, urlunsplit(at._replace(netloc=f"{login}@127.0.0.1:{way.port}"))
-    finally:
-        way.close()
-
-
 def test_the_connection_breaks(rabbit: Server, caplog: pytest.LogCaptureFixture) -> None:
     """RabbitMQ goes away while a handler runs: its message comes again, as a duplicate."""
     calls: list[str] = []
     hold = threading.Event()
     consumer = booking(calls, hold)
-    with way_to(rabbit) as (way, url), caplog.at_level(logging.WARNING):
-        broker = RabbitMQ(rabbit, url)
+    at = urlsplit(rabbit.url)
+    with wire_to(at.hostname or "", at.port or 0) as wire, caplog.at_level(logging.WARNING):
+        login = at.netloc.rpartition("@")[0]
+        broker = RabbitMQ(rabbit, at._replace(netloc=f"{login}@127.0.0.1:{wire.port}").geturl())
         broker.publish(paid("a"))
         with broker.running(consumer) as loop:
             await_that(lambda: calls == ["a"])
-            way.cut()
+            wire.cut_all()
             hold.set()
             await_that(lambda: calls == ["a", "a"])
             broker.publish(paid("b"))

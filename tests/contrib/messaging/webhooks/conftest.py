@@ -5,28 +5,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.conf import settings
-from django.test import override_settings
 
 from idempotency_django.contrib.messaging.models import InboxMessage
 from tests.contrib.messaging.webhooks import receivers
 from tests.models import Effect
 from tests.support.shared import LONG_AGO
 
-BACKEND = "idempotency_django.stores.database.DatabaseStore"
 
-
-@pytest.fixture(params=list(settings.ALIASES.values()), ids=list(settings.ALIASES))
-def alias(request: pytest.FixtureRequest) -> Iterator[str]:
+@pytest.fixture
+def alias(using: str, settings: Any) -> str:
     """The database of the inbox and of the records, with the receivers' URLs."""
-    configured = {
-        "MESSAGING_DATABASE": request.param,
-        "STORES": {"default": {"BACKEND": BACKEND, "OPTIONS": {"using": request.param}}},
-    }
-    with override_settings(
-        IDEMPOTENCY=configured, ROOT_URLCONF="tests.contrib.messaging.webhooks.receivers"
-    ):
-        yield request.param
+    settings.ROOT_URLCONF = "tests.contrib.messaging.webhooks.receivers"
+    return using
 
 
 @pytest.fixture(autouse=True)

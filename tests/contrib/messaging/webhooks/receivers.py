@@ -14,7 +14,6 @@ from django.urls import path
 from idempotency_django.contrib.messaging import Event, WebhookReceiver
 from idempotency_django.contrib.messaging.verifiers import (
     GitHub,
-    Hmac,
     StandardWebhooks,
     Stripe,
 )
@@ -55,13 +54,6 @@ class StripeHook(WebhookReceiver):
     verifier = Stripe(lambda: SECRETS[:1])
 
 
-class OrderHook(WebhookReceiver):
-    """One that takes for the id of a message what several messages share."""
-
-    source = "orders"
-    verifier = Hmac(SECRETS[:1], header="X-Signature", id_path="order", type_path="type")
-
-
 class GitHubHook(WebhookReceiver):
     source = "github"
     verifier = GitHub(SECRETS[:1])
@@ -78,7 +70,7 @@ def effect(event: Event, execution: Any) -> Any:
     return {"effect": made.pk, "n": data.get("n")}
 
 
-for hook in (Hook, Passing, StripeHook, OrderHook, GitHubHook):
+for hook in (Hook, Passing, StripeHook, GitHubHook):
     hook.on("order.paid", "invoice.paid", "push", "v1.billing.meter.error_report_triggered")(effect)
 
 
@@ -92,7 +84,7 @@ def stepping(event: Event, execution: Any) -> Any:
 
 urlpatterns = [
     path(f"webhooks/{hook.source}/", hook.as_view())
-    for hook in (Hook, Stepping, Passing, StripeHook, OrderHook, GitHubHook)
+    for hook in (Hook, Stepping, Passing, StripeHook, GitHubHook)
 ]
 
 

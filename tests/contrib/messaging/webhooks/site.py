@@ -18,10 +18,10 @@ from django.conf import settings
 from idempotency_django.contrib.messaging import StandardWebhooks
 from idempotency_django.testing import eventually
 from testproject.ledger import end
-from tests.contrib.messaging.webhooks.secret import SECRET
-from tests.support.outside import ROOT, environment
+from tests.support.outside import ROOT, environment, running
 
 WORKERS = 4
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 verifier = StandardWebhooks([SECRET])
 
 
@@ -74,19 +74,11 @@ def site(name: str, log: Path, *, kills: int = 0, **more: str) -> Iterator[Site]
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1024))
         handed = listener.fileno()
-        options = [
-            "--preload",
-            "--graceful-timeout",
-            "1",
-            "--workers",
-            str(WORKERS),
-            "--bind",
-            f"fd://{handed}",
-        ]
         gunicorn = subprocess.Popen(
             [
-                *(sys.executable, "-m", "gunicorn", *options, "--log-level", "critical"),
-                *("--no-control-socket", "tests.contrib.messaging.webhooks.wsgi"),
+                *(sys.executable, "-m", "gunicorn", "--preload", "--graceful-timeout", "1"),
+                *("--workers", str(WORKERS), "--bind", f"fd://{handed}", "--no-control-socket"),
+                *("--log-level", "critical", "django.core.wsgi:get_wsgi_application()"),
             ],
             cwd=ROOT,
             env=env,
@@ -95,14 +87,8 @@ def site(name: str, log: Path, *, kills: int = 0, **more: str) -> Iterator[Site]
         stack.callback(end, gunicorn)
         port = listener.getsockname()[1]
         listener.close()  # if the server dies, a client is refused and need not wait
-        arguments = ["3", str(kills), "1"]
-        processors = subprocess.Popen(
-            [sys.executable, "-m", "tests.contrib.messaging.webhooks.processors", *arguments],
-            cwd=ROOT,
-            env=env,
-            stdin=subprocess.PIPE,
-        )
-        stack.callback(end, processors)
+        herd = ("-m", "tests.contrib.messaging.herd", "3", str(kills), "1", "run_messaging")
+        stack.enter_context(running(*herd, env=env, stdin=subprocess.PIPE))
         made = Site(port, gunicorn)
         eventually(lambda: made.post(b"", {}) == 401)
         yield made

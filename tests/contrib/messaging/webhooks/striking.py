@@ -15,7 +15,7 @@ from idempotency_django.backoff import Backoff
 from idempotency_django.contrib.messaging import Event, StandardWebhooks, WebhookReceiver
 from idempotency_django.contrib.messaging import inbox as processing
 from idempotency_django.contrib.messaging.inbox import event_of
-from tests.contrib.messaging.webhooks.secret import SECRET
+from tests.contrib.messaging.webhooks.site import SECRET
 from tests.models import Effect
 
 processing.BACKOFF = Backoff(timedelta(seconds=0.05), timedelta(hours=1))  # type: ignore[misc]  # nobody waits here for what recovers

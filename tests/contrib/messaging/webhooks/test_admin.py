@@ -10,7 +10,6 @@ from django.db import connections
 from django.test import Client
 from django.test.utils import CaptureQueriesContext, override_settings
 
-from idempotency_django.admin import base
 from idempotency_django.contrib.messaging import process_due
 from tests.stores.test_purge import held
 from tests.support.admin_pages import act, ask, member, messages, page
@@ -44,9 +43,7 @@ def test_list(inbox: Inbox, settler: Client) -> None:
     """The list shows, filters and finds messages, and reads no body."""
     deliver(Hook, "m-1", body_of(secret="s3cret"))
     deliver(GitHubHook, "x" * 300, headers={"X-GitHub-Event": "push"})
-    with CaptureQueriesContext(
-        connections[inbox.alias],
-    ) as queries:
+    with CaptureQueriesContext(connections[inbox.alias]) as queries:
         assert "m-1" in page(settler, LIST)
     selects = [query["sql"] for query in queries if "inboxmessage" in query["sql"]]
     assert selects
@@ -116,22 +113,6 @@ def test_in_use(inbox: Inbox, settler: Client) -> None:
     assert inbox.states() == ["dead"]
 
 
-@pytest.mark.parametrize("action", ["retry", "discard"])
-def test_only_with_the_log(
-    inbox: Inbox, settler: Client, monkeypatch: pytest.MonkeyPatch, action: str
-) -> None:
-    """What cannot be logged is not done."""
-    dead_letter(inbox)
-
-    def full(*args: Any, **options: Any) -> None:
-        raise RuntimeError("the log is full")
-
-    monkeypatch.setattr(type(LogEntry.objects), "log_actions", full)
-    with pytest.raises(RuntimeError, match="full"):
-        act(settler, action, inbox.row(), path=LIST)
-    assert inbox.states() == ["dead"]
-
-
 def test_reprocess_selected(inbox: Inbox, settler: Client) -> None:
     """Selected messages are reprocessed together; what is in another state is left alone."""
     for number in range(2):
@@ -150,23 +131,3 @@ def test_reprocess_selected(inbox: Inbox, settler: Client) -> None:
     ]
     process_due()
     assert sorted(inbox.effects()) == ["shop m-0", "shop m-0", "shop m-1", "shop m-1", "shop m-2"]
-
-
-def test_held(inbox: Inbox, settler: Client) -> None:
-    """A message that may be an attacker's copy is a dead letter like others, and says so."""
-    for number in (1, 2):
-        deliver(GitHubHook, f"m-{number}", headers={"X-GitHub-Event": "push"})
-    row = inbox.row("m-2")
-    assert "it may be an attacker's copy" in row.error
-    act(settler, "retry", row, path=LIST)
-    assert process_due() == {"done": 2}
-
-
-def test_bounded(inbox: Inbox, settler: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The list counts no further than it leads."""
-    monkeypatch.setattr(base, "COUNTED", 2)
-    for number in range(4):
-        deliver(Hook, f"m-{number}")
-    text = page(settler, LIST)
-    assert "2 inbox messages" in text
-    assert "Only the first 2 are listed." in text

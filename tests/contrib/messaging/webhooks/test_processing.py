@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -12,13 +11,11 @@ from typing import Any
 
 import pytest
 from django.db import connections
-from django.test import override_settings
 from django.utils import timezone
 
-from idempotency_django.contrib.messaging import Consumer, Event, dead_letters, loops
+from idempotency_django.contrib.messaging import Event, loops
 from idempotency_django.contrib.messaging import inbox as processing
 from idempotency_django.contrib.messaging.consumers import Handler
-from idempotency_django.contrib.messaging.errors import DeadLettered, UnknownEventType
 from idempotency_django.contrib.messaging.inbox import (
     INBOX,
     claim,
@@ -27,12 +24,9 @@ from idempotency_django.contrib.messaging.inbox import (
     process_due,
 )
 from idempotency_django.contrib.messaging.loops import Part, run
-from idempotency_django.contrib.messaging.models import InboxMessage
-from idempotency_django.errors import StoreUnavailable
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.testing import eventually, in_threads
 from tests.contrib.messaging.settling import NotSettled, settle
-from tests.models import Effect
 
 from .conftest import Inbox
 from .receivers import (
@@ -251,26 +245,19 @@ def test_nobody_there(inbox: Inbox) -> None:
 
 
 def test_batches_do_not_overlap(inbox: Inbox) -> None:
-    """Thirty processors at once: one effect for each message, none left."""
+    """Six processors at once: one effect for each message, none left."""
     for number in range(60):
         deliver(Hook, f"m-{number}")
-    start, tallies = threading.Barrier(6), []
 
-    def work() -> None:
-        start.wait()
-        try:
-            for _ in range(100):  # each round finds what others have left
-                tallies.append(process_due(batch=3))
-                if not inbox.rows().filter(state="pending").exists():
-                    break
-        finally:
-            connections.close_all()
+    def work() -> Counter[str]:
+        done = Counter[str]()
+        for _ in range(100):  # each round finds what others have left
+            done += process_due(batch=3)
+            if not inbox.rows().filter(state="pending").exists():
+                break
+        return done
 
-    threads = [threading.Thread(target=work) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    tallies = in_threads([work] * 6)
     assert sum(tallies, Counter())["done"] == 60
     assert Counter(inbox.effects()) == {f"shop m-{n}": 1 for n in range(60)}
     assert {*inbox.states()} == {"done"}
@@ -291,35 +278,6 @@ def test_late_owner(inbox: Inbox) -> None:
     assert len(inbox.effects()) == 2
 
 
-def test_in_progress(inbox: Inbox) -> None:
-    """A message that is being handled elsewhere is looked at again after that lease."""
-    deliver(Hook)
-    inside, finish, told = threading.Event(), threading.Event(), []
-
-    def slow(event: Event, execution: Any) -> Any:
-        inside.set()
-        finish.wait(30)
-
-    behaviour["shop"] = slow
-
-    def work() -> None:
-        told.append(process_due())
-        connections.close_all()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    assert inside.wait(30)
-    if connections[inbox.alias].vendor != "sqlite":  # whose writers wait for one another
-        inbox.due_now()
-        assert process_due() == {"pending": 1}
-    finish.set()
-    thread.join()
-    inbox.due_now()
-    process_due()
-    assert inbox.states() == ["done"]
-    assert inbox.effects() == ["shop m-1"]
-
-
 def test_stopped(inbox: Inbox) -> None:
     """Stopped in the middle of a batch: the message in hand is finished, others are free."""
     stop = threading.Event()
@@ -330,21 +288,6 @@ def test_stopped(inbox: Inbox) -> None:
     assert inbox.states() == ["done", "pending", "pending"]
     assert [row.attempts for row in inbox.rows()] == [1, 0, 0]
     assert process_due() == {"done": 2}
-
-
-def test_without_database(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processing goes on when the database is there again."""
-    stop, tries = threading.Event(), []
-
-    def refuse() -> bool:
-        tries.append(1)
-        if len(tries) == 2:
-            stop.set()
-            return False
-        raise StoreUnavailable
-
-    run([Part("inbox", refuse, timedelta(seconds=0.01))], stop)
-    assert len(tries) == 2
 
 
 def test_other_sources_go_on_beside_one_that_hangs(
@@ -399,104 +342,6 @@ def test_purged(inbox: Inbox) -> None:
     assert INBOX.purge(DAY / 2, 10) == 1
     assert INBOX.purge(timedelta(0), 10) == 1
     assert inbox.states() == ["done", "pending"]
-
-
-failing = Consumer("billing", max_attempts=1)
-
-
-@failing.on("order.paid")
-def book(event: Event, execution: Any) -> None:
-    """Fail once."""
-    Effect.objects.using(execution._store.using).create(reference=f"billing {event.id}")
-    if behaviour.get("billing"):
-        raise ConnectionError
-
-
-def test_dead_letter_of_a_consumer(inbox: Inbox) -> None:
-    """A message that a consumer has dead-lettered is retried by that consumer."""
-    event = Event(id="e-1", source="/shop", type="order.paid", data={"n": 1})
-    behaviour["billing"] = fail
-    with override_settings(
-        IDEMPOTENCY={
-            **settings_of(inbox),
-            "CONSUMERS": ["tests.contrib.messaging.webhooks.test_processing.failing"],
-        }
-    ):
-        with pytest.raises(Exception, match="dead"):
-            failing.handle(event)
-        InboxMessage.objects.using(inbox.alias).create(
-            source="consumer:billing",
-            message_id="m-1",
-            type=event.type,
-            body=event.to_json().encode(),
-            digest="",
-            state="dead",
-            received_at=timezone.now(),
-        )
-        assert process_due() == {}
-        settle(inbox.row(), "retry", by="ann")
-        assert process_due() == {"dead": 1}
-        behaviour.clear()
-        settle(inbox.row(), "retry", by="ann")
-        assert process_due() == {"done": 1}
-        inbox.rows().update(source="consumer:gone", state="dead")
-        with pytest.raises(NotSettled, match="'gone'"):
-            settle(inbox.row(), "retry", by="ann")
-    assert inbox.effects() == ["billing e-1"]
-
-
-def test_dead_letter_that_is_delivered_again(inbox: Inbox) -> None:
-    """Its row keeps the error of the attempt: the delivery after it only knows that it is dead."""
-    event = Event(id="e-1", source="/shop", type="order.paid", data={"n": 1})
-    first, again = DeadLettered("The last attempt failed."), DeadLettered("An attempt before did.")
-    first.__cause__ = ValueError("The account is closed.")
-    for error in (first, again):
-        dead_letters.keep(failing, event, error)
-        assert "The account is closed." in inbox.rows().get().error
-    inbox.rows().update(state="discarded", error="")
-    dead_letters.keep(failing, event, again)
-    assert "An attempt before did." in inbox.rows().get().error
-    assert inbox.states() == ["dead"]
-
-
-def test_dead_letter_for_what_it_is(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retrying what is no event does nothing and says why; a type without a handler may get one."""
-    lost = Event(id="e-1", source="/shop", type="order.lost", data={"n": 1})
-    with override_settings(
-        IDEMPOTENCY={
-            **settings_of(inbox),
-            "CONSUMERS": ["tests.contrib.messaging.webhooks.test_processing.failing"],
-        }
-    ):
-        dead_letters.keep_raw(failing, "orders/0/17", b"\xff", ValueError("It is not an event."))
-        with pytest.raises(NotSettled, match="not JSON"):
-            settle(inbox.rows().get(), "retry", by="ann")
-        assert inbox.states() == ["dead"]
-        inbox.rows().delete()
-        dead_letters.keep(failing, lost, UnknownEventType("There is no handler for it."))
-        with pytest.raises(NotSettled, match="no handler for events of the type"):
-            settle(inbox.rows().get(), "retry", by="ann")
-        monkeypatch.setitem(failing._handlers, "order.lost", failing._handlers["order.paid"])
-        settle(inbox.rows().get(), "retry", by="ann")
-        assert process_due() == {"done": 1}
-
-
-def test_exit(inbox: Inbox) -> None:
-    """A handler that calls sys.exit() has failed: its message is dead, and the others go on."""
-    behaviour["shop"] = lambda event, execution: sys.exit(3) if event.id == "m-1" else None
-    for number in (1, 2):
-        deliver(Hook, f"m-{number}")
-    assert process_due() == {"pending": 1, "done": 1}
-    assert "SystemExit(3)" in inbox.row().error
-    inbox.due_now()
-    assert process_due() == {"dead": 1}
-    assert "SystemExit(3)" in inbox.row().error
-
-
-def settings_of(inbox: Inbox) -> Any:
-    from django.conf import settings
-
-    return settings.IDEMPOTENCY
 
 
 @pytest.mark.django_db(databases="__all__")

@@ -36,24 +36,18 @@ OLD, NEW, FOREIGN = SECRETS
 SNAPSHOT = {
     "id": "evt_1NG8Du2eZvKYlo2CUI79vXWy",
     "object": "event",
-    "api_version": "2024-11-20.acacia",
     "created": 1686089970,
-    "data": {"object": {"id": "in_17", "object": "invoice", "metadata": {"reference": "r"}}},
-    "livemode": False,
+    "data": {"object": {"id": "in_17", "metadata": {"reference": "r"}}},
     "pending_webhooks": 1,
-    "request": {"id": None, "idempotency_key": None},
     "type": "invoice.paid",
 }
 THIN = {
     "id": "evt_test_65R9Ijk8dKEYZcXeRWn16R9A7j1FSQ3w3TGDPLLGSM4CW0",
     "object": "v2.core.event",
     "type": "v1.billing.meter.error_report_triggered",
-    "created": "2024-09-17T06:20:52.246Z",
-    "livemode": False,
-    "related_object": {"id": "mtr_17", "type": "billing.meter", "url": "/v1/billing/meters/mtr_17"},
+    "related_object": {"id": "mtr_17", "url": "/v1/billing/meters/mtr_17"},
 }
 PUSH = {"ref": "refs/heads/main", "commits": [{"id": "6dcb09b"}], "repository": {"id": 1296269}}
-PING = {"zen": "Keep it logically awesome.", "hook_id": 1, "hook": {"type": "Repository"}}
 
 VERIFIERS: dict[str, Callable[..., Verifier]] = {
     "standard": StandardWebhooks,
@@ -140,25 +134,22 @@ def test_stripe_oracle(event: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("form", [False, True], ids=["json", "form"])
-@pytest.mark.parametrize(("event", "payload"), [("push", PUSH), ("ping", PING)])
-def test_github(event: str, payload: Any, form: bool) -> None:
+def test_github(form: bool) -> None:
     """GitHub's signature as its documentation makes it, on JSON and on a form."""
-    body = b"payload=" + quote_plus(raw(payload)).encode() if form else raw(payload)
-    media_type = "application/x-www-form-urlencoded" if form else "application/json"
+    body = b"payload=" + quote_plus(raw(PUSH)).encode() if form else raw(PUSH)
+    delivery = "72d3162e-cc78-11e3-81ab-4c9367dc0958"
+    signature = hmac.new(NEW.encode(), body, hashlib.sha256).hexdigest()
     headers = cased(
         {
-            "Content-Type": media_type,
-            "X-GitHub-Event": event,
-            "X-GitHub-Delivery": "72d3162e-cc78-11e3-81ab-4c9367dc0958",
-            "X-Hub-Signature-256": "sha256="
-            + hmac.new(NEW.encode(), body, hashlib.sha256).hexdigest(),
+            "Content-Type": f"application/{'x-www-form-urlencoded' if form else 'json'}",
+            "X-GitHub-Event": "push",
+            "X-GitHub-Delivery": delivery,
+            "X-Hub-Signature-256": f"sha256={signature}",
         }
     )
     verifier = GitHub([OLD, NEW])
     verifier.verify(headers, body)
-    assert verifier.read(headers, body) == Contents(
-        "72d3162e-cc78-11e3-81ab-4c9367dc0958", event, payload
-    )
+    assert verifier.read(headers, body) == Contents(delivery, "push", PUSH)
 
 
 @every

@@ -1,4 +1,4 @@
-"""A place at each of the brokers: what the tests publish to it, and what is left there."""
+"""A place at each of the brokers: what is published to it, and what is left there."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, ClassVar
 
 import amqp
@@ -16,19 +17,21 @@ import boto3
 import confluent_kafka
 import kombu
 import redis
-from confluent_kafka import TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, TopicPartition
 from django.db import connections
 
-from idempotency_django.contrib.messaging import Consumer, Event
+from idempotency_django.contrib.messaging import Consumer, Event, Publisher
 from idempotency_django.contrib.messaging.brokers.kafka import KafkaSource
 from idempotency_django.contrib.messaging.brokers.kombu import KombuSource
 from idempotency_django.contrib.messaging.brokers.loop import ConsumerLoop, Source
+from idempotency_django.contrib.messaging.outbox.topics import Topic
 from tests.support.kafka import bootstrap, make_topic
 from tests.support.machine import patience
 from tests.support.servers import Server
 from tests.support.sqs import client_options, kombu_url, make_queue
 
 PATIENCE = 120  # seconds
+STRUCTURED = "application/cloudevents+json"
 
 
 def await_that(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
@@ -46,12 +49,13 @@ class Broker(ABC):
         place: where the messages are.
         url: what ``run_consumer`` gets.
         options: its further options.
+        backend: the publisher of a topic that goes there.
     """
 
-    name: ClassVar[str]
     place: str
     url: str
     options: Mapping[str, Any]
+    backend: ClassVar[str]
 
     @abstractmethod
     def publish(self, *events: Event | bytes) -> None:
@@ -61,6 +65,14 @@ class Broker(ABC):
     def left(self) -> int:
         """How many messages are not acknowledged; asked once nobody reads from the place."""
 
+    @abstractmethod
+    def receive(self) -> list[Event]:
+        """The next events that a publisher has sent, and none if there are no more."""
+
+    @abstractmethod
+    def publishing(self) -> dict[str, Any]:
+        """What the publisher is made with."""
+
     def waiting(self) -> int:
         """How many messages the broker has not given away for good, while others read from it."""
         return self.left()
@@ -69,12 +81,30 @@ class Broker(ABC):
         """What the loop reads from."""
         return KombuSource(self.url, self.place, self.options)
 
-    def run(self, consumer: Consumer, stop: threading.Event, **options: Any) -> None:
-        """Run the loop."""
-        ConsumerLoop(consumer, self.source(), stop, **options).run()
-
     def close(self) -> None:
         """Leave nothing behind."""
+
+    # What publishes to it.
+
+    @contextmanager
+    def publisher(self, **options: Any) -> Iterator[Publisher]:
+        """A publisher to it, for the topic "orders"."""
+        given = {**self.publishing(), **options}
+        made = Topic(name="orders", backend=self.backend, options=given).publisher()
+        try:
+            yield made
+        finally:
+            made.close()
+
+    def events(self, count: int) -> list[Event]:
+        """The events that came, in their order, once there are so many; it takes them away."""
+        events: list[Event] = []
+        deadline = time.monotonic() + patience(30)
+        while len(events) < count and time.monotonic() < deadline:
+            events += self.receive()
+        return events + self.receive()
+
+    # What consumes from it.
 
     @contextmanager
     def running(self, consumer: Consumer, **options: Any) -> Iterator[Running]:
@@ -83,7 +113,7 @@ class Broker(ABC):
 
         def run() -> None:
             try:
-                self.run(consumer, running.stop, **options)
+                ConsumerLoop(consumer, self.source(), running.stop, **options).run()
             except BaseException as error:  # noqa: BLE001  # the test looks at it
                 running.error = error
             finally:
@@ -119,7 +149,7 @@ class Running:
 class Kafka(Broker):
     """A topic, and a group of its own."""
 
-    name = "kafka"
+    backend = "kafka"
 
     def __init__(self, server: Server, partitions: int = 1) -> None:
         self.place = uuid.uuid4().hex
@@ -133,13 +163,11 @@ class Kafka(Broker):
             "session.timeout.ms": 3000,
             "heartbeat.interval.ms": 500,
         }
-        self.config = {"bootstrap.servers": bootstrap(server), **self.options}
-        self._producer = confluent_kafka.Producer(
-            {"bootstrap.servers": bootstrap(server), "log_level": 0}
-        )
-        self._looker = confluent_kafka.Consumer(
-            {**self.config, "enable.auto.commit": False, "log_level": 0}
-        )
+        self._server = {"bootstrap.servers": bootstrap(server)}
+        self.config = {**self._server, **self.options}
+        quiet = {"enable.auto.commit": False, "log_level": 0}
+        self._producer = confluent_kafka.Producer({**self._server, "log_level": 0})
+        self._looker = confluent_kafka.Consumer({**self.config, **quiet})
 
     def publish(self, *events: Event | bytes) -> None:
         for event in events:
@@ -153,15 +181,41 @@ class Kafka(Broker):
         committed = self._looker.committed(places, timeout=patience(PATIENCE))
         return self._published - sum(max(0, place.offset) for place in committed)
 
+    @cached_property
+    def _reader(self) -> confluent_kafka.Consumer:
+        """Reads from the beginning, and commits nothing."""
+        reader = confluent_kafka.Consumer({**self._server, "group.id": f"{self.place}-reader"})
+        numbers = range(self.partitions)
+        reader.assign([TopicPartition(self.place, number, OFFSET_BEGINNING) for number in numbers])
+        return reader
+
+    def receive(self) -> list[Event]:
+        events = []
+        while (message := self._reader.poll(0.3)) is not None:
+            assert message.error() is None, message.error()
+            headers = {key: value.decode() for key, value in message.headers()}
+            assert headers["content-type"] == STRUCTURED
+            event = Event.from_json(message.value())
+            assert (message.key() or b"").decode() == (event.subject or "")
+            events.append(event)
+        return events
+
+    def publishing(self) -> dict[str, Any]:
+        return {"config": self._server, "topic": self.place}
+
     def source(self) -> Source:
         return KafkaSource(self.place, self.config)
 
     def close(self) -> None:
         self._looker.close()
+        if "_reader" in vars(self):
+            self._reader.close()
 
 
 class Kombu(Broker):
     """A queue, and how kombu publishes to it."""
+
+    backend = "kombu"
 
     def __init__(self, url: str, place: str, options: Mapping[str, Any], own: str = "") -> None:
         self.place = place
@@ -176,7 +230,7 @@ class Kombu(Broker):
     def publish(self, *events: Event | bytes) -> None:
         for event in events:
             body = event if isinstance(event, bytes) else event.to_json().encode()
-            self.publish_raw(body, {}, "application/cloudevents+json")
+            self.publish_raw(body, {}, STRUCTURED)
 
     def publish_raw(
         self, body: bytes, headers: Mapping[str, Any], content_type: str, **properties: Any
@@ -194,6 +248,21 @@ class Kombu(Broker):
     def left(self) -> int:
         return len([*iter(lambda: self._queue.get(no_ack=True), None)])
 
+    def receive(self) -> list[Event]:
+        message = self._queue.get()
+        if message is None:
+            return []
+        message.ack()
+        assert message.properties["delivery_mode"] == 2
+        assert message.content_type == STRUCTURED
+        event = Event.from_json(message.body)
+        assert message.properties["message_id"] == event.id
+        return [event]
+
+    def publishing(self) -> dict[str, Any]:
+        connection = {"transport_options": self.options}
+        return {"url": self.url, "queue": self.place, "connection": connection}
+
     def close(self) -> None:
         self._queue.delete()
         self._connection.release()
@@ -204,8 +273,6 @@ class Kombu(Broker):
 
 class RabbitMQ(Kombu):
     """A quorum queue."""
-
-    name = "rabbitmq"
 
     def __init__(self, server: Server, url: str = "") -> None:
         super().__init__(url or server.url, uuid.uuid4().hex, {}, own=server.url)
@@ -219,20 +286,15 @@ class RabbitMQ(Kombu):
         self._there()
 
     def _there(self) -> None:
-        self.ready()  # to which it responds after what was published
+        self.waiting()  # to which it responds after what was published
 
     def waiting(self) -> int:
-        return self.ready()
-
-    def ready(self) -> int:
         """How many messages nobody has been given yet."""
         return int(self._queue.queue_declare(passive=True).message_count)
 
 
 class Redis(Kombu):
     """A list in Valkey."""
-
-    name = "redis"
 
     def __init__(self, server: Server, visibility: float = 3) -> None:
         super().__init__(server.url, uuid.uuid4().hex, {"visibility_timeout": visibility})
@@ -255,9 +317,7 @@ class Redis(Kombu):
 
 
 class SQS(Kombu):
-    """A queue in SQS."""
-
-    name = "sqs"
+    """A queue in SQS; a suffix of ".fifo" makes a FIFO queue."""
 
     def __init__(self, server: Server, suffix: str = "", visibility: int = 3) -> None:
         self.client = boto3.client("sqs", **client_options(server))

@@ -1,1 +1,0 @@
-"""Consumers of a real broker, in processes that are killed."""
