@@ -6,18 +6,12 @@ a private folder. Both are gone when the caller is, even when the caller was kil
     with postgres(durable=False) as server:
         run_tests(server.url)
 
-From a shell, for the time of one command, or until Ctrl-C::
-
-    python -m tests.support.servers postgres valkey -- pytest
-    python -m tests.support.servers mariadb
-
 ``TEST_POSTGRES_URL``, ``TEST_VALKEY_URL`` and ``TEST_MARIADB_URL`` name a server to use instead of
 starting one. ``TEST_POSTGRES_BIN`` names a folder with other PostgreSQL programs.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
@@ -31,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -44,8 +38,7 @@ from tests.support.machine import patience
 from tests.support.orphans import unguarded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator
 
 START_TIMEOUT = 60  # seconds
 
@@ -298,40 +291,3 @@ def _start(folder: Path, guard: subprocess.Popen[str], order: Order, url: str) -
         "or TEST_SQS_URL name a server of yours. "
         f"The end of the log:\n{log}"
     )
-
-
-def _main(arguments: list[str]) -> int:
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    command = arguments[end + 1 :]
-    parser = argparse.ArgumentParser(
-        "python -m tests.support.servers", description=__doc__.split("\n")[0]
-    )
-    parser.add_argument("--no-fsync", action="store_true", help="a faster PostgreSQL, for tests")
-    start: dict[str, Callable[[], AbstractContextManager[Server | None]]] = {
-        "postgres": lambda: postgres(durable=not options.no_fsync),
-        "valkey": valkey,
-        "mariadb": mariadb,
-    }
-    parser.add_argument("server", nargs="+", choices=start)
-    options = parser.parse_args(arguments[:end])
-    with ExitStack() as stack:
-        for name in options.server:
-            if server := stack.enter_context(start[name]()):
-                variable = f"TEST_{name.upper()}_URL"
-                os.environ[variable] = server.url
-                print(f"{variable}={server.url}  # {server.version}", file=sys.stderr, flush=True)
-            else:
-                print(f"{name} is not installed here", file=sys.stderr, flush=True)
-        if not command:
-            with suppress(KeyboardInterrupt):
-                signal.pause()
-            return 0
-        child = subprocess.Popen(command)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the command as well
-        signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-        code = child.wait()
-        return code if code >= 0 else 128 - code
-
-
-if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1:]))
