@@ -128,49 +128,11 @@ def odd_hook() -> None:
 protected_odd = csrf_exempt(idempotent(odd))
 
 
-def outside(view: Any) -> Any:
-    """Something around a protected view."""
-
-    @csrf_exempt
-    def around(request: HttpRequest) -> HttpResponse:
-        Calls.count += 1
-        if request.GET.get("around") == "throttle" and Calls.count > 1:
-            return HttpResponse("later", "text/plain", status=429)
-        return view(request)
-
-    return around
-
-
 @csrf_exempt
 @idempotent
 def streamed(request: HttpRequest) -> StreamingHttpResponse:
     done()
     return StreamingHttpResponse([b"done"])
-
-
-@csrf_exempt
-@idempotent
-def page(request: HttpRequest) -> HttpResponse:
-    done()
-    return HttpResponse("<p>done</p>")
-
-
-def say_ok(request: HttpRequest, response: HttpResponse) -> HttpResponse:
-    response.status_code = 200
-    return response
-
-
-@csrf_exempt
-@idempotent(on_replay=say_ok)
-def other_status(request: HttpRequest) -> HttpResponse:
-    return done()
-
-
-@csrf_exempt
-@idempotent(should_store=lambda request, response: False)
-def unstored(request: HttpRequest) -> HttpResponse:
-    Calls.count += 1
-    return HttpResponse(f"{Calls.count}", "text/plain")
 
 
 class Refusing(IdempotentViewMixin, APIView):
@@ -193,8 +155,6 @@ class TokenView(APIView):
         request.auth.delete()
         return Response(status=204)
 
-    delete = post
-
 
 class ProtectedTokenView(IdempotentViewMixin, TokenView):
     """The same, protected."""
@@ -216,11 +176,7 @@ urlpatterns = [
     path("exempt/", exempt),
     path("odd/", odd),
     path("protected/odd/", protected_odd),
-    path("outside/", outside(protected)),
     path("streamed/", streamed),
-    path("page/", page),
-    path("other/", other_status),
-    path("unstored/", unstored),
     path("refusing/", Refusing.as_view()),
     path("token/", TokenView.as_view()),
     path("protected/token/", ProtectedTokenView.as_view()),
@@ -294,15 +250,10 @@ def test_protected(driver: Driver, client: Client) -> None:
     assert (driver.findings, driver.test.counts["sent"]) == ("", 2)
 
 
-@pytest.mark.parametrize("how", ["exempt/", "missing/"])
-def test_not_sent(driver: Driver, client: Client, how: str) -> None:
-    """Exempt views and missing pages are asked once."""
-    client.post(f"/{how}")
-    assert driver.test.counts["sent"] == 0
-
-
-def test_safe(driver: Driver, client: Client) -> None:
-    """A GET is sent once."""
+def test_not_sent(driver: Driver, client: Client) -> None:
+    """Exempt views, missing pages, and pages that are only read, are asked once."""
+    client.post("/exempt/")
+    client.post("/missing/")
     client.get("/unprotected/")
     assert driver.test.counts["sent"] == 0
 
@@ -333,12 +284,14 @@ def test_threads(driver: Driver) -> None:
     assert driver.test.counts["sent"] == 0
 
 
-@pytest.mark.parametrize("what", ["raise", "fail"])
-def test_failed(driver: Driver, client: Client, what: str) -> None:
+@pytest.mark.parametrize(
+    "path", ["/protected/odd/?what=raise", "/protected/odd/?what=fail", "/refusing/"]
+)
+def test_failed(driver: Driver, client: Client, path: str) -> None:
     """After an error, a retry is executed, so none is sent."""
     with suppress(ValueError):
-        client.post(f"/protected/odd/?what={what}")
-    assert driver.test.counts["sent"] == 0
+        client.post(path)
+    assert (Calls.count, driver.test.counts["sent"]) == (1, 0)
 
 
 # What a retry may do, and what it may not.
@@ -373,14 +326,9 @@ def test_no_effects(driver: Driver, client: Client, what: str) -> None:
     """Not an effect: rows rolled back, sessions, caches, what the database refuses, refusals."""
     client.post(f"/odd/?what={what}")
     assert driver.findings == ""
+    assert client.session.get("visits") == (1 if what == "session" else None)
     assert Calls.count == (1 if what == "refuse" else 2)
     assert cache.get("visits") == (1 if what == "cache" else None)
-
-
-def test_login(driver: Driver, client: Client) -> None:
-    """The client's cookies are those of the first response."""
-    client.post("/odd/?what=session")
-    assert client.session["visits"] == 1
 
 
 def test_logout(driver: Driver, client: Client) -> None:
@@ -392,19 +340,12 @@ def test_logout(driver: Driver, client: Client) -> None:
 
 
 @pytest.mark.parametrize("url", ["/token/", "/protected/token/"])
-@pytest.mark.parametrize("method", ["post", "delete"])
-def test_own_credentials(driver: Driver, client: Client, url: str, method: str) -> None:
+def test_own_credentials(driver: Driver, client: Client, url: str) -> None:
     """So it is after a response that has ended the caller's token: the retry gets 401."""
     token = Token.objects.create(user=User.objects.create_user("carol"))
-    response = getattr(client, method)(url, headers={"Authorization": f"Token {token}"})
+    response = client.post(url, headers={"Authorization": f"Token {token}"})
     assert response.status_code == 204
     assert (driver.test.counts["sent"], driver.findings) == (1, "")
-
-
-def test_raised(driver: Driver, client: Client) -> None:
-    """After an error that the handler has raised, a retry is executed, so none is sent."""
-    assert client.post("/refusing/", headers=KEY).status_code == 400
-    assert (Calls.count, driver.test.counts["sent"], driver.findings) == (1, 0, "")
 
 
 @pytest.mark.parametrize("method", ["put", "patch", "delete"])
@@ -421,13 +362,9 @@ def test_overwriting_methods(driver: Driver, client: Client, method: str) -> Non
     assert "INSERT" in driver.findings
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/streamed/", "/page/", "/other/", "/unstored/", "/outside/?around=throttle"],
-)
-def test_not_the_same(driver: Driver, client: Client, path: str) -> None:
-    """Not a finding: a response that is not stored, a replaced status, a page, a throttle."""
-    client.post(path)
+def test_not_stored(driver: Driver, client: Client) -> None:
+    """Where the response is not stored, the retry is refused: no finding."""
+    client.post("/streamed/")
     assert (driver.test.counts["sent"], driver.findings) == (1, "")
 
 

@@ -63,17 +63,13 @@ class ChargeTests(APITestCase):
 
 
 def test_order(api: APIClient) -> None:
-    """An order calls the provider once."""
+    """An order calls the provider once; the key that it needs is not added."""
+    assert api.post("/orders/", {"reference": "a"}).status_code == 400
     with patch.object(views, "provider") as provider:
         response = api.post("/orders/", {"reference": "a"}, headers=KEY)
     assert response.status_code == 201
     assert response.data["id"] == Charge.objects.get().pk
     provider.assert_called_once_with(1)
-
-
-def test_order_needs_a_key(api: APIClient) -> None:
-    """A required key is not added."""
-    assert api.post("/orders/", {"reference": "a"}).status_code == 400
 
 
 def test_throttle(api: APIClient) -> None:
@@ -98,21 +94,11 @@ def test_race(transactional_db: None, idempotency_race: Callable[..., Any]) -> N
 
 def test_crash(transactional_db: None, idempotency_crash: Callable[..., Any]) -> None:
     """A transfer whose process dies is made once."""
-    client = APIClient(headers={"Authorization": f"Token {_token()}", **KEY})
+    token = Token.objects.create(user=User.objects.create_user("carol"))
+    client = APIClient(headers={"Authorization": f"Token {token}", **KEY})
     response = idempotency_crash(lambda: client.post("/transfers/"), at="after-effect")
     assert response.status_code == 201
     assert Charge.objects.count() == 1
-
-
-def _token() -> str:
-    return str(Token.objects.create(user=User.objects.create_user("carol")))
-
-
-def test_transfer_by_token(db: None) -> None:
-    """A token in the client's credentials."""
-    client = APIClient()
-    client.credentials(HTTP_AUTHORIZATION=f"Token {_token()}")
-    assert client.post("/transfers/", headers=KEY).data["by"] == "carol"
 
 
 def test_invoice(api: APIClient, django_capture_on_commit_callbacks: Any) -> None:
@@ -166,13 +152,6 @@ def test_queries(client: Client, db: None, django_assert_max_num_queries: Any) -
     with django_assert_max_num_queries(8) as counted:
         client.post("/derived/", {"reference": "a"})
     assert len(counted) == len({query["sql"] for query in counted.captured_queries})
-
-
-def test_derived(client: Client, db: None) -> None:
-    """A key is derived, so none is added."""
-    client.post("/derived/", {"reference": "a"})
-    assert client.post("/derived/", {"reference": "a"}).status_code == 201
-    assert Charge.objects.count() == 1
 
 
 def test_frozen(client: Client, db: None) -> None:
