@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 import re
 
@@ -53,22 +52,14 @@ def test_default_text_is_written_for_people(error_class: type[IdempotencyError])
 
 
 @every_class
-def test_detail_and_retry_after(error_class: type[IdempotencyError]) -> None:
-    """An error says the detail that it was given; 0 seconds are not "no retry"."""
-    error = error_class("The key is empty.", retry_after=0)
-    assert str(error) == error.detail == "The key is empty."
-    assert error.retry_after == 0
+def test_survives_pickle(error_class: type[IdempotencyError]) -> None:
+    """An error reaches another process (a Celery worker's caller, say) with all that it says.
 
-
-@every_class
-@pytest.mark.parametrize(
-    "clone", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))]
-)
-def test_survives_pickle(error_class: type[IdempotencyError], clone: object) -> None:
-    """An error reaches another process (a Celery worker's caller, say) with all that it says."""
-    again = clone(error_class("What was wrong.", retry_after=3))  # type: ignore[operator]
+    0 seconds are not "no retry".
+    """
+    again = pickle.loads(pickle.dumps(error_class("What was wrong.", retry_after=0)))
     assert type(again) is error_class
-    assert (str(again), again.detail, again.retry_after) == ("What was wrong.",) * 2 + (3,)
+    assert (str(again), again.detail, again.retry_after) == ("What was wrong.",) * 2 + (0,)
 
 
 def test_a_bad_key_is_one_kind_of_error() -> None:
