@@ -111,13 +111,17 @@ def test_errors(kind: str, error: type[Exception], extra: dict[str, Any]) -> Non
     assert str(caught.value).isprintable()
 
 
-def test_everything_that_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_everything_that_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever the package logs is escaped; a harmless message stays as it is."""
     logger = logging.getLogger("idempotency_django")
     logger.warning("%s of %d: %s", ValueError("two\nlines"), 1, "100 %s\n")
     logger.warning("Grüße an %s", "Zoë")
     assert caplog.messages == [r"two\nlines of 1: 100 %s\n", "Grüße an Zoë"]
     assert caplog.records[1].args == ("Zoë",)
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    logger.warning("%d", "no number")  # no error of the program
 
 
 def test_every_module_logs_under_that_name() -> None:
