@@ -51,12 +51,14 @@ class Comparison:
     def ratio(self, name: str, base: str, distance: str = LOCAL) -> float:
         return self.wall(name, distance).over(self.wall(base, distance)).value
 
-    def times(self, thing: str) -> Table:
+    def times(self, thing: str, without: Collection[str] = ()) -> Table:
         """Medians and their ratios to the bare one; ``thing`` is what is called."""
         table = Table(["", thing])
         for place in PLACES.values():
             table.head(place, "× bare (range)")
         for name in self.counts:
+            if name in without:
+                continue
             cells = [
                 cell
                 for distance in DISTANCES

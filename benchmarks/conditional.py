@@ -39,10 +39,8 @@ PEER: Final = "django-concurrency"
 EXTENSIONS: Final = "drf-extensions"
 
 TEXT: Final = """\
-Times are for one change of one row, in {rounds} interleaved rounds of {calls} changes."""
-
-RACES: Final = """\
-{threads} threads load the same row and change it at the same moment, {races} times. One of them
+Times are for one change of one row, in {rounds} interleaved rounds of {calls} changes. Then
+{threads} threads loaded one row and changed it at the same moment, {races} times. One of them
 should have an effect; the most of all races is shown."""
 
 Change = Callable[[Any], object]
@@ -92,19 +90,16 @@ def measure(rounds: int, calls: int, races: int) -> Section:
     ways = _ways()
     blocks = {f"{what}, {who}": _block(*way, calls) for (what, who), way in ways.items()}
     measured = interleave(blocks, rounds)
-    table = Table(["", "", "ms", "× Django alone", "statements"])
+    won = {names: max(_race(*way) for _ in range(races)) for names, way in ways.items()}
+    table = Table(["", "", "ms", "× Django alone", "statements", f"effects of {THREADS} at once"])
     for (what, who), way in ways.items():
         wall = measured[f"{what}, {who}"].wall
         base = measured[f"{SAVE if what == SWAP else what}, {BARE}"].wall
         ratio = "1.00" if who == BARE else wall.over(base)
-        table.add(what, who, f"{wall.milliseconds:.3f}", ratio, _statements(*way))
-    raced = Table(["", "", "effects"])
-    won = {names: max(_race(*way) for _ in range(races)) for names, way in ways.items()}
-    for (what, who), effects in won.items():
-        raced.add(what, who, effects)
-    text = RACES.format(threads=THREADS, races=races)
-    parts = [TEXT.format(rounds=rounds, calls=calls), table, text, raced]
-    return Section("Conditional writes", parts, _targets(measured, won))
+        effects = won[what, who]
+        table.add(what, who, f"{wall.milliseconds:.3f}", ratio, _statements(*way), effects)
+    text = TEXT.format(rounds=rounds, calls=calls, threads=THREADS, races=races)
+    return Section("Conditional writes", [text, table], _targets(measured, won))
 
 
 def _targets(measured: dict[str, Measured], won: dict[tuple[str, str], int]) -> list[Target]:

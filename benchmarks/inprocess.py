@@ -19,6 +19,12 @@ to the bare view. The servers are reached directly (local), or over a relay that
 direction by {delay:g} ms ({away}), as from another machine of the same data centre. A `SELECT 1`
 took {local_database:.2f} ms locally and {far_database:.2f} ms over the relay."""
 
+NOT_ON_PAGE: Final = {
+    f"{project.MEMORY} first",
+    f"{project.MEMORY} replay",
+    *(f"{variant} replay" for variant in (project.FENCED, project.STEPS)),  # as without them
+}
+
 SENT: Final = """\
 What one request takes and sends. CPU is the processor time of a local request: of all threads of
 the application's process and of the kernel's work for them, but not of the servers. Messages and
@@ -57,7 +63,7 @@ def section(
         _parts(comparison, FAR, AWAY),
     ]
     targets = [limit.target(comparison) for limit in LIMITS]
-    parts = [text, comparison.times("request")]
+    parts = [text, comparison.times("request", NOT_ON_PAGE)]
     return Section("In process", parts, targets, opening(comparison), details)
 
 

@@ -66,13 +66,12 @@ def measure(rounds: int, requests: int, races: int) -> Section:
         ports = {variant: servers.enter_context(server(variant)) for variant in SERVED}
         for port in ports.values():
             _wait_for(port)
-        parts = [
+        details = [
             ONE_BY_ONE.format(rounds=rounds, requests=requests),
             _one_by_one(ports, rounds, requests),
-            AT_ONCE.format(races=races),
-            _duplicates(ports, races),
         ]
-    return Section("Over gunicorn", parts)
+        parts = [AT_ONCE.format(races=races), _duplicates(ports, races)]
+    return Section("Over gunicorn", parts, details=details)
 
 
 def _one_by_one(ports: dict[str, int], rounds: int, requests: int) -> Table:

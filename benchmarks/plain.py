@@ -44,27 +44,30 @@ LATE_AFTER: Final = 2  # leases
 PATIENCE: Final = 30  # seconds
 
 COST: Final = """\
-What the view does as a plain function, without HTTP: {rounds} interleaved rounds of {calls} calls.
-[Powertools for AWS Lambda](https://docs.aws.amazon.com/powertools/python/latest/) is set up as its
-documentation says, with Redis."""
+What the view does as a plain function, without HTTP: {rounds} interleaved rounds of {calls}
+calls."""
 
 PROMISES: Final = """\
-{threads} threads called the function with one key at the same moment, {races} times. Then an owner
+{threads} threads called a function with one key at the same moment, {races} times. Then an owner
 worked for {late} leases, or was paused for as long, while another process called with the same key.
-An effect is a committed row. Lambda ends a function when its time is over, so Powertools meets no
-such owners there."""
+An effect is a committed row. [Powertools for AWS
+Lambda](https://docs.aws.amazon.com/powertools/python/latest/) is set up as its documentation says,
+with Redis. Lambda ends a function when its time is over, so Powertools meets no such owners
+there."""
 
 
 def measure(site: Site, rounds: int, calls: int, races: int, owners: int) -> Section:
     comparison = compare(site, "function", LABELS, (BARE,), rounds, calls)
-    parts = [
+    details = [
         COST.format(rounds=rounds, calls=calls),
         comparison.times("call"),
+        comparison.efforts("call"),
+    ]
+    parts = [
         PROMISES.format(threads=THREADS, races=races, late=LATE_AFTER),
         _promises(races, owners),
     ]
-    title = "Around a plain function, beside Powertools"
-    return Section(title, parts, details=[comparison.efforts("call")])
+    return Section("A plain function, beside Powertools", parts, details=details)
 
 
 def _promises(races: int, owners: int) -> Table:

@@ -18,8 +18,8 @@ INTRODUCTION: Final = """\
 on this machine, with PostgreSQL's default durability.
 
 Read the ratios, not the times. A ratio compares two things that were measured in turn in the same
-run, and its range over the rounds shows how much the machine was disturbed. The handler makes one
-INSERT. A real handler does more, so protection costs a smaller part of the whole."""
+run, and its range shows how much the machine was disturbed. The handler makes one INSERT. A real
+handler does more, so protection costs a smaller part of the whole."""
 
 
 class Table:
@@ -60,7 +60,10 @@ class Opening:
 
 @dataclass
 class Section:
-    """One part of the page; the terminal also shows details, and targets met or missed."""
+    """One part of the page; the terminal also shows details, and targets met or missed.
+
+    A section without parts is for the terminal only.
+    """
 
     title: str
     parts: Sequence[str | Table]
@@ -96,5 +99,6 @@ def write(folder: Path, sections: Sequence[Section], setting: str) -> Path:
 
 def page(opening: Opening, sections: Sequence[Section], setting: str) -> str:
     parts = ["# Benchmarks", opening.text, f"![{opening.alternative}]({CHART.as_posix()})"]
-    parts += [INTRODUCTION.format(setting=setting), *(each.on_page() for each in sections)]
+    parts.append(INTRODUCTION.format(setting=setting))
+    parts += [section.on_page() for section in sections if section.parts]
     return "\n\n".join(parts) + "\n"

@@ -61,8 +61,8 @@ def measure(rounds: int, calls: int) -> Section:
     table = Table(["", "ms", "× unprotected"])
     for name, series in measured.items():
         table.add(name, f"{series.wall.milliseconds:.3f}", series.wall.over(measured[BARE].wall))
-    parts = [TEXT.format(rounds=rounds, calls=calls), table]
-    return Section("Streams and filters", parts, _targets(measured))
+    details = [TEXT.format(rounds=rounds, calls=calls), table]
+    return Section("Streams and filters", [], _targets(measured), details=details)
 
 
 def _targets(measured: dict[str, Measured]) -> list[Target]:
