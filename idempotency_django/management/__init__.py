@@ -1,42 +1,34 @@
-"""What commands share: the type of an option, their graceful end, and what waits too long."""
+"""What commands share: their graceful end, and the findings of what waits for too long.
+
+No finding counts a whole table: each reads up to ``MAX_COUNTED`` rows that an index leads to.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
-from argparse import ArgumentTypeError
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final
 
-from .health import PURGE_AGE, Finding, Names, findings, overdue, register_health
+from django.db.models import QuerySet
+
+from ..models import DatabaseNow, IdempotencyKey
+from ..stores import Status, stores
 
 __all__ = [
     "PURGE_AGE",
     "Finding",
     "Names",
     "findings",
-    "number",
     "overdue",
     "register_health",
     "stop_on_signals",
 ]
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-
-_TOO_MUCH: Final = 1_000_000
-
-
-def number(kind: Callable[[str], float]) -> Callable[[str], float]:
-    """Reads an option that is a number of this kind above 0."""
-
-    def number(text: str) -> float:  # the name is in argparse's error for what is no number
-        value = kind(text)
-        if not 0 < value < _TOO_MUCH:
-            raise ArgumentTypeError(f"{text!r} must be above 0 and below {_TOO_MUCH:,}.")
-        return value
-
-    return number
 
 
 @contextmanager
@@ -68,3 +60,140 @@ def stop_on_signals(stop: threading.Event | None = None) -> Iterator[threading.E
     finally:
         for number, how in before.items():
             signal.signal(number, how)
+
+
+# What waits for a process or an operator, for ``idempotency_status``.
+
+MAX_COUNTED: Final = 10_000
+"""The most rows that a finding counts."""
+
+NAMED: Final = 10
+"""The most rows whose operations are named."""
+
+PURGE_AGE: Final = timedelta(days=3)
+"""How late a purge can be before that is a problem."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Rows that wait, and what is wrong about that.
+
+    Attributes:
+        what: which rows: ``"outbox messages waiting"``. Programs may compare it.
+        where: the database, topic or source that they are of.
+        count: how many there are.
+        oldest: how long the oldest of them has waited; ``None``: there is none.
+        problem: what is wrong and what to do; empty: nothing.
+        is_bounded: whether there may be more than ``count``, which is ``MAX_COUNTED`` then.
+    """
+
+    what: str
+    where: str
+    count: int = 0
+    oldest: timedelta | None = None
+    problem: str = ""
+    is_bounded: bool = False
+
+
+Source = Callable[[timedelta], Iterable[Finding]]
+Names = Collection[tuple[str, str]]
+"""The keys and scopes of records."""
+
+_registered: Final[dict[str, tuple[Source, Callable[[Names], Names]]]] = {}
+
+
+def register_health(name: str, source: Source, owns: Callable[[Names], Names]) -> None:
+    """Have the command ask the source, too.
+
+    Args:
+        name: of the source. A second one of its name replaces it.
+        source: finds, given how long something may wait for a process or a retry.
+        owns: says which of some held records belong to its rows: an operator settles the row, so
+            that the record is not counted as well.
+    """
+    _registered[name] = (source, owns)
+
+
+def findings(max_age: timedelta) -> Iterator[Finding]:
+    """Find what waits, in the databases of the stores and of the sources.
+
+    Args:
+        max_age: how long something may wait for a process or a retry.
+    """
+    owners = [owns for _, owns in _registered.values()]
+    for using in dict.fromkeys(store.using for store in stores.all() if store.using):
+        yield from _keys(using, max_age, owners)
+    for source, _ in _registered.values():
+        yield from source(max_age)
+
+
+def ages(rows: QuerySet[Any], since: str) -> list[timedelta]:
+    """The time that each of the rows has waited, the oldest ones: ``MAX_COUNTED`` at most.
+
+    Args:
+        rows: the rows.
+        since: the column that says since when. It has an index, which leads to them.
+    """
+    dated = rows.order_by(since).values_list(since, DatabaseNow())
+    return [now - then for then, now in dated[:MAX_COUNTED]]
+
+
+def finding_of(what: str, where: str, waited: list[timedelta], problem: str) -> Finding:
+    """The finding of rows that have waited so long; without any, nothing is wrong."""
+    if not waited:
+        return Finding(what=what, where=where)
+    return Finding(
+        what=what,
+        where=where,
+        count=len(waited),
+        oldest=max(waited),
+        problem=problem,
+        is_bounded=len(waited) == MAX_COUNTED,
+    )
+
+
+def overdue(what: str, where: str, rows: QuerySet[Any]) -> Finding:
+    """The finding of rows that a purge should have deleted."""
+    waited = ages(rows, "purge_at")
+    return finding_of(what, where, waited, "Run purge_idempotency_keys every hour.")
+
+
+def _keys(
+    using: str, max_age: timedelta, owners: Iterable[Callable[[Names], Names]]
+) -> Iterator[Finding]:
+    """The keys that no process finishes, found by the index of the leases."""
+    rows = IdempotencyKey.objects.using(using)
+    yield finding_of(
+        "keys held",
+        using,
+        _unowned(rows.held(), owners),
+        "Retries are refused until an operator completes or releases them in the admin.",
+    )
+    late = DatabaseNow() - max_age
+    interrupted = rows.filter(status=Status.IN_PROGRESS, hold=False, lease_expires_at__lte=late)
+    waited = ages(interrupted, "lease_expires_at")
+    yield finding_of("keys interrupted", using, waited, _interrupted(interrupted) if waited else "")
+    yield overdue("keys to purge", using, rows.purgeable(PURGE_AGE))
+
+
+def _interrupted(rows: QuerySet[Any]) -> str:
+    """What is wrong with these records, with the names of the operations that wait longest."""
+    oldest = rows.order_by("lease_expires_at").values_list("operation", flat=True)[:NAMED]
+    return (
+        f"{', '.join(dict.fromkeys(oldest))}: the process was killed, or took longer than the "
+        "max_duration of its policy, and no retry has arrived. Check what happened, and complete "
+        "or release them in the admin."
+    )
+
+
+def _unowned(held: QuerySet[Any], owners: Iterable[Callable[[Names], Names]]) -> list[timedelta]:
+    """How long the held records have waited that belong to no row of another finding."""
+    dated = held.order_by("lease_expires_at").values_list(
+        "key", "scope", "lease_expires_at", DatabaseNow()
+    )
+    waited = {(key, scope): now - then for key, scope, then, now in dated[:MAX_COUNTED]}
+    if len(waited) < MAX_COUNTED:  # else there may be others behind those that are owned
+        for owns in owners:
+            for name in owns(waited):
+                waited.pop(name, None)
+    return [*waited.values()]

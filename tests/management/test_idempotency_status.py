@@ -17,6 +17,7 @@ from django.db import OperationalError, connection, connections, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
+from idempotency_django import management
 from idempotency_django.contrib.messaging import (
     Consumer,
     Event,
@@ -27,7 +28,6 @@ from idempotency_django.contrib.messaging import (
 )
 from idempotency_django.contrib.messaging.errors import DeadLettered
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
-from idempotency_django.management import health
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from tests.contrib.messaging.settling import settle
 from tests.contrib.messaging.webhooks import receivers
@@ -77,14 +77,15 @@ def write(model: Any, using: str, count: int, values: dict[str, Any]) -> None:
     rows.bulk_create(model(message_id=f"m-{first + at}", type="t", **values) for at in range(count))
 
 
-def found(max_minutes: float = 15) -> dict[tuple[str, str], health.Finding]:
+def found(max_minutes: int = 15) -> dict[tuple[str, str], management.Finding]:
     """What is found, by what and where."""
     return {
-        (each.what, each.where): each for each in health.findings(timedelta(minutes=max_minutes))
+        (each.what, each.where): each
+        for each in management.findings(timedelta(minutes=max_minutes))
     }
 
 
-def status(max_minutes: float = 15) -> tuple[int, dict[tuple[str, str], health.Finding]]:
+def status(max_minutes: int = 15) -> tuple[int, dict[tuple[str, str], management.Finding]]:
     """The exit code, and what is wrong, by what and where."""
     code = 0
     try:
@@ -226,7 +227,7 @@ def test_dead_letters_of_the_inbox(using: str) -> None:
 
 def test_each_topic_and_source(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each topic and source has its exact number, however many another one has, or 0."""
-    monkeypatch.setattr(health, "MAX_COUNTED", 10)
+    monkeypatch.setattr(management, "MAX_COUNTED", 10)
     settings.IDEMPOTENCY["OUTBOX"] |= {"empty": {"BACKEND": BROKER}, "few": {"BACKEND": BROKER}}
     outbox(using, 30, created_at=DatabaseNow())
     outbox(using, 5, topic="few")
@@ -328,7 +329,7 @@ def test_table(using: str) -> None:
 
 def test_bounded(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """More keys than anybody wants to count are not counted."""
-    monkeypatch.setattr(health, "MAX_COUNTED", 10)
+    monkeypatch.setattr(management, "MAX_COUNTED", 10)
     records(25, held=True, alias=using)
     _code, wrong = status()
     assert {each.count for each in wrong.values()} == {10}
@@ -336,10 +337,10 @@ def test_bounded(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "10+" in text()
 
 
-@pytest.mark.parametrize("wrong", ["5m", "0", "-5", "nan", "inf"])
+@pytest.mark.parametrize("wrong", ["5m", "0.5", "nan", "inf"])
 def test_wrong_age(wrong: str) -> None:
     """An age that is none is refused in words."""
-    with pytest.raises(CommandError, match=r"invalid number value|must be above 0"):
+    with pytest.raises(CommandError, match="invalid int value"):
         call_command("idempotency_status", f"--max-minutes={wrong}")
 
 
@@ -411,7 +412,7 @@ def asked(using: str) -> list[str]:
         inbox(using, 5, state=state)
     records(5, held=True, alias=using)
     with CaptureQueriesContext(connections[using]) as queries:
-        list(health.findings(timedelta(minutes=15)))
+        list(management.findings(timedelta(minutes=15)))
     # One reads the few processes that run.
     statements = [query["sql"] for query in queries if "heartbeat" not in query["sql"]]
     assert (len(queries), len(statements)) == (15, 14)

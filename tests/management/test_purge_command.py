@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from io import StringIO
 from typing import Any
@@ -83,18 +82,13 @@ class TestSummary:
 class TestOptions:
     """What the command can be told."""
 
-    @pytest.mark.parametrize(
-        ("option", "value", "advice"),
-        [
-            ("--batch-size", "0", "'0' must be above 0"),
-            ("--batch-size", "many", "invalid number value: 'many'"),
-        ],
-    )
-    def test_refusals(self, option: str, value: str, advice: str) -> None:
-        """An argument that makes no sense is refused with what to write instead."""
+    def test_refusals(self) -> None:
+        """A size that makes no sense is refused with what to write instead."""
         records(1, purgeable=True)
-        with pytest.raises(CommandError, match=re.escape(advice)):
-            purge(option, value)
+        with pytest.raises(CommandError, match="invalid int value: 'many'"):
+            purge("--batch-size", "many")
+        with pytest.raises(ValueError, match="must be at least 1, not 0"):
+            purge("--batch-size", "0")
         assert count() == 1
 
     @pytest.mark.skipif(len(settings.DATABASES) < 2, reason="two stores take two databases")

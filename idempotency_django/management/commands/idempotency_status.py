@@ -11,7 +11,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
 from ...errors import StoreUnavailable
-from .. import Finding, findings, number
+from .. import Finding, findings
 
 _MAX_MINUTES: Final = 15
 _UNKNOWN: Final = 2  # the exit code where that cannot be found out
@@ -31,7 +31,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--max-minutes",
-            type=number(float),
+            type=int,
             default=_MAX_MINUTES,
             metavar="MINUTES",
             help="How long messages can be due and keys interrupted before it is a problem "

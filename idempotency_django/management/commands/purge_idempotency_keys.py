@@ -10,7 +10,6 @@ from django.db import DatabaseError
 
 from ...errors import StoreUnavailable
 from ...stores.purging import BATCH_SIZE, purge
-from .. import number
 
 
 class Command(BaseCommand):
@@ -25,7 +24,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--batch-size",
-            type=number(int),
+            type=int,
             default=BATCH_SIZE,
             metavar="ROWS",
             help=f"The most keys to delete in one transaction (default: {BATCH_SIZE}).",

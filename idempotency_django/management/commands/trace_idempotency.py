@@ -23,14 +23,9 @@ class Command(BaseCommand):
         parser.add_argument(
             "name", metavar="KEY|MESSAGE_ID", help="An idempotency key, or the id of a message."
         )
-        parser.add_argument(
-            "--scope",
-            help="The scope of the key; for a message, outbox:TOPIC or inbox:SOURCE (default: all "
-            "chains that the key is in).",
-        )
 
-    def handle(self, *, name: str, scope: str | None, **options: Any) -> None:
-        found = find(name, scope)
+    def handle(self, *, name: str, **options: Any) -> None:
+        found = find(name)
         if not found:
             raise CommandError(
                 f"No record and no message has the key or id {name!r}. It may have been purged or "
