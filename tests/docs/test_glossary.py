@@ -65,18 +65,21 @@ def defaults() -> Iterator[tuple[str, Any]]:
 def test_times(settings) -> None:
     """Each word for time has its default; the names are those of the code."""
     settings.IDEMPOTENCY = {}
-    assert {word: read(value) for word, _, value in table(TIMES, "Word, and where you set it")} == dict(
-        defaults()
-    )
+    assert {
+        word: read(value) for word, _, value in table(TIMES, "Word, and where you set it")
+    } == dict(defaults())
     assert {default(publisher, "timeout") for publisher in PUBLISHERS} == {timedelta(seconds=10)}
 
 
 def test_states_of_records() -> None:
     """Each state of a record is there, under the admin's name for it."""
-    assert [name for name, _, _ in table(PAGE_OF_STATES, "Record")] == [str(name) for name in STATES.values()]
+    assert [name for name, _, _ in table(PAGE_OF_STATES, "Record")] == [
+        str(name) for name in STATES.values()
+    ]
 
 
 def test_states_of_messages() -> None:
     """Each state of a message is there, under the admin's name for it."""
-    assert [name for name, _, _ in table(PAGE_OF_STATES, "Message")] == [str(name) for name in MessageState.labels]
-
+    assert [name for name, _, _ in table(PAGE_OF_STATES, "Message")] == [
+        str(name) for name in MessageState.labels
+    ]

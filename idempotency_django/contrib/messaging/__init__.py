@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...lazy import lazily
 
 if TYPE_CHECKING:
-    from .brokers.base import Batch, Outgoing, Publisher, Refused
+    from .brokers.base import Batch, Publisher, Refused
     from .brokers.celery import CeleryPublisher
     from .brokers.http import Endpoint, HttpPublisher
     from .brokers.kafka import KafkaPublisher
@@ -44,7 +44,6 @@ __all__ = [
     "KombuPublisher",
     "LocalPublisher",
     "OutOfOrder",
-    "Outgoing",
     "Publisher",
     "RedisBloom",
     "RedisSet",
@@ -85,7 +84,6 @@ __getattr__ = lazily(
         "KombuPublisher": "brokers.kombu",
         "LocalPublisher": "brokers.local",
         "OutOfOrder": "streams",
-        "Outgoing": "brokers.base",
         "Publisher": "brokers.base",
         "RedisBloom": "seen.redis",
         "RedisSet": "seen.redis",

@@ -165,4 +165,4 @@ def test_behind_a_dead_letter(using: str, monkeypatch: pytest.MonkeyPatch) -> No
     OutboxMessage.objects.using(using).filter(pk=first.pk).update(state="dead", process_after=None)
     write(using, 1, "late")
     assert Relay(batch_size=2).drain() == 1
-    assert [message.group for message in Broker.got] == ["late"]
+    assert [message.subject for message in Broker.got] == ["late"]

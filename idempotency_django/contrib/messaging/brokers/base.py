@@ -4,63 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from heapq import heappop, heappush
 from typing import Any, Final
 
 from ....errors import OperationInProgress, StoreUnavailable
-from ....stores import reference
 from ..events import Event
 
 HANDLER_OUTAGES: Final = (StoreUnavailable, ImportError)
 """The errors of handlers in the relay's process that are no message's: whether it was handled
 before is unknown, or the code that handles it cannot be imported."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outgoing:
-    """A message of the outbox, as a publisher gets it.
-
-    Attributes:
-        message_id: names the message, the same each time that it is sent.
-        topic: where it goes.
-        group: messages of one topic and group are sent in their order; empty: in any order.
-        sequence: its number within the group, from 1 and without gaps; 0 if there is no group.
-        type: what happened, such as ``"order.paid"``.
-        data: what JSON can say, or bytes.
-        created_at: when it was written.
-        caused_by: the reference of the record whose handler wrote it; empty: there is none.
-    """
-
-    message_id: str
-    topic: str
-    group: str = ""
-    sequence: int = 0
-    type: str
-    data: Any
-    created_at: datetime
-    caused_by: str = ""
-
-    @property
-    def reference(self) -> str:
-        """The reference to the message in the ``caused_by`` of its consumers' records."""
-        return reference(self.message_id, f"outbox:{self.topic}")
-
-    def event(self) -> Event:
-        """The message in the envelope of CloudEvents; its source is a slash and the topic."""
-        extensions: dict[str, str | int | bool] = {"causedby": self.reference}
-        if self.group:
-            extensions["sequence"] = self.sequence
-        return Event(
-            id=self.message_id,
-            source=f"/{self.topic}",
-            type=self.type,
-            data=self.data,
-            subject=self.group or None,
-            time=self.created_at,
-            extensions=extensions,
-        )
 
 
 class Refused(Exception):
@@ -81,8 +34,8 @@ class Refused(Exception):
 class Batch:
     """The messages that a publisher is to send, and what has become of each.
 
-    A loop over it gets those that may be begun now: of each group the first one. The group's next
-    one follows as soon as :meth:`note` says that it was sent.
+    A loop over it gets those that may be begun now: the first of each group, which is the event's
+    subject. The group's next one follows as soon as :meth:`note` says that it was sent.
 
     Args:
         messages: what to send.
@@ -95,23 +48,23 @@ class Batch:
         results: what is wrong with each message that was tried, by its id; ``None``: nothing.
     """
 
-    def __init__(self, messages: Sequence[Outgoing], deadline: float) -> None:
+    def __init__(self, messages: Sequence[Event], deadline: float) -> None:
         self.messages = messages
-        self.begun: dict[str, Outgoing] = {}
+        self.begun: dict[str, Event] = {}
         self.results: dict[str, Exception | None] = {}
         self._deadline = deadline
-        self._lines: dict[str, list[tuple[int, Outgoing]]] = {}
+        self._lines: dict[str, list[tuple[int, Event]]] = {}
         for place, message in reversed([*enumerate(messages)]):
             self._lines.setdefault(_line_of(message), []).append((place, message))
         self._ready = sorted(line.pop() for line in self._lines.values())
 
-    def __iter__(self) -> Iterator[Outgoing]:
+    def __iter__(self) -> Iterator[Event]:
         while self._ready and time.monotonic() < self._deadline:
             _, message = heappop(self._ready)
-            self.begun[message.message_id] = message
+            self.begun[message.id] = message
             yield message
 
-    def note(self, message: Outgoing, error: Exception | None = None) -> None:
+    def note(self, message: Event, error: Exception | None = None) -> None:
         """Note what has become of a message that was begun.
 
         Args:
@@ -122,12 +75,12 @@ class Batch:
         Raises:
             ValueError: the message was noted before, or was not begun.
         """
-        if self.begun.pop(message.message_id, None) is None:
+        if self.begun.pop(message.id, None) is None:
             raise ValueError(
-                f"The message {message.message_id} cannot be noted: it was noted before, or the "
+                f"The message {message.id} cannot be noted: it was noted before, or the "
                 "loop over the batch has not given it yet."
             )
-        self.results[message.message_id] = error
+        self.results[message.id] = error
         if error is None and (line := self._lines[_line_of(message)]):
             heappush(self._ready, line.pop())
 
@@ -141,9 +94,9 @@ class Batch:
             self.note(message, Refused(why, final=True))
 
 
-def _line_of(message: Outgoing) -> str:
+def _line_of(message: Event) -> str:
     """What a message waits in: its group, or a line of its own."""
-    return f"group {message.group}" if message.group else message.message_id
+    return f"group {message.subject}" if message.subject else message.id
 
 
 class Publisher:
@@ -179,7 +132,7 @@ class Publisher:
             else:
                 batch.note(message)
 
-    def send(self, message: Outgoing) -> None:
+    def send(self, message: Event) -> None:
         """Send one message, and wait until the broker has confirmed it.
 
         Raises:

@@ -12,7 +12,8 @@ from django.utils.module_loading import autodiscover_modules, import_string
 from ....conf import seconds_of
 from ....lazy import extra
 from ...celery import CAUSED_BY
-from .base import Outgoing, Publisher
+from ..events import Event
+from .base import Publisher
 
 with extra("celery"):
     from celery import current_app
@@ -48,12 +49,12 @@ class CeleryPublisher(Publisher):
         self._connection: Any = None
         self._producer: Any = None
 
-    def send(self, message: Outgoing) -> None:
+    def send(self, message: Event) -> None:
         task = self._tasks.get(message.type)
         args, kwargs = _arguments(message)
         options = {
-            "task_id": message.message_id,
-            "headers": {CAUSED_BY: message.reference},
+            "task_id": message.id,
+            "headers": {CAUSED_BY: message.caused_by},
             "add_to_parent": False,
         }
         if not self._app.conf.task_always_eager:
@@ -88,7 +89,7 @@ class CeleryPublisher(Publisher):
         return self._producer
 
 
-def _arguments(message: Outgoing) -> tuple[list[Any], dict[str, Any]]:
+def _arguments(message: Event) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of the task. What Celery's JSON can hold keeps its type: dates, decimals, …
 
     Raises:

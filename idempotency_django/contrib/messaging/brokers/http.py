@@ -1,9 +1,8 @@
-"""Outgoing webhooks, with httpx: the extra ``[webhooks]``."""
+"""Event webhooks, with httpx: the extra ``[webhooks]``."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -16,9 +15,9 @@ from django.utils.module_loading import import_string
 from ....backoff import retry_after
 from ....conf import seconds_of
 from ....lazy import extra
-from ..events import write_time
+from ..events import Event
 from ..verifiers import StandardWebhooks
-from .base import Batch, Outgoing, Publisher, Refused
+from .base import Batch, Publisher, Refused
 
 with extra("webhooks"):
     import httpx
@@ -63,7 +62,7 @@ class HttpPublisher(Publisher):
         topic: the topic.
         url: where all messages are sent to.
         secrets: what they are signed with; see :class:`Endpoint`.
-        endpoint: instead of both, the path of a function that gets an :class:`~.base.Outgoing` and
+        endpoint: instead of both, the path of a function that gets the event and
             returns its ``Endpoint``, or ``None`` if the message has no receiver.
         timeout: for an attempt, from the connection to the response.
         client: further arguments of ``httpx.AsyncClient``, such as ``headers``, ``verify`` and
@@ -91,13 +90,13 @@ class HttpPublisher(Publisher):
         self._timeout = seconds_of("timeout", timeout)
         self._options: dict[str, Any] = {"trust_env": False, **(client or {})}
         fixed = Endpoint(url, secrets) if url else None
-        self._endpoint_of: Callable[[Outgoing], Endpoint | None] = (
+        self._endpoint_of: Callable[[Event], Endpoint | None] = (
             import_string(endpoint) if endpoint else lambda _: fixed
         )
 
     def publish(self, batch: Batch) -> None:
         # Here, and not in the event loop: it may ask the database.
-        endpoints = {message.message_id: self._found(message) for message in batch.messages}
+        endpoints = {message.id: self._found(message) for message in batch.messages}
         asyncio.run(self._publish(batch, endpoints))
 
     async def _publish(
@@ -107,7 +106,7 @@ class HttpPublisher(Publisher):
 
             async def send() -> None:
                 for message in batch:
-                    found = endpoints[message.message_id]
+                    found = endpoints[message.id]
                     if isinstance(found, Endpoint):
                         found = await self._post(client, message, found)
                     batch.note(message, found)
@@ -115,7 +114,7 @@ class HttpPublisher(Publisher):
             await asyncio.gather(*(send() for _ in range(CONCURRENCY)))
 
     async def _post(
-        self, client: httpx.AsyncClient, message: Outgoing, endpoint: Endpoint
+        self, client: httpx.AsyncClient, message: Event, endpoint: Endpoint
     ) -> Exception | None:
         headers, content = _signed(message, endpoint)
         # Not read: a receiver could send a response without an end.
@@ -130,7 +129,7 @@ class HttpPublisher(Publisher):
         except Exception as error:  # noqa: BLE001  # whatever it is, it is this message's
             return error
 
-    def _found(self, message: Outgoing) -> Endpoint | Exception | None:
+    def _found(self, message: Event) -> Endpoint | Exception | None:
         """The receiver of a message; an error is the message's, unless it affects all of them."""
         try:
             return self._endpoint_of(message)
@@ -140,13 +139,10 @@ class HttpPublisher(Publisher):
             return error
 
 
-def _signed(message: Outgoing, endpoint: Endpoint) -> tuple[dict[str, str], bytes]:
+def _signed(message: Event, endpoint: Endpoint) -> tuple[dict[str, str], bytes]:
     """The headers and the body of a webhook."""
-    event = message.event()
-    # For receivers that expect the usual members: type, timestamp, data.
-    extensions = {**event.extensions, "timestamp": write_time(message.created_at)}
-    body = dataclasses.replace(event, extensions=extensions).to_json().encode()
-    signatures = StandardWebhooks(endpoint.secrets).sign(body, message_id=message.message_id)
+    body = message.to_json().encode()
+    signatures = StandardWebhooks(endpoint.secrets).sign(body, message_id=message.id)
     return {"content-type": "application/json", **signatures}, body
 
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 from django.core.exceptions import ImproperlyConfigured
 
 from ....lazy import extra
-from ..events import STRUCTURED
-from .base import Batch, Outgoing, Publisher
+from ..events import STRUCTURED, Event
+from .base import Batch, Publisher
 from .loop import POLL, Incoming
 
 with extra("kafka"):
@@ -87,7 +87,7 @@ class KafkaPublisher(Publisher):
         self._producer = producer = self._producer or Producer(self._config, logger=logger)
         outages: list[KafkaException] = []
 
-        def note(message: Outgoing, problem: KafkaError | None, _: Message | None = None) -> None:
+        def note(message: Event, problem: KafkaError | None, _: Message | None = None) -> None:
             if problem is None:
                 batch.note(message)
             elif problem.code() in _REFUSED:
@@ -100,8 +100,8 @@ class KafkaPublisher(Publisher):
                 try:
                     producer.produce(
                         self._kafka_topic,
-                        key=message.group.encode() or None,
-                        value=message.event().to_json().encode(),
+                        key=message.subject.encode() if message.subject else None,
+                        value=message.to_json().encode(),
                         headers={"content-type": STRUCTURED.encode()},
                         on_delivery=partial(note, message),  # called by poll()
                     )

@@ -12,8 +12,8 @@ from typing import Any, Final
 from ....conf import seconds_of
 from ....lazy import extra
 from ....policy import digest
-from ..events import STRUCTURED
-from .base import Outgoing, Publisher, Refused
+from ..events import STRUCTURED, Event
+from .base import Publisher, Refused
 from .loop import POLL, Incoming, as_text
 
 with extra("rabbitmq"):
@@ -82,16 +82,15 @@ class KombuPublisher(Publisher):
         if connection is not None:
             connection.collect(socket_timeout=1)  # also where the broker does not respond
 
-    def send(self, message: Outgoing) -> None:
+    def send(self, message: Event) -> None:
         self._returned.clear()
         producer = self._producer or self._open()
         try:
             producer.publish(
-                message.event().to_json().encode(),
+                message.to_json().encode(),
                 content_type=STRUCTURED,
                 content_encoding="utf-8",
-                message_id=message.message_id,
-                timestamp=int(message.created_at.timestamp()),
+                message_id=message.id,
                 mandatory=True,
                 timeout=self._timeout,
                 confirm_timeout=self._timeout,
@@ -120,13 +119,13 @@ class KombuPublisher(Publisher):
         code = getattr(error, "response", {}).get("Error", {}).get("Code")  # of botocore
         return code not in _UNFIT_FOR_SQS and super().is_outage(error)
 
-    def _route(self, message: Outgoing) -> dict[str, Any]:
+    def _route(self, message: Event) -> dict[str, Any]:
         if self._exchange:
             return {"exchange": self._exchange, "routing_key": message.type}
         route = {"exchange": "", "routing_key": self._queue}
         if self._queue.endswith(FIFO):
-            route["MessageGroupId"] = _fit(message.group or message.message_id)
-            route["MessageDeduplicationId"] = _fit(message.message_id)
+            route["MessageGroupId"] = _fit(message.subject or message.id)
+            route["MessageDeduplicationId"] = _fit(message.id)
         return route
 
     def _open(self) -> kombu.Producer:

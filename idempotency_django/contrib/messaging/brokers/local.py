@@ -8,7 +8,8 @@ from ..consumers import consumer_at
 from ..databases import reason
 from ..dead_letters import release
 from ..errors import DeadLettered, UnknownEventType
-from .base import HANDLER_OUTAGES, Outgoing, Publisher, Refused
+from ..events import Event
+from .base import HANDLER_OUTAGES, Publisher, Refused
 
 
 class LocalPublisher(Publisher):
@@ -34,19 +35,18 @@ class LocalPublisher(Publisher):
         if not consumers:
             raise ValueError("it has no consumers. List paths such as 'shop.consumers.billing'")
 
-    def send(self, message: Outgoing) -> None:
-        event = message.event()
-        handling = [each for each in self.consumers if each.handles(event.type)]
+    def send(self, message: Event) -> None:
+        handling = [each for each in self.consumers if each.handles(message.type)]
         if not handling:
             names = ", ".join(consumer.name for consumer in self.consumers)
             raise UnknownEventType(
-                f"None of the consumers {names} handles {event.type!r}. Register a handler for "
+                f"None of the consumers {names} handles {message.type!r}. Register a handler for "
                 "this type, or publish to another topic."
             )
         for consumer in handling:
             try:
                 # The claim is committed first, so that an attempt counts that ends the relay.
-                consumer.handle(event, redelivered=True)
+                consumer.handle(message, redelivered=True)
             except DeadLettered as error:
                 why = f" The last error: {reason(error.__cause__)}" if error.__cause__ else ""
                 raise Refused(f"{error}{why}", final=True) from error
@@ -54,14 +54,13 @@ class LocalPublisher(Publisher):
     def is_outage(self, error: Exception) -> bool:
         return isinstance(error, HANDLER_OUTAGES)
 
-    def release(self, message: Outgoing, by: str) -> None:
+    def release(self, message: Event, by: str) -> None:
         """Release the records of the consumers that dead-lettered a message: it is retried.
 
         Args:
             message: the message.
             by: the operator who retries it.
         """
-        event = message.event()
         for consumer in self.consumers:
-            if consumer.handles(event.type):
-                release(consumer.execution_of(event).plan, by)
+            if consumer.handles(message.type):
+                release(consumer.execution_of(message).plan, by)

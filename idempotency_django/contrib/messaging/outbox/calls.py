@@ -16,8 +16,9 @@ from django.core.signing import BadSignature, Signer
 
 from ....engine import ExecutionContext, plan_call, run_plan
 from ....policy import Policy, digest
-from ..brokers.base import HANDLER_OUTAGES, Outgoing, Publisher, Refused
+from ..brokers.base import HANDLER_OUTAGES, Publisher, Refused
 from ..consumers import without_exits
+from ..events import Event
 from .publishing import as_json, publish
 from .topics import topic
 
@@ -132,14 +133,14 @@ def found(path: str) -> Callable[..., Any]:
 class CallPublisher(Publisher):
     """Calls the function of each message, in the process of the relay, one after the other."""
 
-    def send(self, message: Outgoing) -> None:
+    def send(self, message: Event) -> None:
         _call(message)
 
     def is_outage(self, error: Exception) -> bool:
         return isinstance(error, HANDLER_OUTAGES)
 
 
-def _call(message: Outgoing) -> None:
+def _call(message: Event) -> None:
     """Call the function of a message, unless it was called for this message before.
 
     Raises:
@@ -152,7 +153,7 @@ def _call(message: Outgoing) -> None:
         LookupError: there is no such function any more.
         Exception: an error of the function.
     """
-    path, data, most = message.type, message.data, topic(message.topic).max_attempts
+    path, data, most = message.type, message.data, topic(TOPIC).max_attempts
     try:
         text, args, kwargs = _text(path, data), data["args"], data["kwargs"]
         _signer().unsign(f"{text}:{data['signature']}")
@@ -166,12 +167,12 @@ def _call(message: Outgoing) -> None:
     function = found(path)
     plan = plan_call(
         _POLICY.resolved(),
-        key=message.message_id,
+        key=message.id,
         scope=SCOPE,
         name=path,
         content_digest=digest(text),
         method=_METHOD,
-        caused_by=message.reference,
+        caused_by=message.caused_by,
     )
 
     def call(execution: ExecutionContext) -> None:

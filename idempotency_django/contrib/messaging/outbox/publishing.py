@@ -242,8 +242,9 @@ def _write_once(row: OutboxMessage, execution: ExecutionContext | None) -> None:
     if _content(first) != _content(row):
         if first.message_id != row.message_id:
             raise ValueError(
-                "The dedup_id is already used by a message with different content, so this message "
-                "would be lost. Use a different dedup_id for each type, group and data."
+                f"The dedup_id of {row.type!r} is already used by the message {first.message_id!r} "
+                "with different content, so this message would be lost. Use a different dedup_id "
+                "for each type, group and data."
             )
         logger.warning(
             "The message %s of the topic %r was not changed: an earlier attempt published it "

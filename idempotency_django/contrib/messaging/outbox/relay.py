@@ -21,9 +21,11 @@ from django.db.models import Case, F, Q, QuerySet, Value, When
 from ....backoff import Backoff
 from ....errors import OperationInProgress
 from ....models import DatabaseNow
+from ....stores import reference
 from ..brokers.base import Batch as Sending
-from ..brokers.base import Outgoing, Publisher, Refused
+from ..brokers.base import Publisher, Refused
 from ..databases import database, reason, unindexed, with_zone
+from ..events import CAUSED_BY, Event
 from ..loops import handling, hanging
 from ..models import MessageState, OutboxMessage
 from ..queue import GroupQueue
@@ -46,7 +48,7 @@ class Outbox(GroupQueue):
         known = topic(row.topic)
         if known.path == PUBLISHERS["local"]:
             publisher: Any = known.publisher()
-            publisher.release(outgoing(row), by)
+            publisher.release(event_of(row), by)
         again = {"state": MessageState.PENDING, "process_after": DatabaseNow()}
         return {**again, "attempts": 0, "error": ""}
 
@@ -67,18 +69,22 @@ class Outbox(GroupQueue):
 OUTBOX: Final = Outbox()
 
 
-def outgoing(message: OutboxMessage) -> Outgoing:
-    """The message, as a publisher gets it."""
+def event_of(message: OutboxMessage) -> Event:
+    """The message, as publishers and consumers get it; its source is a slash and the topic."""
     payload = message.payload
-    return Outgoing(
-        message_id=message.message_id,
-        topic=message.topic,
-        group=message.group,
-        sequence=message.sequence,
+    extensions: dict[str, str | int | bool] = {
+        CAUSED_BY: reference(message.message_id, f"outbox:{message.topic}")
+    }
+    if message.group:
+        extensions["sequence"] = message.sequence
+    return Event(
+        id=message.message_id,
+        source=f"/{message.topic}",
         type=message.type,
         data=base64.b64decode(payload) if message.is_base64 else json.loads(payload),
-        created_at=with_zone(message.created_at, database()),
-        caused_by=message.caused_by,
+        subject=message.group or None,
+        time=with_zone(message.created_at, database()),
+        extensions=extensions,
     )
 
 
@@ -305,7 +311,7 @@ class Relay:
         # What was not sent before, and its group, come last: the error may stop all others.
         failing = {each.stream or each.pk for each in messages if each.error}
         messages.sort(key=lambda message: (message.stream or message.pk) in failing)
-        sending = Sending([outgoing(message) for message in messages], deadline)
+        sending = Sending([event_of(message) for message in messages], deadline)
         outage, results = sender.send(sending), sending.results
         if results:
             known = topic(sender.name)

@@ -9,22 +9,22 @@ from django.conf import settings
 from django.db import transaction
 from django.test import override_settings
 
-from idempotency_django.contrib.messaging import Batch, Outgoing, Publisher, publish
+from idempotency_django.contrib.messaging import Batch, Event, Publisher, publish
 
 
 class Broker(Publisher):
     """Keeps what it gets, in the order that it comes in."""
 
-    got: list[Outgoing] = []
+    got: list[Event] = []
     refused: Exception | None = None
-    refuse: Callable[[Outgoing], Exception | None] = staticmethod(lambda message: None)
-    before: Callable[[Sequence[Outgoing]], None] = staticmethod(lambda messages: None)
+    refuse: Callable[[Event], Exception | None] = staticmethod(lambda message: None)
+    before: Callable[[Sequence[Event]], None] = staticmethod(lambda messages: None)
 
     def publish(self, batch: Batch) -> None:
         type(self).before(batch.messages)
         super().publish(batch)
 
-    def send(self, message: Outgoing) -> None:
+    def send(self, message: Event) -> None:
         self.refused = type(self).refuse(message)
         if self.refused is not None:
             raise self.refused

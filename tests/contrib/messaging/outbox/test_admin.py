@@ -91,8 +91,8 @@ def test_resend(using: str, broker: Any) -> None:
     do(member(VIEW, SETTLE), "resend", 1)
     Relay().drain()
     assert got() == [1, 1]
-    assert [message.sequence for message in broker.got] == [1, 2]
-    assert len({message.message_id for message in broker.got}) == 2
+    assert [message.extensions["sequence"] for message in broker.got] == [1, 2]
+    assert len({message.id for message in broker.got}) == 2
 
 
 def test_permissions(using: str) -> None:

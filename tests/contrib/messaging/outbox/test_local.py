@@ -124,6 +124,6 @@ def test_time(using: str, broker: type[Broker], use_tz: bool) -> None:
     with override_settings(USE_TZ=use_tz, TIME_ZONE="America/Chicago"):
         publish_each([1], using)
         Relay().drain()
-        time = broker.got[0].event().time
+        time = broker.got[0].time
     assert time is not None
     assert abs(time - datetime.now(UTC)) < timedelta(hours=1)

@@ -16,7 +16,7 @@ from django.db import connections, transaction
 from idempotency_django.backoff import Backoff
 from idempotency_django.contrib.messaging import (
     Batch,
-    Outgoing,
+    Event,
     Publisher,
     Relay,
     after_commit,
@@ -66,11 +66,11 @@ def publish_to(topic: str, data: Any, using: str) -> None:
         publish(topic, data, type="n")
 
 
-def failing(*calls: int) -> Callable[[Sequence[Outgoing]], None]:
+def failing(*calls: int) -> Callable[[Sequence[Event]], None]:
     """A broker that is away whenever it is asked for one of these times."""
     asked = 0
 
-    def away(_: Sequence[Outgoing]) -> None:
+    def away(_: Sequence[Event]) -> None:
         nonlocal asked
         asked += 1
         if asked in calls:
@@ -106,7 +106,7 @@ def test_publisher_that_raises_for_one_message(using: str, group: str | None) ->
         for number in range(2, 7):
             publish_each([number], using, group=group and f"g{number}")
 
-        def fail(message: Outgoing) -> None:
+        def fail(message: Event) -> None:
             if message.data == 1:
                 raise TypeError("no such header")
 
@@ -128,7 +128,7 @@ def test_publisher_that_raises_for_one_message(using: str, group: str | None) ->
 def test_what_was_confirmed_before_an_outage_is_noted(using: str) -> None:
     """When the broker goes away within a batch, what it had confirmed is not sent again."""
 
-    def leave(message: Outgoing) -> None:
+    def leave(message: Event) -> None:
         if message.data == 3:
             raise ConnectionError("The broker is restarting.")
 
@@ -277,7 +277,7 @@ def test_database_lost_while_publishing(using: str, group: str | None) -> None:
     publish_each([1, 2, 3], using, group=group)
     left = [None]
 
-    def lose(_: Sequence[Outgoing]) -> None:
+    def lose(_: Sequence[Event]) -> None:
         if left:
             left.pop()
             cut_connection()
@@ -297,7 +297,7 @@ def test_database_lost_while_publishing(using: str, group: str | None) -> None:
 
     in_threads([work, wait])
     assert {*got()} == {1, 2, 3}
-    assert len({message.message_id for message in Broker.got}) == 3
+    assert len({message.id for message in Broker.got}) == 3
 
 
 def test_topic_that_no_relay_sends(using: str) -> None:

@@ -72,7 +72,7 @@ def test_group_whose_dead_letter_is_gone(using: str) -> None:
     assert got() == []
     OutboxMessage.objects.using(using).filter(group="a", state="dead").delete()
     Relay().drain()
-    assert [(message.group, message.data) for message in Broker.got] == [("a", 2)]
+    assert [(message.subject, message.data) for message in Broker.got] == [("a", 2)]
 
 
 def test_numbers_amid_publishing(using: str, monkeypatch: pytest.MonkeyPatch) -> None:

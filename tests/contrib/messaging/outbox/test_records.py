@@ -79,7 +79,7 @@ def test_purged(using: str, broker: type[Broker], mode: str, messages: bool) -> 
         for times in (1, 2):
             call(handler, mode)
             assert Relay().drain() == 1
-            assert len({message.message_id for message in broker.got}) == times
+            assert len({message.id for message in broker.got}) == times
             records = IdempotencyKey.objects.using(using).filter(key="k", scope="s")
             assert records.delete()[0]
             if messages:

@@ -11,7 +11,7 @@ import pytest
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from idempotency_django.contrib.messaging import Outgoing, Relay, publish
+from idempotency_django.contrib.messaging import Event, Relay, publish
 from idempotency_django.contrib.messaging.brokers import base
 from idempotency_django.contrib.messaging.models import OutboxMessage
 from idempotency_django.contrib.messaging.outbox import relay as relay_module
@@ -70,7 +70,7 @@ class Clock:
 def refuse(*numbers: int) -> None:
     """Have the broker refuse these."""
 
-    def refused(message: Outgoing) -> Exception | None:
+    def refused(message: Event) -> Exception | None:
         return ValueError("too large") if message.data in numbers else None
 
     Broker.refuse = staticmethod(refused)
@@ -177,7 +177,7 @@ def test_broker_away(using: str, caplog: pytest.LogCaptureFixture) -> None:
     publish_each([1], using, group="g")
     publish_each([2], using)
 
-    def away(_: Sequence[Outgoing]) -> None:
+    def away(_: Sequence[Event]) -> None:
         raise ConnectionRefusedError("nobody listens")
 
     Broker.before = staticmethod(away)
@@ -198,7 +198,7 @@ def test_paused_past_its_lease(using: str, group: str | None) -> None:
     publish_each([1, 2], using, group=group)
     other = Relay()
 
-    def pause(_: Sequence[Outgoing]) -> None:
+    def pause(_: Sequence[Event]) -> None:
         Broker.before = staticmethod(lambda messages: None)
         make_due(using)  # the lease is over
         refuse(2)
@@ -208,7 +208,7 @@ def test_paused_past_its_lease(using: str, group: str | None) -> None:
     Broker.before = staticmethod(pause)
     Relay().send_batch()
     assert got() == [1, 1, 2]
-    assert len({message.message_id for message in Broker.got}) == 2
+    assert len({message.id for message in Broker.got}) == 2
     assert states(using) == {1: "done", 2: "pending"}
     assert OutboxMessage.objects.using(using).get(payload="2").attempts == 1
     make_due(using)
@@ -255,7 +255,7 @@ def test_killed_after_sending(using: str, group: str | None) -> None:
     make_due(using)
     Relay().drain()
     assert got() == [1, 1]
-    assert len({message.message_id for message in Broker.got}) == 1
+    assert len({message.id for message in Broker.got}) == 1
 
 
 @every_kind

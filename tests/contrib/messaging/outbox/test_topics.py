@@ -14,7 +14,7 @@ from django.test import override_settings
 from idempotency_django.contrib.messaging import publish
 from idempotency_django.contrib.messaging.brokers.loop import Incoming, event_of
 from idempotency_django.contrib.messaging.models import OutboxMessage
-from idempotency_django.contrib.messaging.outbox.relay import outgoing
+from idempotency_django.contrib.messaging.outbox.relay import event_of as sent_event_of
 from idempotency_django.contrib.messaging.outbox.topics import check_outbox
 
 LOCAL = "idempotency_django.contrib.messaging.LocalPublisher"
@@ -110,8 +110,7 @@ def test_the_largest(arguments: dict[str, Any]) -> None:
     configured = override_settings(IDEMPOTENCY={"OUTBOX": {"orders": ENTRY}})
     with configured, transaction.atomic():
         publish("orders", **{"type": "n", **arguments})
-    message = outgoing(OutboxMessage.objects.get())
-    event = message.event()
+    event = sent_event_of(OutboxMessage.objects.get())
     carried = Incoming("place", event.to_json().encode(), [], False, acknowledge=bool)
     assert event_of(carried).data == event.data
 

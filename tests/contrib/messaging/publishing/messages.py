@@ -7,18 +7,28 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from idempotency_django.contrib.messaging import Batch, Outgoing, Publisher
+from idempotency_django.contrib.messaging import Batch, Event, Publisher
 
 CREATED = datetime(2031, 5, 7, 9, 30, tzinfo=UTC)
 
 
-def outgoing(name: str, group: str = "", sequence: int = 0, **values: Any) -> Outgoing:
-    """A message with that id."""
-    given = {"topic": "orders", "type": "order.paid", "data": {"order": name}} | values
-    return Outgoing(message_id=name, group=group, sequence=sequence, created_at=CREATED, **given)
+def outgoing(name: str, group: str = "", sequence: int = 0, **values: Any) -> Event:
+    """A message with that id, as the relay makes it."""
+    topic = values.pop("topic", "orders")
+    extensions: dict[str, str | int | bool] = {"causedby": f"{name} outbox:{topic}"}
+    if group:
+        extensions["sequence"] = sequence
+    return Event(
+        id=name,
+        source=f"/{topic}",
+        subject=group or None,
+        time=CREATED,
+        extensions=extensions,
+        **{"type": "order.paid", "data": {"order": name}, **values},
+    )
 
 
-def grouped(*names: str, **values: Any) -> list[Outgoing]:
+def grouped(*names: str, **values: Any) -> list[Event]:
     """Messages that are named by their groups: ``"a-1"`` is the first one of the group "a"."""
     return [
         outgoing(name, group, int(sequence), **values)
@@ -37,7 +47,7 @@ class Outage(Exception):
 
 
 def published(
-    publisher: Publisher, messages: Sequence[Outgoing], deadline: float = math.inf
+    publisher: Publisher, messages: Sequence[Event], deadline: float = math.inf
 ) -> list[Exception | None]:
     """What has become of each message, as a relay finds out."""
     batch = Batch(messages, deadline)
@@ -47,7 +57,7 @@ def published(
     except Exception as error:  # noqa: BLE001  # as a relay does
         publisher.close()
         unsent = Outage(repr(error))
-    return [batch.results.get(message.message_id, unsent) for message in messages]
+    return [batch.results.get(message.id, unsent) for message in messages]
 
 
 def failures(results: Sequence[Exception | None]) -> list[bool]:

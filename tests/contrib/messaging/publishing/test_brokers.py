@@ -34,7 +34,7 @@ def test_confirmed(broker: Broker) -> None:
         assert published(publisher, messages) == [None] * len(messages)
     events = broker.events(len(messages))
     assert {event.id: plain(event) for event in events} == {
-        message.message_id: plain(message.event()) for message in messages
+        message.id: plain(message) for message in messages
     }
     assert len(events) == len(messages)
     assert [event.id for event in events if event.subject == "a"] == ["a-1", "a-2", "a-3"]

@@ -14,7 +14,6 @@ from django.db import transaction
 from idempotency_django.contrib.messaging import (
     Consumer,
     Event,
-    Outgoing,
     Refused,
     Relay,
     publish,
@@ -133,7 +132,7 @@ def test_never_used_up_by_others(is_outage: bool) -> None:
     """What is not the message's fault never uses up its attempts."""
     error = ConnectionError("gone") if is_outage else OperationInProgress()
 
-    def fail(message: Outgoing) -> Exception:
+    def fail(message: Event) -> Exception:
         if is_outage:
             raise error
         return error

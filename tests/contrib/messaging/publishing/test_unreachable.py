@@ -197,7 +197,7 @@ def test_batch() -> None:
     assert unnoted.final
     assert batch.results == {"a-1": None, "b-1": refused, "c-1": None}
     for wrong in (a1, messages[3]):  # noted before; not begun
-        with pytest.raises(ValueError, match=f"{wrong.message_id} cannot be noted"):
+        with pytest.raises(ValueError, match=f"{wrong.id} cannot be noted"):
             batch.note(wrong)
 
 

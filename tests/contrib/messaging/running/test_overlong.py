@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from idempotency_django.contrib.messaging import Event, Outgoing, Relay, process_due, publish
+from idempotency_django.contrib.messaging import Event, Relay, process_due, publish
 from idempotency_django.contrib.messaging.consumers import Handler
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.models import DatabaseNow
@@ -40,7 +40,7 @@ def test_publisher(using: str, group: str | None, monkeypatch: pytest.MonkeyPatc
         with transaction.atomic(using=using):
             publish("orders", number, type="n", group=group)
 
-    def slow(_: Sequence[Outgoing]) -> None:
+    def slow(_: Sequence[Event]) -> None:
         rows.update(created_at=DatabaseNow() - SIX_HOURS)
         said.append(status())
         if relays:
