@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import string
 import uuid
 
 import pytest
@@ -54,9 +53,7 @@ def test_both_forms_name_one_record(key: str) -> None:
     assert keys.parse_header(key) == key == keys.parse_header(keys.quoted(key))
 
 
-@pytest.mark.parametrize(
-    "parameters", [";a", ";a=1", '; a="x,y";b=?0', ";a=:aGk=:", ";a=token", ";a=@1700000000"]
-)
+@pytest.mark.parametrize("parameters", [";a", '; a="x,y";b=?0'])
 def test_parameters_are_ignored(parameters: str) -> None:
     """An Item may have parameters (RFC 9651, section 3.3); none has a meaning here."""
     assert keys.parse_header('"8e03978e"' + parameters) == "8e03978e"
@@ -152,15 +149,6 @@ def test_uuid_format(value: uuid.UUID) -> None:
     assert not keys.has_format(f"{value}0", "uuid")
 
 
-URL_SAFE = string.ascii_letters + string.digits + "-_"
-
-
-@given(st.text(URL_SAFE, max_size=40))
-def test_opaque_format(key: str) -> None:
-    """22 URL-safe characters can hold 128 random bits; fewer cannot."""
-    assert keys.has_format(key, "opaque") is (len(key) >= 22)
-
-
 def test_regular_expression_matches_the_whole_key() -> None:
     """A format that is no name is a regular expression for all of the key."""
     assert keys.has_format("ord-123", r"ord-\d+")
@@ -202,12 +190,6 @@ def test_natural_key_cannot_say(value: object) -> None:
     assert keys.natural("order")(a_call(Parsed({"order": value}))) is None
 
 
-@pytest.mark.parametrize("body", [b"", b"[1]", b'{"order"', Form({}), Parsed([1]), b'{"a": {}}'])
-def test_natural_key_of_a_body_without_the_field(body: object) -> None:
-    """A body that has no such field gives no key and no error."""
-    assert keys.natural("a.order")(a_call(body)) is None
-
-
 @given(JSON, JSON)
 def test_deterministic_key(one: object, other: object) -> None:
     """The same values of the chosen fields are the same key, whatever the others hold."""
@@ -216,17 +198,6 @@ def test_deterministic_key(one: object, other: object) -> None:
     key = key_of(a_call(Parsed({"customer": {"id": one}, "amount": 5, "note": other})))
     assert key == key_of(a_call(Parsed({"amount": 5, "customer": {"id": one}})))
     assert key == keys.checked(key or "")
-
-
-@pytest.mark.parametrize(
-    ("one", "other"), [(1, "1"), (1, True), (1, 1.0), (0, False), ("null", None), ([], {})]
-)
-def test_deterministic_key_tells_values_apart(one: object, other: object) -> None:
-    """Different values are different keys, types included."""
-    key_of = keys.deterministic("a", "b")
-    assert key_of(a_call(Parsed({"a": one, "b": 1}))) != key_of(
-        a_call(Parsed({"a": other, "b": 1}))
-    )
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"not JSON", Form({}), Parsed([])])
@@ -275,13 +246,9 @@ def test_no_identifier() -> None:
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("items.0.id", "A-1"),
         ("items.1.id", "7"),
         ("items.2.id", None),
         ("items.-1.id", None),
-        ("items.id", None),
-        ("items.0", None),
-        ("0.items", None),
         ("named.0", "by name"),
     ],
 )

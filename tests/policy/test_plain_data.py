@@ -31,7 +31,7 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine.functions import idempotent_call
 from idempotency_django.errors import FingerprintMismatch
-from idempotency_django.policy import fingerprints, keys
+from idempotency_django.policy import fingerprints
 from idempotency_django.policy.digests import canonical
 from tests.models import Effect
 from tests.support.shared import assert_problem, assert_replays, new_key
@@ -85,7 +85,6 @@ PLAIN: list[Any] = [
     lambda: Decimal("1.0"),
     lambda: Decimal("1.00"),
     lambda: 1.0,
-    lambda: "1.0",
     lambda: UUID(int=1),
     lambda: date(2026, 1, 1),
     lambda: datetime(2026, 1, 1, tzinfo=UTC),
@@ -95,21 +94,15 @@ PLAIN: list[Any] = [
     lambda: b"a",
     lambda: "a",
     lambda: Color.RED,
-    lambda: Color.BLUE,
     lambda: Shape.RED,
     lambda: {1, 2, "a"},
-    lambda: {1, 2},
     lambda: [1, 2],
     lambda: Point(1, 2),
-    lambda: Point(2, 1),
     lambda: Vector(1, 2),
     lambda: {"x": 1, "y": 2},
     lambda: Model(1),
-    lambda: Model(2),
     lambda: User(pk=1),
-    lambda: User(pk=2),
     lambda: Group(pk=1),
-    lambda: [User(pk=1), Point(1, 2)],
     lambda: {"at": date(2026, 1, 1), "by": User(pk=1)},
 ]
 
@@ -262,9 +255,7 @@ def view(request: HttpRequest) -> HttpResponse:
 urlpatterns = [
     path("drf/", Parsing.as_view()),
     path("looking/", Looking.as_view()),
-    path("plain/", csrf_exempt(idempotent(view))),
     path("fields/", csrf_exempt(idempotent(fingerprint=fingerprints.fields(exclude=["t"]))(view))),
-    path("natural/", csrf_exempt(idempotent(key=keys.natural("a"), required=True)(view))),
 ]
 
 
@@ -275,16 +266,13 @@ def send(client: Client, url: str, body: str, kind: str, key: str) -> HttpRespon
 class TestRequests:
     """What a client sends."""
 
-    @pytest.mark.parametrize("url", ["/plain/", "/fields/", "/drf/"])
+    @pytest.mark.parametrize("url", ["/fields/", "/drf/"])
     @pytest.mark.parametrize(
         ("first", "other"),
         [
-            ('{"a":1,"a":2}', '{"a":2}'),
             ('{"a":2}', '{"a":1,"a":2}'),
-            ('{"a":1,"a":2}', '{"a":3,"a":2}'),
             ('{"b":{"a":1,"a":2}}', '{"b":{"a":2}}'),
             ('{"a":1.0}', '{"a":1.00}'),
-            ('{"a":1.5}', '{"a":[null,"1.5"]}'),
             ('{"a":1.5}', '{"a":[NaN,"1.5"]}'),
         ],
     )
@@ -296,16 +284,6 @@ class TestRequests:
         one = send(client, url, first, kind, key)
         assert_replays(one, send(client, url, first, kind, key))
         assert_problem(send(client, url, other, kind, key), 422, "mismatch")
-        assert Effect.objects.count() == 1
-
-    def test_other_media_types(self, client: Client) -> None:
-        """A body that is neither JSON nor a form counts byte for byte, whatever its parser makes
-        of it.
-        """
-        key, kind = new_key(), "application/yaml"
-        first = send(client, "/drf/", "a: !odd x", kind, key)
-        assert_replays(first, send(client, "/drf/", "a: !odd x", kind, key))
-        assert_problem(send(client, "/drf/", "a: !odd y", kind, key), 422, "mismatch")
         assert Effect.objects.count() == 1
 
     def test_other_media_types_that_were_read(self, client: Client) -> None:

@@ -352,12 +352,6 @@ def test_bind_principal() -> None:
     assert same(Policy(scope=scopes.shared, principal=False).resolved())
 
 
-def test_scope_of_an_anonymous_caller() -> None:
-    """Callers who are not told apart share a scope."""
-    anonymous, policy = a_call(principal=""), Policy().resolved()
-    assert identity.operation(policy, anonymous, key=UUID).scope == "anonymous|POST /orders/"
-
-
 # Policies as values.
 
 

@@ -27,11 +27,6 @@ def test_join_is_injective(one: list[str], other: list[str]) -> None:
     assert (scopes.join(*one) == scopes.join(*other)) == (one == other)
 
 
-def test_join_stays_readable() -> None:
-    """An operator reads the scope in the admin."""
-    assert scopes.join("user:42", "POST /orders/") == "user:42|POST /orders/"
-
-
 @given(SCOPES)
 @example("\ud800")
 @example("\0")

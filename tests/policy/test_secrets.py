@@ -23,9 +23,7 @@ from idempotency_django.errors import FingerprintMismatch
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.policy.digests import canonical, digest, keyed_digests
-from idempotency_django.stores import stores
-from idempotency_django.stores.records import Claim, Status
-from idempotency_django.testing.contract import an_operation
+from idempotency_django.stores.records import Status
 from tests.models import Effect
 from tests.support.factories import ago
 from tests.support.shared import assert_problem, effects, is_replay, new_key, post, record
@@ -194,15 +192,3 @@ class TestCalls:
         }
         assert len(set(derived["cut"])) == 1
         assert consumer.handle_many(events)[1:] == [Duplicate(None), Duplicate(None)]
-
-
-def test_derived_from_the_fingerprint() -> None:
-    """Another request under the same key derives another key; a retry derives the same."""
-
-    def derived(fingerprint: str) -> str:
-        operation = an_operation(key="one-key", fingerprint=fingerprint)
-        execution = ExecutionContext(stores["default"], Claim(operation, 1, "token"), None)
-        return execution.derive_key("charge")
-
-    assert derived("a" * 64) == derived("a" * 64)
-    assert derived("a" * 64) != derived("b" * 64)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 from django.conf import settings
-from django.contrib.contenttypes.models import ContentType
 from django.db import OperationalError, connection, connections, transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test.utils import CaptureQueriesContext
 
 from idempotency_django.engine import Result, reraise, run
@@ -22,7 +19,7 @@ from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim, Operation, Record, Status
-from idempotency_django.testing import RESPONSE, an_operation, eventually, in_threads
+from idempotency_django.testing import RESPONSE, an_operation, in_threads
 from tests.models import Effect
 from tests.support.factories import IdempotencyKeyFactory
 from tests.support.plans import rows_read
@@ -117,23 +114,28 @@ class TestMariaDB:
         found = in_threads([partial(execute, number) for number in range(4)])
         assert [status for each in found for status in each] == [None] * 40
 
+    @pytest.mark.parametrize("code", [1205, 1467])  # the latter: of the table's numbers
     @pytest.mark.parametrize(("is_mariadb", "tries"), [(True, 3), (False, 1)])
     def test_inserts(
-        self, monkeypatch: pytest.MonkeyPatch, tries: int, *, is_mariadb: bool
+        self, monkeypatch: pytest.MonkeyPatch, code: int, tries: int, *, is_mariadb: bool
     ) -> None:
-        """An INSERT that a lock refuses is sent again, unless the server itself has waited."""
+        """An INSERT that a lock refuses is sent again, unless the server itself has waited; then it
+        is in progress.
+        """
         store, sent = store_on("mariadb"), []
 
         def locked(execute: Any, sql: str, *rest: Any) -> Any:
             if "INSERT" in sql:
                 sent.append(sql)
-                raise OperationalError from Exception(1205)
+                raise OperationalError from Exception(code)
             return execute(sql, *rest)
 
         connection: Any = connections[store.using]
         monkeypatch.setattr(connection, "mysql_is_mariadb", is_mariadb)
         with connection.execute_wrapper(locked), store.transaction():
-            assert isinstance(store.acquire(an_operation()), Record)
+            found = store.acquire(an_operation())
+        assert isinstance(found, Record)
+        assert found.status is Status.IN_PROGRESS
         assert len(sent) == tries
 
     def test_deadlock_is_no_duplicate(self) -> None:
@@ -158,79 +160,6 @@ def test_replay_of_what_is_gone() -> None:
     MemoryStore("memory").record_replay(
         Record(key="k", scope="s", status=Status.COMPLETED), an_operation()
     )
-
-
-def copy_slowly(connection: BaseDatabaseWrapper) -> None:
-    """Insert two rows in one statement, of which the second is long in coming.
-
-    The lock on the table's numbers is the statement's until it ends, as it is that of each claim.
-    """
-    values = {str(field.column): "''" for field in IdempotencyKey._meta.concrete_fields}
-    del values["id"]
-    values |= dict.fromkeys(["attempt", "hold", "pinned", "replay_count"], "1")
-    values |= {name: "NULL" for name in values if name.endswith("_at")}
-    values |= {"response_status": "NULL", "attempts": "NULL", "created_at": "UTC_TIMESTAMP()"}
-    values["key"] = "CONCAT(id, IF(id > (SELECT MIN(id) FROM django_content_type), SLEEP(30), ''))"
-    with connection.cursor() as cursor:
-        cursor.execute(
-            f"INSERT INTO {IdempotencyKey._meta.db_table} "
-            f"({', '.join(map('`{}`'.format, values))}) "
-            f"SELECT {', '.join(values.values())} FROM django_content_type"
-        )
-
-
-def test_numbers_that_are_locked() -> None:
-    """Error 1467 says that others were faster: 409, and not that the store cannot be reached."""
-    store = store_on("mariadb")
-    for name in ("first", "second"):
-        ContentType.objects.using(store.using).create(app_label="tests", model=name)
-    slow = connections.create_connection(store.using)
-    slow.ensure_connection()
-    slow_id = slow.connection.thread_id()
-
-    def copy() -> None:
-        with closing(slow):
-            slow.inc_thread_sharing()
-            with suppress(OperationalError):  # it is ended, below
-                copy_slowly(slow)
-
-    def is_asleep() -> bool:
-        with connections[store.using].cursor() as cursor:
-            cursor.execute(
-                "SELECT 1 FROM information_schema.processlist "
-                "WHERE id = %s AND state = 'User sleep'",
-                [slow_id],
-            )
-            return cursor.fetchone() is not None
-
-    thread = threading.Thread(target=copy)
-    slow.inc_thread_sharing()
-    thread.start()
-    try:
-        eventually(is_asleep)
-        with connections[store.using].cursor() as cursor:
-            cursor.execute("SET innodb_lock_wait_timeout = 1")
-        with store.transaction():
-            found = store.acquire(an_operation())
-        assert isinstance(found, Record)
-        assert found.status is Status.IN_PROGRESS
-    finally:
-        with connections[store.using].cursor() as cursor:
-            cursor.execute(f"KILL QUERY {slow_id}")
-        thread.join()
-        connections[store.using].close()
-
-
-@pytest.mark.parametrize("database", ["postgres", "mariadb", "sqlite"])
-@pytest.mark.parametrize("part", ["key", "scope"])
-def test_upper_case_counts(database: str, part: str) -> None:
-    """``user:Bob`` and ``user:bob`` are two users, and two keys, on every database."""
-    store = store_on(database)
-    for name in ("user:Bob", "user:bob"):
-        with transaction.atomic(using=store.using):
-            claim = store.acquire(an_operation(**{"key": "k", "scope": "s", part: name}))
-            assert isinstance(claim, Claim), name
-            assert store.complete(claim, RESPONSE)
 
 
 def stored() -> Operation:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +19,7 @@ from idempotency_django.models import IdempotencyKey, IdempotencyKeyQuerySet, Id
 from idempotency_django.stores import purging, stores
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
-from idempotency_django.stores.records import Claim, Operation, Status
+from idempotency_django.stores.records import Claim, Status
 from idempotency_django.testing import PATIENCE, RESPONSE, an_operation, in_threads
 from tests.models import Effect
 from tests.support.factories import ago, copies, record, records
@@ -199,26 +198,6 @@ def test_purges_at_once(alias: str) -> None:
     assert rows(alias).count() == 20
 
 
-class Traffic:
-    """Requests that come in one after the other, each until it has got its response."""
-
-    def __init__(self, alias: str) -> None:
-        self.store = DatabaseStore("default", using=alias)
-
-    def request(self, operation: Operation) -> engine.Outcome:
-        """Execute the operation, or get its response."""
-
-        def execute(claim: Claim) -> engine.Result:
-            Effect.objects.using(self.store.using).create(reference=operation.key)
-            return engine.Result(None, RESPONSE)
-
-        def recover(error: Exception) -> engine.Result:
-            raise error
-
-        patient = replace(operation, wait=timedelta(seconds=PATIENCE))
-        return engine.run(self.store, patient, execute, recover)
-
-
 @each_database
 def test_purge_under_traffic(alias: str) -> None:
     """What is claimed, taken over or replayed while a purge runs has one effect and one record.
@@ -227,16 +206,21 @@ def test_purge_under_traffic(alias: str) -> None:
     the operation is executed once, and its new record stays.
     """
     keys = [f"key-{number}" for number in range(60)]
-    operations = [an_operation(key=key) for key in keys]
+    patience = timedelta(seconds=PATIENCE)
+    operations = [an_operation(key=key, wait=patience) for key in keys]
     for operation in operations:
         traits = {"key": operation.key, "scope": operation.scope}
         record(alias, purgeable=True, fingerprint=operation.fingerprint, **traits)
     records(300, alias, purgeable=True)
-    traffic, stop = Traffic(alias), threading.Event()
+    store, stop = DatabaseStore("default", using=alias), threading.Event()
+
+    def execute(execution: Any) -> engine.Result:
+        Effect.objects.using(alias).create(reference=execution.key)
+        return engine.Result(None, RESPONSE)
 
     def client() -> list[engine.Outcome]:
         try:
-            return [traffic.request(operation) for operation in operations]
+            return [engine.run(store, each, execute, engine.reraise) for each in operations]
         finally:
             stop.set()
 

@@ -22,7 +22,7 @@ from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnava
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores import stores
 from idempotency_django.stores.records import Claim
-from idempotency_django.testing import RESPONSE, an_operation, eventually, in_threads
+from idempotency_django.testing import an_operation, eventually, in_threads
 from tests.models import Effect
 from tests.support.shared import assert_problem, assert_replays, effects, new_key, post, record
 
@@ -233,19 +233,6 @@ class TestBudget:
         assert len(sent_by(client, "/bare/", None)) == 1
         assert len(sent_by(client, "/leased/", new_key())) == 3
 
-    def test_batch(self) -> None:
-        """A batch sends as many as a request: its claims, with BEGIN, its responses, and COMMIT."""
-        store = stores["default"]
-        for completed in (False, True):
-            operations = [an_operation() for _ in range(50)]
-            with messages() as sent, store.transaction():
-                found = store.acquire_many(operations)
-                assert all(isinstance(claim, Claim) for claim in found)
-                if completed:
-                    responses = [(claim, RESPONSE) for claim in found if isinstance(claim, Claim)]
-                    assert all(store.complete_many(responses))
-            assert len(sent) == 2 + completed
-
     def test_atomic(self, client: Client) -> None:
         """With ``atomic()`` a leased request sends four more than its handler: its last look at
         the claim goes with the COMMIT.
@@ -347,35 +334,6 @@ def either_way(request: pytest.FixtureRequest) -> Iterator[None]:
     with connection.cursor() as cursor:
         cursor.execute("DROP TRIGGER IF EXISTS refuse ON tests_effect")
     connection.close()
-
-
-@pytest.fixture
-def pooled() -> Iterator[None]:
-    """The connection is one of a pool, which has no other."""
-    usual = connections["default"]
-    options = {**usual.settings_dict["OPTIONS"], "pool": {"min_size": 1, "max_size": 1}}
-    own = type(usual)({**usual.settings_dict, "OPTIONS": options, "CONN_MAX_AGE": 0}, "default")
-    connections["default"] = own
-    try:
-        yield
-    finally:
-        own.close()
-        own.close_pool()
-        connections["default"] = usual
-
-
-@pytest.mark.usefixtures("either_way", "pooled")
-@pytest.mark.parametrize("act", ["fail", "dangle", "hook", "lock", "savepoints", "lost", "forget"])
-def test_pool(client: Client, act: str) -> None:
-    """What goes back to a pool is as it was, however the operation ended; the next one finds it."""
-    client.raise_request_exception = False
-    key = new_key()
-    for _ in range(2):
-        post(client, "/acts/", key, act)
-        connection.close()
-        connection.ensure_connection()
-        driver = connection.connection
-        assert (driver.autocommit, driver.info.transaction_status.name) == (True, "IDLE")
 
 
 @pytest.mark.usefixtures("either_way")
