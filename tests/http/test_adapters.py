@@ -1,7 +1,7 @@
 """What every adapter promises: views of Django, REST framework and django-ninja.
 
 What is a promise of one of them alone is in ``test_drf.py``, ``test_ninja.py`` and so on; who else
-gets no replay is in ``test_other_callers.py``.
+gets no replay is in ``test_unprotected.py``.
 """
 
 from __future__ import annotations
