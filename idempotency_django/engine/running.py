@@ -34,9 +34,8 @@ from .outcomes import (
     decide,
     signal_of,
 )
-from .transactional import TransactionalRun
+from .transactional import Execute, TransactionalRun
 
-Execute = Callable[[ExecutionContext], Result]
 AsyncExecute = Callable[[ExecutionContext], Awaitable[Result]]
 
 
