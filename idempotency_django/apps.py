@@ -28,6 +28,6 @@ class IdempotencyConfig(AppConfig):
         if apps.is_installed("drf_spectacular"):
             from .contrib import openapi  # noqa: F401, PLC0415  # registers itself
         if find_spec("celery"):
-            from .checks.celery import check_celery  # noqa: PLC0415
+            from .contrib.celery import check_celery  # noqa: PLC0415
 
             register(check_celery, Tags.compatibility)

@@ -58,7 +58,6 @@ INSTALLED_APPS = [
     "rest_framework.authtoken",
     "drf_spectacular",
     "idempotency_django",
-    "idempotency_django.contrib.forms",
     "idempotency_django.contrib.messaging",
     "shop",
     "tests",

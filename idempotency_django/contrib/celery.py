@@ -6,13 +6,14 @@ This package imports Celery, so the extra ``celery`` must be installed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any, ClassVar, Final
 
 from django.apps import apps
+from django.core.checks import CheckMessage, Warning  # noqa: A004  # Django's name
 from django.core.exceptions import ImproperlyConfigured
-from django.utils.module_loading import import_string
+from django.utils.module_loading import autodiscover_modules, import_string
 
 from ..engine import ExecutionContext, Plan, current_execution, plan_call, run_plan
 from ..errors import (
@@ -28,7 +29,7 @@ from ..stores import derived_key
 from .jobs import KeyRule, check_rule, fingerprint_of, key_of
 
 with extra("celery"):
-    from celery import Celery, Task, current_task, states
+    from celery import Celery, Task, current_app, current_task, states
     from celery.exceptions import Ignore, Reject
     from celery.signals import before_task_publish
     from kombu.exceptions import OperationalError
@@ -362,3 +363,30 @@ def _identity(message: Any) -> tuple[Any, Any]:
 
 # Of each message that this process sends: an HTTP request's, too.
 before_task_publish.connect(add_cause, dispatch_uid=f"{__name__}.cause")
+
+
+# The check of all tasks, which the app registers if Celery is installed.
+
+_NO_APP: Final = "default"
+"""The name of Celery's default app."""
+
+_OPTIONS: Final = ("idempotency_policy", "idempotency", "key")
+
+
+def check_celery(**_: Any) -> Iterator[CheckMessage]:
+    """Tasks with options of an idempotent one, which nothing reads."""
+    app: Any = current_app
+    if app.main == _NO_APP:
+        return
+    # Celery's own way to import them would run the checks again, from within a worker.
+    autodiscover_modules("tasks")
+    for name, task in sorted(app.tasks.items()):
+        options = vars(type(task))  # a key of a base class is the project's own affair
+        given = [f"{option}=" for option in _OPTIONS if options.get(option) is not None]
+        if given and not isinstance(task, IdempotentTask):
+            yield Warning(
+                f"The task {name} has {' and '.join(given)}, but is not an IdempotentTask, so each "
+                "delivery and each call repeats its effects.",
+                hint="Give it base=IdempotentTask, or remove these options.",
+                id="idempotency_django.W061",
+            )

@@ -31,10 +31,9 @@ if TYPE_CHECKING:
         eventually,
         in_threads,
     )
-    from .crashes import crash
     from .drf import IdempotentAPIClient
     from .effects import effects_outside
-    from .races import Race, race
+    from .faults import Race, crash, race
 
 __all__ = [
     "MOMENT",
@@ -65,14 +64,14 @@ __getattr__ = lazily(
         "SECOND": "contract",
         "IdempotentAPIClient": "drf",
         "IdempotentTestClient": "clients",
-        "Race": "races",
+        "Race": "faults",
         "StoreContract": "contract",
         "an_operation": "contract",
         "assert_replayed": "clients",
-        "crash": "crashes",
+        "crash": "faults",
         "effects_outside": "effects",
         "eventually": "contract",
         "in_threads": "contract",
-        "race": "races",
+        "race": "faults",
     },
 )

@@ -14,7 +14,7 @@ import pytest
 from .. import testing
 
 if TYPE_CHECKING:
-    from .races import Race
+    from .faults import Race
 
 OPTION: Final = "idempotency_replay"
 OFF: Final = "idempotency_replay_off"

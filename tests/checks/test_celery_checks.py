@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 from django.core.checks import CheckMessage, run_checks
 
-from idempotency_django.checks.celery import check_celery
+from idempotency_django.contrib.celery import check_celery
 from idempotency_django.policy import Policy
 
 

@@ -15,7 +15,6 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "rest_framework",
     "idempotency_django",
-    "idempotency_django.contrib.forms",
     "idempotency_django.contrib.messaging",
     "shop",
 ]

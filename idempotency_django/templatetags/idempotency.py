@@ -8,7 +8,7 @@ from django import template
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from ....policy import keys
+from ..policy import keys
 
 register = template.Library()
 

@@ -1,1 +1,0 @@
-"""HTML forms with a key: ``{% load idempotency %}`` and ``{% idempotency_key %}``."""
