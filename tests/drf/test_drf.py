@@ -16,7 +16,6 @@ from django.test import Client
 from django.urls import include, path
 from rest_framework import exceptions, routers, viewsets
 from rest_framework.decorators import action, api_view
-from rest_framework.permissions import AllowAny
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.schemas.openapi import AutoSchema
@@ -294,16 +293,6 @@ class Undocumented(IdempotentViewMixin, APIView):
         return Response()
 
 
-class Documented(IdempotentViewMixin, viewsets.ViewSet):
-    """Charges of the shop."""
-
-    schema = AutoSchema()
-    permission_classes = [AllowAny]
-
-    def create(self, request: Request) -> Response:
-        return Response()
-
-
 urlpatterns += [
     path("create/", Create.as_view()),
     path("accepting/", Accepting.as_view()),
@@ -385,16 +374,6 @@ def test_response_of_exception_handler(settings: Any) -> None:
     assert (refused.status_code, refused["X-Request-Cost"]) == (499, "0")
     assert refused.data == {"code": "key-missing"}
     assert refused["Content-Type"] == "application/json"
-
-
-def test_descriptions_in_openapi() -> None:
-    """What a view does is not what makes it safe to retry: the API's clients read of it."""
-
-    def description(view: Any) -> str:
-        return str(view.schema.get_description("/", "POST"))
-
-    assert description(Undocumented()) == ""
-    assert description(Documented(action="create")) == "Charges of the shop."
 
 
 @pytest.mark.parametrize("view", [Undocumented, Create])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
 import pytest
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -261,30 +260,6 @@ def test_request_is_a_parent(client: Client, where: str, descendants: set[str]) 
     key = new_key()
     assert post(client, f"/{where}/", key).status_code == 201
     assert parents() == {each: "child" if each == "grandchild" else key for each in descendants}
-
-
-def test_simultaneous_executions() -> None:
-    """Executions side by side, in tasks and in threads, do not take each other for parents."""
-    barrier = threading.Barrier(2, timeout=60)
-
-    def meet(key: str) -> Any:
-        async def fn(execution: ExecutionContext) -> None:
-            await sync_to_async(barrier.wait, thread_sensitive=False)()
-            await aidempotent_call(anothing, key=f"{key}-child", scope="calls")
-
-        return fn
-
-    async def anothing(execution: ExecutionContext) -> None:
-        assert current_execution() is execution
-
-    async def both() -> None:
-        calls = (
-            aidempotent_call(meet(key), key=key, scope="calls", policy=LEASED) for key in ("a", "b")
-        )
-        await asyncio.gather(*calls)
-
-    async_to_sync(both)()
-    assert parents() == {"a-child": "a", "b-child": "b"}
 
 
 def test_resumed_by_another() -> None:

@@ -477,19 +477,6 @@ class TestLateOwner:
 class TestAtomic:
     """``atomic()``, where all is well."""
 
-    def test_rolls_back(self, database: DatabaseStore) -> None:
-        """An error in it rolls it back, and is the handler's to deal with."""
-        using = database.using
-
-        def handler(execution: ExecutionContext) -> str:
-            with pytest.raises(LookupError), execution.atomic():
-                effect(using)
-                raise LookupError
-            return "went on"
-
-        assert attempt(database, leased(), handler) == Executed("went on")
-        assert effects(using=using) == 0
-
     @pytest.mark.parametrize("outer", ["atomic", "transaction"])
     def test_within_a_transaction(self, database: DatabaseStore, outer: str) -> None:
         """It is refused: its fence would prevent renewals until that one ends."""
@@ -566,38 +553,6 @@ class TestAsync:
 
         run_in_loop(work)
         assert effects(using=store.using) == 1
-
-    def test_gathered(self, store: Store) -> None:
-        """Steps that are gathered run side by side; those that were stored do not run again."""
-        operation, calls = leased(), []
-
-        async def handler(execution: ExecutionContext) -> list[object]:
-            met = asyncio.Barrier(3)
-
-            async def remote(name: str) -> str:
-                if execution.attempt == 1:
-                    await asyncio.wait_for(met.wait(), PATIENCE)
-                calls.append(name)
-                if name == "b" and execution.attempt == 1:
-                    raise ConnectionError
-                return name
-
-            results = await asyncio.gather(
-                *(execution.astep(name, remote, name) for name in "abc"), return_exceptions=True
-            )
-            for result in results:
-                if isinstance(result, Exception):
-                    raise result
-            return results
-
-        async def work() -> Outcome:
-            with pytest.raises(ConnectionError):
-                await aattempt(store, operation, handler)
-            return await aattempt(store, operation, handler)
-
-        assert run_in_loop(work) == Executed(["a", "b", "c"])
-        assert sorted(calls) == ["a", "b", "b", "c"]
-        assert calls[-1] == "b"
 
     def test_late_owner(self, store: Store) -> None:
         """A late owner stores no step; one that knows it is late does not begin it."""

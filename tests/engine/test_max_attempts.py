@@ -69,16 +69,6 @@ def test_held_after_the_last_attempt(way: Any) -> None:
     assert is_held(store, operation)
 
 
-def test_not_before(way: Any) -> None:
-    """An attempt before the last one frees the key, and the last one may succeed."""
-    store, operation = way
-    for _ in range(2):
-        with pytest.raises(LookupError):
-            attempt(store, operation, explode)
-        assert not is_held(store, operation)
-    assert attempt(store, operation, succeed) == Executed("response")
-
-
 def die(store: Store, operation: Operation) -> Claim:
     """An attempt whose process died."""
     claim = store.acquire(replace(operation, lease=LEASE))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.core.exceptions import PermissionDenied
-from django.db import connection, connections
+from django.db import connection
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, override_settings
 from django.urls import path
@@ -22,13 +22,7 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.engine import Result
 from idempotency_django.engine.functions import aidempotent_call, idempotent_call
 from idempotency_django.engine.running import ObservedExecution
-from idempotency_django.errors import (
-    FingerprintMismatch,
-    OperationInProgress,
-    StoreUnavailable,
-)
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.records import Operation, Payload, Record
 from idempotency_django.testing import an_operation
@@ -106,13 +100,20 @@ class TestRequests:
         client.raise_request_exception = False
 
     @pytest.mark.parametrize("url", ["/view/", "/leased/", "/async/"])
-    def test_executed_replayed_mismatched(self, client: Client, url: str) -> None:
-        """A first request, its replay and another request with its key are one execution each."""
+    def test_each_is_seen(self, client: Client, url: str) -> None:
+        """A failure, the next request, its replay and another one are one execution each."""
         key = new_key()
+        post(client, url, new_key(), "error")
         for reference in ("a", "a", "b"):
             post(client, url, key, reference)
-        assert seen == [("executed", None), ("replayed", None), ("mismatched", None)]
-        assert spans == [key]
+        assert seen == [
+            ("failed", LookupError),
+            ("executed", None),
+            ("replayed", None),
+            ("mismatched", None),
+        ]
+        assert spans[1:] == [key]
+        operations.pop(0)
         assert {each.key for each in operations} == {key}
         assert operations[0].path == url
         assert operations[0].name == f"POST {url}"
@@ -149,38 +150,14 @@ class TestRequests:
         assert seen == [("failed", None), ("released", None)]
 
 
-MODES = [Policy(), Policy(mode="leased")]
-each_mode = pytest.mark.parametrize("policy", MODES, ids=["transactional", "leased"])
-
-
-def fails(*_: Any) -> int:
-    raise LookupError
-
-
 def call(fn: Callable[..., Any] = lambda execution: effect(), **options: Any) -> Any:
     return idempotent_call(fn, key="k-1", scope="books", name="book", **options)
 
 
-@each_mode
 class TestCalls:
     """Calls of plain Python."""
 
-    def test_each_is_seen(self, policy: Policy) -> None:
-        """A failure, the next attempt, its replay and a mismatch."""
-        for fn in (fails, None, None):
-            with suppress(LookupError):
-                call(*[fn] * bool(fn), policy=policy)
-        with pytest.raises(FingerprintMismatch):
-            call(policy=policy, fingerprint="another")
-        assert seen == [
-            ("failed", LookupError),
-            ("executed", None),
-            ("replayed", None),
-            ("mismatched", None),
-        ]
-        assert spans == ["k-1"]
-
-    def test_coroutine_functions(self, policy: Policy) -> None:
+    def test_coroutine_functions(self) -> None:
         """The same for coroutine functions: the hook's context is the handler's."""
 
         async def fn(execution: Any) -> str:
@@ -189,7 +166,7 @@ class TestCalls:
             return await sync_to_async(SPAN.get)()
 
         async def all_of_them() -> list[Any]:
-            options: Any = {"key": "k-1", "scope": "books", "name": "book", "policy": policy}
+            options: Any = {"key": "k-1", "scope": "books", "name": "book"}
 
             with pytest.raises(asyncio.CancelledError):
                 await aidempotent_call(cancelled, **options)
@@ -207,26 +184,13 @@ class TestCalls:
         ]
         assert spans == ["k-1"]
 
-    def test_in_progress(self, policy: Policy) -> None:
-        """A duplicate that comes while the first one is executed is a conflict."""
-        found: list[type[BaseException]] = []
 
-        def duplicate() -> None:
-            try:
-                call(policy=policy)
-            except (OperationInProgress, StoreUnavailable) as error:
-                found.append(type(error))
-            finally:
-                connections.close_all()
-
-        def slow(execution: Any) -> None:
-            thread = threading.Thread(target=duplicate)
-            thread.start()
-            thread.join()
-
-        call(slow, policy=policy)
-        assert len(found) == 1
-        assert seen == [("in_progress", None), ("executed", None)]
+def test_in_progress() -> None:
+    """A duplicate that comes while the first one is executed is a conflict."""
+    operation, store = an_operation(lease=timedelta(minutes=1)), DatabaseStore("default")
+    store.acquire(operation)
+    engine.run(store, operation, executing, _raise)
+    assert seen == [("in_progress", None)]
 
 
 def test_refused_replay() -> None:

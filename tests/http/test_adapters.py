@@ -563,17 +563,3 @@ class TestAtomicRequests:
         adapter.assert_executed(first)
         adapter.assert_replays(first, send(key))
         assert effects() == 1
-
-    @transactional
-    def test_returned_5xx(self, adapter: Adapter, serve: Serve) -> None:
-        """A returned 5xx takes back the effect, and the attempt is recorded."""
-
-        def work(request: Any, reference: str) -> Result:
-            make(request, reference)
-            return Result(503)
-
-        send, key = serve(work), new_key()
-        for attempt in (1, 2):
-            assert send(key).status_code == 503
-            assert (record(key).status, record(key).attempt) == ("failed", attempt)
-        assert effects() == 0

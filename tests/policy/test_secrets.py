@@ -133,20 +133,6 @@ class TestRotation:
         (error,) = errors
         assert UUID(error.removeprefix("ConnectionError: ")).version == 5
 
-    def test_interrupted(self, client: Client, settings: Any) -> None:
-        """An interrupted attempt is resumed after a rotation, and derives the keys it derived."""
-        key = new_key()
-        first = post(client, "/leased/", key)
-        IdempotencyKey.objects.filter(key=key).update(
-            status=Status.IN_PROGRESS, completed_at=None, lease_expires_at=ago(minutes=1)
-        )
-        rotate(settings, "tests")
-        client.force_login(User.objects.get())
-        again = post(client, "/leased/", key)
-        assert (again.status_code, is_replay(again)) == (201, False)
-        assert again.json() == first.json()
-        assert record(key).attempt == 2
-
 
 class TestCalls:
     def test_rotation(self, settings: Any) -> None:

@@ -49,18 +49,6 @@ class TestReplayAudit:
         assert_replays(first, post(client, "/protected/", key))
         assert record(key).replay_count == 0
 
-    def test_counted(self, client: Client) -> None:
-        """Replays one after another are counted exactly, and dated."""
-        key = new_key()
-        post(client, "/protected/", key)
-        for _ in range(3):
-            post(client, "/protected/", key)
-        row = record(key)
-        assert row.replay_count == 3
-        assert row.completed_at is not None
-        assert row.last_replayed_at is not None
-        assert row.created_at <= row.completed_at <= row.last_replayed_at
-
     def test_locked_row_is_skipped(self, client: Client) -> None:
         """A replay does not wait for whoever holds the row; it goes uncounted."""
         if connection.vendor == "sqlite":
@@ -177,33 +165,6 @@ class TestLock:
         monkeypatch.setattr(DatabaseStore, "_is_free", before_another)
         assert isinstance(decide(store.acquire(operation), operation), Mismatched)
         assert intruded == [True]
-
-
-class ReadsElsewhere:
-    """A router that sends reads to a replica, which lags behind for ever."""
-
-    def db_for_read(self, model: Any, **_: Any) -> str:
-        return "replica"
-
-    def db_for_write(self, model: Any, **_: Any) -> str:
-        return "default"
-
-
-def test_reads_do_not_go_to_a_replica(client: Client, settings: Any) -> None:
-    """Every statement of the store, and a purge, goes to the database that is written to."""
-    key = new_key()
-    first = post(client, "/protected/", key)
-    settings.DATABASE_ROUTERS = [f"{__name__}.ReadsElsewhere"]
-    store = DatabaseStore("default")
-    operation = an_operation()
-    with store.transaction():
-        claim = store.acquire(operation)
-        assert isinstance(claim, Claim)
-        store.fail(claim, "no")
-    with store.transaction():
-        assert isinstance(store.acquire(operation), Claim)
-    assert store.purge(timedelta(0), 10) == 0
-    assert_replays(first, post(client, "/protected/", key))
 
 
 def test_odd_texts_are_storable(client: Client) -> None:

@@ -118,17 +118,6 @@ def test_partial_indexes(alias: str, index: str, condition: str) -> None:
     assert condition in definition.partition(" WHERE ")[2]
 
 
-@pytest.mark.parametrize("name", ["key", "scope"])
-@pytest.mark.parametrize(("one", "other"), [("bob", "Bob"), ("a_", "ab"), ("a%", "ab")])
-def test_text_equals_itself_only(alias: str, name: str, one: str, other: str) -> None:
-    """Case counts and nothing is a pattern: ``user:Bob`` gets no response of ``user:bob``."""
-    records = IdempotencyKey.objects.using(alias)
-    create(alias, **{name: one})
-    assert not records.filter(**{name: other}).exists()
-    create(alias, **{name: other})
-    assert getattr(records.get(**{name: one}), name) == one
-
-
 def test_longest_key_and_scope(alias: str) -> None:
     """255 characters fit into both at once, and are told apart to the last."""
     create(alias, key="k" * 255, scope="s" * 255)

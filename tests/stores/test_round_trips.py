@@ -106,18 +106,6 @@ def lock_rows() -> None:
     assert [row.reference for row in rows] == ["a"]
 
 
-def savepoints() -> None:
-    """Keeps one of two savepoints."""
-    with transaction.atomic():
-        Effect.objects.create(reference="kept")
-    try:
-        with transaction.atomic():
-            Effect.objects.create(reference="lost")
-            raise LookupError
-    except LookupError:
-        pass
-
-
 def hook() -> None:
     """Asks, after the commit, what others see."""
 
@@ -152,13 +140,11 @@ ACTS: dict[str, Callable[[], object]] = {
     "deadlock": conflict("40P01"),
     "end": end,
     "fail": fail,
-    "forget": lambda: IdempotencyKey.objects.all().delete(),
     "hook": hook,
     "lock": lock_rows,
     "lost": conflict("08006"),
     "mark": lambda: transaction.set_rollback(True),
     "read-only": refuse_response("25006"),
-    "savepoints": savepoints,
     "serialize": conflict("40001"),
     "serialize the response": refuse_response("40001"),
     "timeout": refuse_response("57014"),
@@ -385,16 +371,7 @@ class TestEitherWay:
         assert "the result is unknown" not in assert_problem(refused, status, slug)["detail"]
         assert (effects(), freed, record(key).status) == (0, [1], "failed")
 
-    def test_record_is_gone(self, client: Client) -> None:
-        """Effects are not committed without the record that a retry of them has."""
-        key = new_key()
-        with pytest.raises(LookupError):
-            post(client, "/acts/", key, "fail")
-        assert_problem(post(client, "/acts/", key, "forget"), 500, "claim-lost")
-        assert effects() == 0
-        assert record(key).status == "failed"
-
-    @pytest.mark.parametrize("act", ["hook", "lock", "savepoints", "end"])
+    @pytest.mark.parametrize("act", ["hook", "lock", "end"])
     def test_committed(self, client: Client, act: str) -> None:
         """What a view may do in a transaction it may do here."""
         key = new_key()
@@ -403,7 +380,6 @@ class TestEitherWay:
         assert_replays(first, post(client, "/acts/", key, act))
         assert effects() == 1
         assert hooked == (["completed"] if act == "hook" else [])
-        assert (effects("kept"), effects("lost")) == ((1, 0) if act == "savepoints" else (0, 0))
 
     @pytest.mark.parametrize("act", ["close", "mark"])
     def test_nothing_is_committed(self, client: Client, act: str) -> None:
