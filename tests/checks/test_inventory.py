@@ -182,24 +182,6 @@ class TestEndpoints:
         assert other[1:2] + other[3:] == ("PUT", "middleware")
         assert [e[3] for e in found(*patterns, middleware=False)] == ["decorator", ""]
 
-    def test_middleware(self, found: Any, settings: Any) -> None:
-        """What the middleware protects, and what it leaves alone."""
-        patterns = [
-            path("all/", view()),
-            path("own/", view(idempotency_policy=POLICY)),
-            path("none/", view(idempotency_policy=None)),
-            path("exempt/", idempotency_exempt(view())),
-        ]
-        assert [e[2:] for e in found(*patterns)[1:]] == [
-            (POLICY, "middleware"),
-            (None, "exempt"),
-            (None, "exempt"),
-        ]
-        assert found(*patterns)[0][3] == "middleware"
-        assert {e[3] for e in found(*patterns, middleware=False)} == {"", "exempt"}
-        settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": "with-policy"}
-        assert [e[3] for e in found(*patterns)] == ["", "middleware", "exempt", "exempt"]
-
     @pytest.mark.parametrize("by", [IdempotentViewMixin, None])
     def test_without_a_policy(self, found: Any, by: Any) -> None:
         """A view, or an action by name, without a policy was left out on purpose; an action that
@@ -234,23 +216,11 @@ class TestEndpoints:
 
     def test_methods_that_a_class_does_not_have(self, found: Any) -> None:
         """What ``http_method_names`` leaves out gets a 405, so it is no endpoint."""
-        reading = ["get", "post"]
-
-        class Listed(Unprotected):
-            http_method_names = reading
-
-            def destroy(self, request: Request) -> Response:
-                return Response()
-
-        actions = {"post": "create", "delete": "destroy"}
         several = a_class(put=post_, delete=post_)
-        for route in (
-            Listed.as_view(actions),
-            several.as_view(http_method_names=reading),
+        for view in (
+            several.as_view(http_method_names=["get", "post"]),
             type("Fewer", (several,), {"http_method_names": ("post",)}).as_view(),
-            type("Views", (APIView,), {"http_method_names": reading, "post": post_, "put": post_}),
         ):
-            view = route.as_view() if isinstance(route, type) else route
             assert [each[1] for each in found(path("x/", view))] == ["POST"]
 
     def test_odd_callables(self, found: Any) -> None:

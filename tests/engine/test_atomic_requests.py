@@ -59,25 +59,6 @@ class DRF(IdempotentViewMixin, APIView):
         return Response({"reference": reference}, status=503 if reference == "503" else 201)
 
 
-class _FailsBehind:
-    """What a base of the view does with the response, behind the operation."""
-
-    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        response = super().dispatch(request, *args, **kwargs)  # type: ignore[misc]
-        if json.loads(request.body)["reference"] == "mark":
-            transaction.set_rollback(True)
-            return response
-        raise InterruptedError
-
-
-class FailsBehind(IdempotentViewMixin, _FailsBehind, APIView):
-    authentication_classes: ClassVar[list[Any]] = []
-
-    def post(self, request: Request) -> Response:
-        Effect.objects.create(reference=request.data["reference"])
-        return Response({}, status=201)
-
-
 def create(request: HttpRequest) -> HttpResponse:
     reference = json.loads(request.body)["reference"]
     DRF.in_transaction.append(connection.in_atomic_block)
@@ -127,7 +108,6 @@ def handle(request: Request) -> Response:
 
 urlpatterns = [
     path("drf/", DRF.as_view()),
-    path("fails-behind/", FailsBehind.as_view()),
     path("marks/", idempotent(marks)),
     path("swallows/", idempotent(swallows)),
     path("non-atomic-decorated/", non_atomic_decorated),
@@ -216,27 +196,6 @@ class TestAtomicRequests:
         """With a key only the attempt is rolled back, and not what ``initial()`` wrote."""
         post(client, "/drf/", new_key(), reference)
         assert (effects("initial"), effects(reference)) == (1, 0)
-
-    def test_error_behind_the_operation(
-        self, client: Client, always_atomic: None, sent: list[str]
-    ) -> None:
-        """What fails behind the operation takes its effects and its response; a retry runs."""
-        key = new_key()
-        with pytest.raises(InterruptedError):
-            post(client, "/fails-behind/", key)
-        assert not IdempotencyKey.objects.exists()
-        assert ended(sent) == []
-        assert effects() == 0
-
-    def test_rollback_behind_the_operation(
-        self, client: Client, always_atomic: None, sent: list[str]
-    ) -> None:
-        """So does what is rolled back there without an error, as in Django."""
-        key = new_key()
-        assert post(client, "/fails-behind/", key, "mark").status_code == 201
-        assert not IdempotencyKey.objects.exists()
-        assert ended(sent) == []
-        assert effects("mark") == 0
 
     def test_savepoint(self, client: Client, always_atomic: None) -> None:
         """An operation within the request's transaction is one savepoint."""

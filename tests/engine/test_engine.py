@@ -205,16 +205,14 @@ class TestRun:
 
     def test_failed_record_is_no_response(self) -> None:
         """Where somebody else's store shows a failed record, a retry is told to come back."""
-
-        class KeepsFailures(MemoryStore):
-            def acquire(self, operation: Operation) -> Claim | Record:
-                found = self.get(operation.key, operation.scope)
-                return found or super().acquire(operation)
-
-        store, operation = KeepsFailures("default"), an_operation()
-        run(store, operation, fail)
-        assert isinstance(run(store, operation), InProgress)
-        assert effects() == 0
+        operation = an_operation()
+        failed = Record(
+            key=operation.key,
+            scope=operation.scope,
+            status=Status.FAILED,
+            fingerprint=operation.fingerprint,
+        )
+        assert engine.decide(failed, operation) == InProgress()
 
 
 class TestConflict:

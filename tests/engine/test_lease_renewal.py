@@ -20,7 +20,6 @@ from django.db.backends.signals import connection_created
 from idempotency_django import engine
 from idempotency_django.engine import Executed, Outcome, Replayed, Result, leases
 from idempotency_django.engine.leases import Lease, kept_alive
-from idempotency_django.errors import StoreUnavailable
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
@@ -69,25 +68,6 @@ def test_connections_do_not_grow_with_the_leases(database: str) -> None:
 
         eventually(renewed)
     assert 0 < len(opened) < count / 10, len(opened)
-
-
-def test_lease_that_cannot_be_renewed_holds_up_no_other() -> None:
-    """A lease whose renewal fails each time leaves the others what they need."""
-    store = Noted(str(uuid4()))
-    broken = a_lease(store, 0.3)
-    renewed: list[Claim] = []
-
-    def extend(claim: Claim, seconds: float) -> bool:
-        if claim is broken.claim:
-            raise StoreUnavailable
-        renewed.append(claim)
-        return True
-
-    store.extend = extend  # type: ignore[method-assign]
-    with kept_alive(broken), kept_alive(other := a_lease(store, 0.3)):
-        eventually(lambda: len(renewed) > 3)
-        assert not other.is_over
-    assert all(claim is other.claim for claim in renewed)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -44,7 +45,7 @@ from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
-from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status, encode
+from idempotency_django.stores.records import Claim, Operation, Payload, Status, encode
 from idempotency_django.testing import PATIENCE, eventually
 from tests.models import Effect
 from tests.support.attempts import LEASE, STORED, attempt, found, interrupt, leased, taken_over
@@ -96,28 +97,21 @@ class Watched(Store):
             raise self.error
         return response
 
-    def acquire(self, operation: Operation) -> Claim | Record:
-        return self._ask("acquire", operation.key, lambda: super(Watched, self).acquire(operation))
 
-    def complete(self, claim: Claim, payload: Payload, *, last: bool = False) -> bool:
-        return self._ask(
-            "complete", claim.key, lambda: super(Watched, self).complete(claim, payload, last=last)
-        )
+def watched(name: str) -> Any:
+    """A method of the store that is watched."""
 
-    def fail(self, claim: Claim, error: str, *, pinned: bool = False, held: bool = False) -> bool:
-        return self._ask(
-            "fail",
-            claim.key,
-            lambda: super(Watched, self).fail(claim, error, pinned=pinned, held=held),
-        )
-
-    def get(self, key: str, scope: str) -> Record | None:
-        return self._ask("get", key, lambda: super(Watched, self).get(key, scope))
-
-    def extend(self, claim: Claim, seconds: float) -> bool:
+    def method(self: Watched, *given: Any, **options: Any) -> Any:
         if threading.current_thread().name.startswith("idempotency-heartbeat"):
             self.heartbeats.add(connections["default"])
-        return self._ask("extend", claim.key, lambda: super(Watched, self).extend(claim, seconds))
+        inner = partial(getattr(super(Watched, self), name), *given, **options)
+        return self._ask(name, getattr(given[0], "key", given[0]), inner)
+
+    return method
+
+
+for each in ("acquire", "complete", "fail", "get", "extend"):
+    setattr(Watched, each, watched(each))
 
 
 class WatchedMemory(Watched, MemoryStore):

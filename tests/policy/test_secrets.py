@@ -1,4 +1,4 @@
-"""Fingerprints give a thief nothing to guess by, and outlive a rotation of ``SECRET_KEY``."""
+"""Fingerprints and derived keys: nothing to guess by, over rotations, and pinned to a request."""
 
 from __future__ import annotations
 
@@ -178,3 +178,73 @@ class TestCalls:
         }
         assert len(set(derived["cut"])) == 1
         assert consumer.handle_many(events)[1:] == [Duplicate(None), Duplicate(None)]
+
+
+# A key whose attempt may have charged somebody belongs to its request, whatever became of it.
+
+
+charged: dict[str, int] = {}
+"""What the provider has charged, by its own idempotency keys, which it never charges twice."""
+down: list[bool] = []
+"""Whether what comes after the charge fails."""
+busy: list[bool] = []
+"""Whether nothing is charged at all."""
+
+
+@pytest.fixture(autouse=True)
+def _provider() -> None:
+    charged.clear()
+    down.clear()
+    busy.clear()
+
+
+def order(request: HttpRequest) -> HttpResponse:
+    """Charge somebody, and fail afterwards where the test says so."""
+    amount = json.loads(request.body)["amount"]
+    if busy:
+        return JsonResponse({}, status=503)  # before anything was done
+    derived = request.idempotency.derive_key("charge")  # type: ignore[attr-defined]
+    paid = charged.setdefault(derived, amount)
+    if down:
+        raise ConnectionError
+    return JsonResponse({"charged": paid}, status=201)
+
+
+urlpatterns += [
+    path("order/transactional/", idempotent(order)),
+    path("order/leased/", idempotent(mode="leased")(order)),
+]
+
+
+def pay(client: Client, url: str, key: str, amount: int) -> HttpResponse:
+    return client.post(
+        url, {"amount": amount}, content_type="application/json", headers={"Idempotency-Key": key}
+    )
+
+
+@pytest.mark.parametrize("url", ["/order/transactional/", "/order/leased/"])
+def test_another_order(client: Client, url: str) -> None:
+    """If an order fails after its charge, another one under its key is refused, and never given the
+    first one's charge; the first goes on.
+    """
+    key = new_key()
+    down.append(True)
+    assert pay(client, url, key, 500).status_code == 500
+    assert record(key).status == Status.FAILED
+    down.clear()
+    assert_problem(pay(client, url, key, 700), 422, "mismatch")
+    assert list(charged.values()) == [500]
+    retry = pay(client, url, key, 500)
+    assert (retry.status_code, json.loads(retry.content)) == (201, {"charged": 500})
+    assert is_replay(pay(client, url, key, 500))
+
+
+@pytest.mark.parametrize("url", ["/order/transactional/", "/order/leased/"])
+def test_nothing_derived(client: Client, url: str) -> None:
+    """An attempt that failed before it could have charged leaves its key free for any request."""
+    key = new_key()
+    busy.append(True)
+    assert pay(client, url, key, 500).status_code == 503
+    busy.clear()
+    assert pay(client, url, key, 700).status_code == 201
+    assert list(charged.values()) == [700]
