@@ -105,8 +105,7 @@ class Part:
     def _repeat(self, stop: threading.Event, errors: list[BaseException]) -> None:
         try:
             while not stop.is_set() and self.threads[-1] is threading.current_thread():
-                if not self._attempt():
-                    stop.wait(self.poll.total_seconds())
+                stop.wait(self._attempt().total_seconds())
         except BaseException as error:
             logger.critical("The %s ended with an error.", self.name, exc_info=True)
             errors.append(error)
@@ -114,11 +113,11 @@ class Part:
         finally:
             connections.close_all()
 
-    def _attempt(self) -> bool:
-        """Work once; whether there may be more to do now."""
+    def _attempt(self) -> timedelta:
+        """Work once; how long to wait then."""
         close_lost_connections()
         try:
-            return bool(self.work())
+            return timedelta(0) if self.work() else self.poll
         except ProgrammingError:
             raise  # a table or a column is missing: it is not migrated
         except (DatabaseFault, StoreUnavailable):
@@ -126,7 +125,7 @@ class Part:
                 "The %s met an error of its database, and will retry. No message is lost.",
                 self.name,
             )
-            return False
+            return min(self.poll, POLL)
 
     def go_on(self, stop: threading.Event, errors: list[BaseException]) -> None:
         """Begin a fresh thread if the last one hangs."""

@@ -81,8 +81,7 @@ def _settled(some: Sequence[Message], action: str, by: str) -> Sequence[tuple[Me
         found = {row.pk: row for row in free}
         for message in some:
             try:
-                with transaction.atomic(using=using):  # an action may fail half-way
-                    changes = _changes(queue, found.get(message.pk), action, by)
+                changes = _changes(queue, found.get(message.pk), action, by)
             except (LookupError, ValueError, ImproperlyConfigured, UnknownEventType) as error:
                 outcomes.append((message, str(error)))
             else:
@@ -97,6 +96,8 @@ def _settled(some: Sequence[Message], action: str, by: str) -> Sequence[tuple[Me
 
 def _changes(queue: Queue, row: Message | None, action: str, by: str) -> dict[str, Any]:
     """Do what the action does besides the row; the columns of the row that change.
+
+    An action that is refused has written nothing.
 
     Raises:
         LookupError: the message is in use, or its receiver is gone.

@@ -55,8 +55,8 @@ class HttpPublisher(Publisher):
     """Sends each message as a webhook, signed as Standard Webhooks says.
 
     The body is the message as a CloudEvent in JSON, which is signed as a whole. ``webhook-id`` is
-    the message's id on every attempt. A response with a status from 200 to 299 confirms it, and 410
-    (Gone) says that no attempt ever will. Redirects are not followed.
+    the message's id on every attempt. A response with a status from 200 to 299 confirms it.
+    Redirects are not followed.
 
     Args:
         topic: the topic.
@@ -151,9 +151,5 @@ def _judged(response: httpx.Response) -> Exception | None:
     if response.is_success:
         return None
     what = f"{response.request.url} responded with {response.status_code} {response.reason_phrase}"
-    if response.status_code == httpx.codes.GONE:
-        return Refused(
-            f"{what}. The receiver rejects all webhooks: disable the endpoint.", final=True
-        )
     delay = retry_after(response.headers.get("retry-after", ""))
     return Refused(what, delay=min(delay, LONGEST_DELAY))

@@ -61,6 +61,6 @@ class LocalPublisher(Publisher):
             message: the message.
             by: the operator who retries it.
         """
-        for consumer in self.consumers:
-            if consumer.handles(message.type):
-                release(consumer.execution_of(message).plan, by)
+        handling = [each for each in self.consumers if each.handles(message.type)]
+        for plan in [consumer.execution_of(message).plan for consumer in handling]:
+            release(plan, by)

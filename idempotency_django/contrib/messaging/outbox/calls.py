@@ -94,7 +94,7 @@ def _path(function: Callable[..., Any]) -> str:
             "run. Pass a plain function."
         )
     try:
-        is_found = "<" not in name and module != "__main__" and found(path) == function
+        is_found = module != "__main__" and found(path) == function
     except (ImportError, LookupError):
         is_found = False
     if not is_found:
@@ -119,14 +119,12 @@ def found(path: str) -> Callable[..., Any]:
     except Exception as error:  # importing can raise anything
         raise ImportError(f"The module {module!r} cannot be imported: {error!r}") from error
     try:
-        for part in name.split("."):
-            place = getattr(place, part)
+        function: Callable[..., Any] = getattr(place, name)
     except AttributeError:
         raise LookupError(
             f"The function {path} no longer exists. It was removed or renamed while a call was "
             "waiting. Restore it under this name, or discard the message."
         ) from None
-    function: Callable[..., Any] = place
     return function
 
 

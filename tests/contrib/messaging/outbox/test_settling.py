@@ -63,6 +63,15 @@ def test_by_topic_and_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert states(topic="mails") == {"dead"}
 
 
+def test_statements() -> None:
+    """However many are retried, it takes the same few statements."""
+    dead("orders", 50, "ConnectionError: Connection refused")
+    with outbox(), CaptureQueriesContext(connections["default"]) as queries:
+        assert command("retry", "--topic", "orders") == "50 messages: retry.\n"
+    assert len(queries) < 10
+    assert states() == {"pending"}
+
+
 def test_refused() -> None:
     """What cannot be settled is left as it is, with the reason; a topic or source is named."""
     InboxMessage.objects.bulk_create(

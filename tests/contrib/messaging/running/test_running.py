@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import transaction
+from django.db import OperationalError, transaction
 
 from idempotency_django.contrib.messaging import Event, dead_letters, loops, publish
 from idempotency_django.contrib.messaging.loops import Part, handling, run
@@ -135,6 +135,25 @@ def test_once_sends_what_its_handlers_publish(monkeypatch: pytest.MonkeyPatch) -
     InboxMessage.objects.update(state="pending", process_after=DatabaseNow())
     call_command("run_messaging", "--once", verbosity=0)
     assert [*OutboxMessage.objects.values_list("state", flat=True)] == ["done"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_error_of_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that meets one tries again soon, however long it waits when nothing is due."""
+    monkeypatch.setattr(loops, "POLL", timedelta(seconds=0.01))
+    stop, tries = threading.Event(), list[bool]()
+
+    def purge() -> None:
+        tries.append(True)
+        if len(tries) == 1:
+            raise OperationalError("away")
+        stop.set()
+
+    gives_up = threading.Timer(20, stop.set)
+    gives_up.start()
+    run([Part("purge", purge, timedelta(hours=1))], stop)
+    gives_up.cancel()
+    assert len(tries) == 2
 
 
 @pytest.mark.django_db(transaction=True)
