@@ -21,7 +21,6 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import partial
-from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 import idempotency_django
@@ -56,8 +55,8 @@ _SUCCESS: Final = range(200, 300)
 _IN_PROGRESS: Final = 409
 _RETRIED: Final = frozenset({408, _IN_PROGRESS, *_NOT_EXECUTED})
 _SERVER_ERRORS: Final = 500
-_TRANSIENT_COST: Final = 14
-_THROTTLED_COST: Final = 5
+_COST: Final = 10
+"""The tokens of a retry."""
 _EXTENSION: Final = "idempotency_key"
 _NOT_SENT: Final = (
     httpx.ConnectError,
@@ -133,9 +132,8 @@ def key_for(*parts: str | int | uuid.UUID) -> str:
 class RetryBudget:
     """Limits the retries of all calls together, so that an outage is not made worse.
 
-    A retry takes 14 tokens, or 5 if the server asked to wait (409, 425, 429). A call that ends
-    with a final response puts back what it took, and a call without retries puts back 1. Clients
-    and threads can share a budget.
+    A retry takes 10 tokens. A call that ends with a final response puts back what it took, and a
+    call without retries puts back 1. Clients and threads can share a budget.
 
     Args:
         tokens: how many there are at first, and at most.
@@ -145,12 +143,12 @@ class RetryBudget:
         self._most = self._left = tokens
         self._lock = threading.Lock()
 
-    def take(self, tokens: int) -> bool:
+    def take(self) -> bool:
         """Take the tokens of a retry; ``False``: there are too few, so there must be no retry."""
         with self._lock:
-            if tokens > self._left:
+            if self._left < _COST:
                 return False
-            self._left -= tokens
+            self._left -= _COST
             return True
 
     def put_back(self, tokens: int) -> None:
@@ -246,7 +244,7 @@ class Retries:
 
     Attributes:
         lifetime: how long the server keeps a response. No key is sent again after that time, as it
-            could be executed again. ``None``: forever.
+            could be executed again. ``timedelta.max``: forever.
         attempts: the largest number of attempts, including the first. A retry of a request that is
             in progress (409 or 202) doesn't count, since the server may find out only after a lease
             that an attempt was interrupted. 1: there is no retry.
@@ -258,7 +256,7 @@ class Retries:
             you set yourself is sent as it is.
     """
 
-    lifetime: timedelta | None = timedelta(hours=24)
+    lifetime: timedelta = timedelta(hours=24)
     attempts: int = 6
     deadline: timedelta = timedelta(minutes=1)
     backoff: Backoff = _BACKOFF
@@ -269,7 +267,7 @@ class Retries:
     def __post_init__(self) -> None:
         for name, (kind, example) in _WANTED.items():
             value = getattr(self, name)
-            if not (isinstance(value, kind) or (name == "lifetime" and value is None)):
+            if not isinstance(value, kind):
                 raise TypeError(f"{name} is {value!r}. Pass {example}.")
 
     @classmethod
@@ -325,8 +323,7 @@ class Call:
     def __init__(self, retries: Retries, value: str) -> None:
         self.key = value.strip().removeprefix('"').removesuffix('"')
         self._retries = retries
-        lifetime = retries.lifetime
-        self._lifetime = inf if lifetime is None else lifetime.total_seconds()
+        self._lifetime = retries.lifetime.total_seconds()
         self.attempts = 0
         self._in_progress = 0  # those that found the operation in progress
         self._taken = 0  # tokens of the budget
@@ -360,9 +357,8 @@ class Call:
         is_known = status in _NOT_EXECUTED or _problem(response).get("state") == "not-executed"
         self._is_unknown |= not is_known
         self._in_progress += status == _IN_PROGRESS or status in _SUCCESS
-        cost = _TRANSIENT_COST if status >= _SERVER_ERRORS else _THROTTLED_COST
         at_least = retry_after(response.headers.get("Retry-After", ""))
-        return self._wait(cost, at_least, response=response)
+        return self._wait(at_least, response=response)
 
     def failed(self, error: Exception, *, sent: bool = True) -> float | None:
         """The seconds until the next attempt; ``None``: raise the error.
@@ -379,7 +375,7 @@ class Call:
         is_refused = not retryable and getattr(error, "response", None) is not None
         self._is_unknown |= sent and not is_refused
         if retryable:
-            return self._wait(_TRANSIENT_COST, error=error)
+            return self._wait(error=error)
         if self._is_unknown:
             reason = "it ended with an error that a retry does not mend"
             raise OutcomeUnknown(self.key, self.attempts, reason) from error
@@ -387,7 +383,6 @@ class Call:
 
     def _wait(
         self,
-        cost: int,
         at_least: timedelta = timedelta(0),
         *,
         response: Any = None,
@@ -405,10 +400,10 @@ class Call:
             reason = f"the deadline is {retries.deadline.total_seconds():g} seconds"
         elif begins >= self._lifetime:
             reason = f"the key's lifetime is {self._lifetime:g} seconds"
-        elif not retries.budget.take(cost):
+        elif not retries.budget.take():
             reason = "the retry budget is used up"
         else:
-            self._taken += cost
+            self._taken += _COST
             return wait
         if self._is_unknown:
             raise OutcomeUnknown(self.key, self.attempts, reason, response) from error

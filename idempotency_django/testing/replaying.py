@@ -43,7 +43,8 @@ _ADVICE: Final = {
     "it is harmless, mark the view with @idempotency_exempt.",
     "protected": "The endpoint is protected, but this happens outside of what is protected: in a "
     "middleware, an authentication, a permission or dispatch(), for example. Move it into the "
-    "handler.",
+    "handler. Or the request has ended the session that names its caller, so that the retry is "
+    "another caller's. Refuse callers who are not logged in.",
     "unkeyed": "The endpoint is protected, but not for this request: it has no key, or the "
     "policy leaves it out. Send a key, or require one.",
 }
@@ -116,14 +117,8 @@ class Replays:
             test.counts["sent"] += 1
             retrying = copy.copy(client)
             retrying.cookies = cookies
-            with (
-                rehearsal(test.ignore) as effects,
-                _noting_claims() as claims_again,
-                suppress(Exception),  # the retry's own
-            ):
+            with rehearsal(test.ignore) as effects, suppress(Exception):  # the retry's own
                 send(retrying, **{**environ, BODY: FakePayload(body)})
-            if claims_again and claims_again.isdisjoint(claims):
-                return response  # it has ended its session, so the retry is another caller's
             if not is_protected and environ["REQUEST_METHOD"] in _OVERWRITING:
                 effects = [each for each in effects if not _OVERWRITES.match(each)]
             if effects:

@@ -26,6 +26,7 @@ from ninja import (
     Status,
 )
 from ninja.decorators import decorate_view
+from ninja.errors import HttpError
 from ninja.security import APIKeyCookie, APIKeyHeader, HttpBearer
 from openapi_spec_validator import validate
 
@@ -33,7 +34,7 @@ from idempotency_django.checks.inventory import endpoints
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.errors import FingerprintMismatch, IdempotencyError
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.policy import Policy
+from idempotency_django.policy import Policy, store_errors
 from tests.models import Effect
 from tests.support import ways
 from tests.support.shared import (
@@ -258,6 +259,22 @@ def test_a_response_that_does_not_suit_its_schema(serve: Serve, client: Client) 
         post(client, "/v0/orders", key)
     assert effects() == 0
     assert record(key).status == "failed"
+
+
+def test_an_error_of_ninja_is_stored(serve: Serve, client: Client) -> None:
+    """``should_store`` has a say in what an operation raises, as the API responds to it."""
+
+    def decline(request: HttpRequest, order: Order) -> Any:
+        calls.append(order.reference)
+        raise HttpError(402, "declined")
+
+    calls: list[str] = []
+    serve(orders(decline, Policy(should_store=store_errors)))
+    key = new_key()
+    first, again = post(client, "/v0/orders", key), post(client, "/v0/orders", key)
+    assert (first.status_code, first.json()) == (402, {"detail": "declined"})
+    assert_replays(first, again)
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("kind", [IdempotencyError, FingerprintMismatch, Exception])

@@ -169,8 +169,16 @@ def leave(request: HttpRequest) -> HttpResponse:
     return HttpResponse("bye", "text/plain")
 
 
+@csrf_exempt
+@idempotent
+def leave_and_buy(request: HttpRequest) -> HttpResponse:
+    logout(request)
+    return done()
+
+
 urlpatterns = [
     path("leave/", leave),
+    path("leave-and-buy/", leave_and_buy),
     path("unprotected/", unprotected),
     path("protected/", protected),
     path("exempt/", exempt),
@@ -337,6 +345,15 @@ def test_logout(driver: Driver, client: Client) -> None:
     assert client.post("/leave/").status_code == 200
     assert (driver.test.counts["sent"], driver.findings) == (1, "")
     assert client.post("/leave/").status_code == 401
+
+
+def test_another_callers_effect(driver: Driver, client: Client) -> None:
+    """An effect of such a retry is a finding: its client does the work a second time."""
+    client.force_login(User.objects.create_user("carol"))
+    assert client.post("/leave-and-buy/").status_code == 201
+    assert "INSERT INTO" in driver.findings
+    assert "has ended the session" in driver.findings
+    assert Effect.objects.count() == 1
 
 
 @pytest.mark.parametrize("url", ["/token/", "/protected/token/"])
