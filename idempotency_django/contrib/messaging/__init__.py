@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from .outbox import after_commit, publish
     from .outbox.relay import Relay
     from .outbox.topics import topic
-    from .seen import SeenFilter
-    from .seen.redis import RedisBloom, RedisSet
+    from .seen import RedisBloom, RedisSet, SeenFilter
     from .streams import Accepted, Fenced, OutOfOrder, accept, claim_stream
     from .verifiers import Contents, GitHub, Hmac, StandardWebhooks, Stripe, Verifier
 
@@ -85,8 +84,8 @@ __getattr__ = lazily(
         "LocalPublisher": "brokers.local",
         "OutOfOrder": "streams",
         "Publisher": "brokers.base",
-        "RedisBloom": "seen.redis",
-        "RedisSet": "seen.redis",
+        "RedisBloom": "seen",
+        "RedisSet": "seen",
         "Refused": "brokers.base",
         "Relay": "outbox.relay",
         "SeenFilter": "seen",
