@@ -210,7 +210,7 @@ def test_dead_letters_of_the_inbox(using: str) -> None:
         billing.handle(event)
     _code, wrong = status()
     assert [*wrong] == [("keys held", using)]  # its broker keeps the message
-    dead_letters.keep(billing, event, dead.value)
+    dead_letters.keep(billing, event.to_json().encode(), dead.value)
     deliver(Stepping, "e-1")
     receivers.behaviour[Stepping.source] = bill
     for _ in range(Stepping.max_attempts or 0):

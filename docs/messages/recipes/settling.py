@@ -13,16 +13,13 @@ PAUSE = 5  # seconds before a message that failed is handled again
 def settle(body: bytes, place: str, *, redelivered: bool) -> bool:
     """Handle a message; whether its broker may forget it."""
     close_old_connections()  # those that the database has closed
+    event = None
     try:
         event = Event.from_json(body)
-    except ValueError as error:
-        dead_letters.keep_raw(billing, place, body, error)
-        return True
-    try:
         billing.handle(event, redelivered=redelivered)
     except Exception as error:
-        if not Failed(error).rejected:
+        if event and not Failed(error).rejected:
             logger.exception("The event %s was not handled.", event.id)
             return False
-        dead_letters.keep(billing, event, error)
+        dead_letters.keep(billing, body, error, place=place)
     return True

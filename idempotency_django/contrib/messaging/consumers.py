@@ -498,7 +498,7 @@ class Consumer:
         plan = plan_call(
             handler.policy(self._policy.resolved()),
             key=key or keys.fit(event.id),
-            scope=self._scope(event.source),
+            scope=self.scope(event.source),
             name=f"{self.name} {event.type}",
             content_digest=_content_digest(event),
             method=METHOD,
@@ -507,7 +507,7 @@ class Consumer:
         )
         return EventExecution(plan, event, handler, self.seen)
 
-    def _scope(self, source: str) -> str:
+    def scope(self, source: str) -> str:
         """The scope of an event: the consumer's name, and the event's source."""
         return scopes.join(f"consumer:{self.name}:{source}")
 

@@ -14,8 +14,8 @@ from urllib.parse import quote
 from ...engine import Plan
 from ...errors import FingerprintMismatch
 from ...models import NO_OWNER, DatabaseNow, IdempotencyKey, IdempotencyKeyQuerySet
-from ...policy import keys
-from ...stores import Status, plain
+from ...policy import keys, scopes
+from ...stores import Status, plain, reference
 from .consumers import Consumer
 from .databases import database, reason
 from .errors import DeadLettered, UnknownEventType
@@ -26,60 +26,40 @@ _OVER: Final = (MessageState.DEAD, MessageState.DONE, MessageState.DISCARDED)
 _TYPE_LENGTH: Final = 255
 
 
-def keep(consumer: Consumer, event: Event, error: Exception) -> None:
-    """Keep an event that the consumer could not handle. It is durable when this returns.
-
-    The same event is kept once, however often this is called.
-
-    Args:
-        consumer: the consumer.
-        event: the event.
-        error: why it could not be handled.
-
-    Raises:
-        ValueError: the event's data is neither bytes nor what JSON can say.
-    """
-    body = event.to_json().encode()
-    # The fragment's sign keeps "a b" and "c" apart from "a" and "b c"; a source has none in it.
-    message_id = f"{quote(event.source, safe='/:?=&@+,;')}#{event.id}"
-    if isinstance(error, FingerprintMismatch):  # another event has that id
-        message_id = f"{message_id}#{_digest(body)}"
-    if isinstance(error, UnknownEventType):  # there was no attempt, so there is no record
-        caused_by = event.caused_by
-    else:
-        caused_by = consumer.execution_of(event).name
-    _keep(consumer, message_id, event.type, body, error, caused_by=caused_by)
-
-
-def keep_raw(
+def keep(
     consumer: Consumer,
-    place: str,
-    body: bytes,
-    error: Exception,
-    headers: Iterable[tuple[str, str]] = (),
-) -> None:
-    """Keep a message that is not an event. It is durable when this returns.
-
-    Args:
-        consumer: the consumer.
-        place: where it was at its broker, the same at each delivery.
-        body: the message's body, as it came.
-        error: why it is not an event.
-        headers: the message's headers.
-    """
-    _keep(consumer, f"{place}#{_digest(body)}", "", body, error, headers=headers)
-
-
-def _keep(
-    consumer: Consumer,
-    message_id: str,
-    kind: str,
     body: bytes,
     error: Exception,
     *,
+    place: str = "",
     headers: Iterable[tuple[str, str]] = (),
-    caused_by: str = "",
 ) -> None:
+    """Keep a message that the consumer could not handle. It is durable when this returns.
+
+    The same event is kept once, however often this is called. So is what is no event, and is at
+    one place.
+
+    Args:
+        consumer: the consumer.
+        body: the message's body, as it came. It is kept as it is, and can be retried if it is an
+            event in JSON.
+        error: why it could not be handled.
+        place: where it was at its broker, the same at each delivery.
+        headers: the message's headers.
+    """
+    digest = sha256(body).hexdigest()
+    try:
+        event = Event.from_json(body)
+    except ValueError:
+        message_id, kind, caused_by = f"{place}#{digest}", "", ""
+    else:
+        # The fragment's sign keeps "a b" and "c" apart from "a" and "b c"; a source has none in it.
+        message_id = f"{quote(event.source, safe='/:?=&@+,;')}#{event.id}"
+        kind, caused_by = plain(event.type, _TYPE_LENGTH), event.caused_by
+        if isinstance(error, FingerprintMismatch):  # another event has that id
+            message_id = f"{message_id}#{digest}"
+        if not isinstance(error, UnknownEventType):  # else there was no attempt
+            caused_by = reference(keys.fit(event.id), scopes.fit(consumer.scope(event.source)))
     rows = InboxMessage.objects.using(database())
     named: dict[str, Any] = {
         "source": f"consumer:{consumer.name}",
@@ -91,10 +71,10 @@ def _keep(
     row = InboxMessage(
         **named,
         **found,
-        type=plain(kind, _TYPE_LENGTH),
+        type=kind,
         headers=json.dumps([*headers]),
         body=body,
-        digest=_digest(body),
+        digest=digest,
         received_at=DatabaseNow(),
     )
     rows.bulk_create([row], ignore_conflicts=True)
@@ -105,10 +85,6 @@ def _keep(
         over.exclude(error="").update(**dead, purge_at=None)
         over = over.filter(error="")
     over.update(**found, purge_at=None)
-
-
-def _digest(body: bytes) -> str:
-    return sha256(body).hexdigest()
 
 
 def rows_of(plan: Plan) -> IdempotencyKeyQuerySet:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -68,6 +69,8 @@ class Event:
                 )
         if self.time is not None and self.time.utcoffset() is None:
             raise ValueError(f"The event's time {self.time} has no time zone.")
+        if self.time is not None:
+            write_time(self.time)
         for name, value in self.extensions.items():
             if not _NAME.fullmatch(name) or name in _FIELDS or not isinstance(value, str | int):
                 raise ValueError(
@@ -143,8 +146,15 @@ class Event:
 
 
 def write_time(time: datetime) -> str:
-    """A timestamp of RFC 3339."""
-    return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    """A timestamp of RFC 3339.
+
+    Raises:
+        ValueError: it is not in the years 1 to 9999 of UTC.
+    """
+    try:
+        return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    except OverflowError:
+        raise ValueError(f"The event's time {time} is before the year 1 or after 9999.") from None
 
 
 def validate_nesting(what: str, text: str, value: Any) -> None:
@@ -169,10 +179,16 @@ def validate_nesting(what: str, text: str, value: Any) -> None:
     )
 
 
-def _no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is not a JSON number")
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not a number that JSON can say")
+    return number
 
 
 _loads = partial(
-    json.loads, object_pairs_hook=fingerprints.unique_members, parse_constant=_no_constant
+    json.loads,
+    object_pairs_hook=fingerprints.unique_members,
+    parse_constant=_finite,
+    parse_float=_finite,
 )

@@ -103,7 +103,7 @@ _RECEIVERS: Final[dict[str, type[WebhookReceiver]]] = {}
 class _Handlers(Consumer):
     """The handlers of a receiver. The records of its messages have a scope of their own."""
 
-    def _scope(self, source: str) -> str:
+    def scope(self, source: str) -> str:
         return f"webhook:{source}"
 
 

@@ -301,7 +301,7 @@ def test_dead(event_id: str) -> None:
     event = Event(id=event_id, source="/orders?é", type="order.paid")
     with pytest.raises(DeadLettered) as raised:
         billing.handle(event)
-    keep(billing, event, raised.value)
+    keep(billing, event.to_json().encode(), raised.value)
     dead, made = InboxMessage.objects.get(), IdempotencyKey.objects.get()
     # Of an id that is hashed, the record does not tell what it was.
     for row in (dead,) if event_id != "e-1" else (dead, made):

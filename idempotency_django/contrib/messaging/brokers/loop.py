@@ -182,7 +182,7 @@ class ConsumerLoop:
         except Exception as error:
             is_last = consumer.max_attempts is not None and failures + 1 >= consumer.max_attempts
             if event is None or is_last or Failed(error).rejected:
-                return self._dead_letter(message, event, error)
+                return self._dead_letter(message, error)
             logger.exception(
                 "The event %s of %s was not handled by the consumer %s.",
                 event.id,
@@ -192,23 +192,18 @@ class ConsumerLoop:
             return error
         return None
 
-    def _dead_letter(
-        self, message: Incoming, event: Event | None, error: Exception
-    ) -> Exception | None:
+    def _dead_letter(self, message: Incoming, error: Exception) -> Exception | None:
         logger.error(
             "The message at %s is dead-lettered, because the consumer %s cannot handle it.",
             message.place,
             self._consumer.name,
             exc_info=error,
         )
+        texts = [(name, as_text(value)) for name, value in message.headers]
         try:
-            if event is None:
-                texts = [(name, as_text(value)) for name, value in message.headers]
-                dead_letters.keep_raw(
-                    self._consumer, message.place, message.body, error, headers=texts
-                )
-            else:
-                dead_letters.keep(self._consumer, event, error)
+            dead_letters.keep(
+                self._consumer, message.body, error, place=message.place, headers=texts
+            )
         except Exception as problem:
             logger.exception(
                 "The message at %s (%d bytes) cannot be stored as a dead letter. It holds up this "

@@ -59,7 +59,7 @@ def test_all_parts_and_sigterm(tmp_path: Path) -> None:
     OutboxMessage.objects.update(state="done", process_after=None, purge_at=LONG_AGO)
     pay("sent")
     event = Event(id="1", source="/shop", type="order.paid", data={"order": "retried"})
-    dead_letters.keep(billing, event, ValueError("no"))
+    dead_letters.keep(billing, event.to_json().encode(), ValueError("no"))
     InboxMessage.objects.update(state="pending", process_after=DatabaseNow())
     with process(*COMMAND, env=settings_of()) as messaging:
         eventually(lambda: has_effect("sent") and has_effect("retried"))
@@ -131,7 +131,7 @@ def test_once_sends_what_its_handlers_publish(monkeypatch: pytest.MonkeyPatch) -
     publishes = dataclasses.replace(handler, function=lambda event: event.data or pay("published"))
     monkeypatch.setitem(billing._handlers, "order.paid", publishes)
     event = Event(id="2", source="/shop", type="order.paid", data={})
-    dead_letters.keep(billing, event, ValueError("no"))
+    dead_letters.keep(billing, event.to_json().encode(), ValueError("no"))
     InboxMessage.objects.update(state="pending", process_after=DatabaseNow())
     call_command("run_messaging", "--once", verbosity=0)
     assert [*OutboxMessage.objects.values_list("state", flat=True)] == ["done"]

@@ -149,14 +149,14 @@ def test_dead_letter_not_kept(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A message is not forgotten before it is dead-lettered, and the log says what is wrong."""
-    real = dead_letters.keep_raw
+    real = dead_letters.keep
     outage = raising(OperationalError("gone"), DataError("too large"))
 
-    def keep_raw(*arguments: Any, **options: Any) -> None:
+    def keep(*arguments: Any, **options: Any) -> None:
         outage()
         real(*arguments, **options)
 
-    monkeypatch.setattr(dead_letters, "keep_raw", keep_raw)
+    monkeypatch.setattr(dead_letters, "keep", keep)
     done = Memory(message(b"{")).run(Billing().consumer)
     assert done == ["open", "acknowledge ?", "close"]
     assert InboxMessage.objects.get().source == "consumer:billing"
@@ -302,6 +302,25 @@ def test_odd_events(number: str, kind: str) -> None:
     done = memory.run(Billing(max_attempts=3).consumer)
     assert done == ["open", f"acknowledge {number}", "close"]
     assert len(effects()) + InboxMessage.objects.count() == 1
+
+
+@pytest.mark.parametrize("kind", ["order.paid", "order.lost"])
+@pytest.mark.parametrize(
+    "odd", ['"data":{"x":1e999}', '"time":"9999-12-31T23:59:59-14:00"', '"data":"odd"']
+)
+def test_what_could_not_be_written(kind: str, odd: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event that could be read, and perhaps not written again, holds up no process."""
+    body = f'{{"specversion":"1.0","id":"a","source":"/shop","type":"{kind}",{odd}}}'.encode()
+    billing, poison = Billing(max_attempts=1), raising(*[ValueError("poison")] * 9)
+    billing.fail = lambda event: poison() if event.id == "a" else None
+    memory = Memory(message(body), message(paid("b").to_json().encode()))
+    limit = threading.Timer(30, memory.stop.set)
+    limit.start()
+    monkeypatch.setattr(Event, "to_json", lambda self: 1 / 0)
+    assert memory.run(billing.consumer) == ["open", "acknowledge ?", "acknowledge ?", "close"]
+    limit.cancel()
+    assert bytes(InboxMessage.objects.get().body) == body
+    assert effects() == ["b"]
 
 
 def test_connections_are_closed() -> None:
