@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -26,61 +25,52 @@ class Driver:
 
 
 class Httpx(Driver):
-    client: Callable[..., Any] = IdempotentClient
-
     def send(
         self,
         method: str,
         url: str,
         *,
-        redirects: bool = False,
-        auth: Any = None,
         stream: bool = False,
         client: dict[str, Any] | None = None,
         **how: Any,
     ) -> Any:
-        how = self._keyed(how)
-        options = {"trust_env": False, "verify": False, "auth": auth, "timeout": 20}
-        with type(self).client(**options, **(client or {}), **self.options) as http:
+        with IdempotentClient(**self._client(how, client)) as http:
             if stream:
-                with http.stream(method, url, follow_redirects=redirects, **how) as response:
+                with http.stream(method, url, **how) as response:
                     response.read()
                     return response
-            return http.request(method, url, follow_redirects=redirects, **how)
+            return http.request(method, url, **how)
 
-    @staticmethod
-    def _keyed(how: dict[str, Any]) -> dict[str, Any]:
+    def _client(self, how: dict[str, Any], given: dict[str, Any] | None) -> dict[str, Any]:
+        """The options of the client; those of the request are in the words of httpx then."""
+        how["follow_redirects"] = how.pop("redirects", False)
         if "key" in how:
             how["extensions"] = {"idempotency_key": how.pop("key")}
-        return how
+        plain = {"trust_env": False, "verify": False, "auth": how.pop("auth", None), "timeout": 20}
+        return {**plain, **(given or {}), **self.options}
 
 
 class AsyncHttpx(Httpx):
-    client: Callable[..., Any] = AsyncIdempotentClient
     is_async = True
 
     def send(self, method: str, url: str, **how: Any) -> Any:
-        return asyncio.run(self._send(method, url, **how))
+        return asyncio.run(self.asend(method, url, **how))
 
-    async def _send(
+    async def asend(
         self,
         method: str,
         url: str,
         *,
-        redirects: bool = False,
-        auth: Any = None,
         stream: bool = False,
         client: dict[str, Any] | None = None,
         **how: Any,
     ) -> Any:
-        how = self._keyed(how)
-        options = {"trust_env": False, "verify": False, "auth": auth, "timeout": 20}
-        async with type(self).client(**options, **(client or {}), **self.options) as http:
+        async with AsyncIdempotentClient(**self._client(how, client)) as http:
             if stream:
-                async with http.stream(method, url, follow_redirects=redirects, **how) as response:
+                async with http.stream(method, url, **how) as response:
                     await response.aread()
                     return response
-            return await http.request(method, url, follow_redirects=redirects, **how)
+            return await http.request(method, url, **how)
 
 
 DRIVERS = [Httpx, AsyncHttpx]

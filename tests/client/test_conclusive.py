@@ -143,10 +143,13 @@ def test_after_nothing_was_executed(
     assert make().send("POST", server.url).status_code == reply.status
 
 
-def test_the_last_response_of_what_was_not_executed(make: Make, server: Scripted) -> None:
+@pytest.mark.parametrize("last", NOT_EXECUTED, ids=str)
+def test_the_last_response_of_what_was_not_executed(
+    make: Make, server: Scripted, last: Reply
+) -> None:
     """If the server says of each attempt that it was not executed, the caller gets its response."""
-    server.script = [NOT_EXECUTED[2]]
-    assert make(attempts=1).send("POST", server.url).status_code == 409
+    server.script = [last]
+    assert make(attempts=1).send("POST", server.url).status_code == last.status
 
 
 def test_other_error_after_a_loss(make: Make, server: Scripted) -> None:

@@ -109,7 +109,7 @@ def test_async(server: Scripted) -> None:
     async def once() -> None:
         async def handler(execution: ExecutionContext) -> Result:
             url = server.url
-            await asyncio.gather(*(AsyncHttpx()._send("POST", url) for _ in range(3)))
+            await asyncio.gather(*(AsyncHttpx().asend("POST", url) for _ in range(3)))
             await sync_to_async(lambda: Httpx().send("POST", url))()
             raise Failed
 

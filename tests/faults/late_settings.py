@@ -1,8 +1,7 @@
 """The settings of a worker process: where it writes, what it reads from, and how long things live.
 
-``TEST_WORKER`` is JSON: ``store`` (``database`` or ``redis``), its further ``options``,
-``lease`` and ``ttl`` in seconds,
-``hold``, ``cache`` (the URL of Redis) and ``replica`` (a database to read from).
+``TEST_WORKER`` is JSON: ``store`` (``database`` or ``redis``), ``lease`` and ``ttl`` in seconds,
+``cache`` (the URL of Redis) and ``replica`` (a database to read from).
 """
 
 from __future__ import annotations
@@ -26,10 +25,7 @@ if cache := _given.get("cache"):
     CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": cache}}
 
 _stores = {
-    "database": {
-        "BACKEND": "idempotency_django.stores.database.DatabaseStore",
-        "OPTIONS": {"using": _given.get("using", "default"), **_given.get("options", {})},
-    },
+    "database": {"BACKEND": "idempotency_django.stores.database.DatabaseStore"},
     "redis": {"BACKEND": "idempotency_django.contrib.redis.RedisStore"},
 }
 IDEMPOTENCY = {
@@ -38,7 +34,6 @@ IDEMPOTENCY = {
         "lease": timedelta(seconds=_given.get("lease", 1)),
         "ttl": timedelta(seconds=_given.get("ttl", 3600)),
         "scope": shared,
-        "on_interrupted": "hold" if _given.get("hold") else "resume",
     },
 }
 ROOT_URLCONF = "tests.faults.late_views"

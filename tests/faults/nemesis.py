@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import random
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -21,12 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from idempotency_django.testing import PATIENCE
 
 from .ledger import Ledger
-from .processes import ROOT, Ended, Order
+from .processes import Ended, Order, a_process
 
 LEASE = 0.5  # seconds
 WORKERS, CLIENTS = 3, 6
@@ -91,36 +88,9 @@ class Workers:
 @contextmanager
 def workers(target: Target, ledger: Ledger, log: Path) -> Iterator[Workers]:
     """Worker processes for the length of the block."""
-    environment = {
-        **os.environ,
-        **target.settings,
-        "DJANGO_SETTINGS_MODULE": "tests.faults.bank.settings",
-        "LEDGER_URL": ledger.url,
-        "LEASE_SECONDS": str(LEASE),
-        "CONN_MAX_AGE": "600",
-    }
-    pipe: Any = subprocess.PIPE
-    with (
-        log.open("ab") as said,
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.nemesis_worker", str(WORKERS)],
-            cwd=ROOT,
-            env=environment,
-            stdin=pipe,
-            stdout=pipe,
-            stderr=said,
-            text=True,
-            # The system hangs up on a group of processes when one of them is paused and who
-            # started them ends.
-            start_new_session=True,
-        ) as process,
-    ):
-        try:
-            yield Workers(process)
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()  # which ends it
-            process.wait(PATIENCE)
+    environment = {**target.settings, "LEASE_SECONDS": str(LEASE), "CONN_MAX_AGE": "600"}
+    with a_process(f"prefork {WORKERS}", ledger.url, log, environment) as process:
+        yield Workers(process)
 
 
 class Caller:

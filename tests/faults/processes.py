@@ -117,7 +117,8 @@ def forks(url: str, ledger: str, log: Path, **environment: str) -> Iterator[Fork
         log: the file for what it says of itself; more than one process may write to it.
         environment: variables for it, see the bank's settings.
     """
-    with _worker("fork", url, ledger, log, environment) as process:
+    environment["DATABASE_URL"] = url
+    with a_process("fork", ledger, log, environment) as process:
         assert _line(process) == "ready\n"
         yield Forks(process)
 
@@ -140,25 +141,30 @@ def workers(url: str, ledger: str, log: Path) -> Iterator[Workers]:
 @contextmanager
 def site(url: str, ledger: str, log: Path, **environment: str) -> Iterator[Site]:
     """The same for a process that serves HTTP."""
-    with _worker("serve", url, ledger, log, environment) as process:
+    environment["DATABASE_URL"] = url
+    with a_process("serve", ledger, log, environment) as process:
         yield Site(process, int(_line(process)))
 
 
 @contextmanager
-def _worker(
-    command: str, url: str, ledger: str, log: Path, environment: dict[str, str]
+def a_process(
+    command: str, ledger: str, log: Path, environment: dict[str, str]
 ) -> Iterator[subprocess.Popen[str]]:
+    """A process of the bank, which ends with the block."""
     pipe: Any = subprocess.PIPE
     with (
         log.open("ab") as said,
         subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.worker", command],
+            [sys.executable, "-m", "tests.faults.worker", *command.split()],
             cwd=ROOT,
-            env={**os.environ, **environment, "DATABASE_URL": url, "LEDGER_URL": ledger},
+            env={**os.environ, **environment, "LEDGER_URL": ledger},
             stdin=pipe,
             stdout=pipe,
             stderr=said,
             text=True,
+            # The system hangs up on a group of processes when one of them is paused and who
+            # started them ends.
+            start_new_session=True,
         ) as process,
     ):
         try:

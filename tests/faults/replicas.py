@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,25 +33,9 @@ class ReadsFromReplica:
         return alias == "default"
 
 
-@dataclass(frozen=True)
-class Replica:
-    """A streaming replica, by the URL of the database in it."""
-
-    url: str
-
-    def execute(self, *statements: str) -> list[Any]:
-        """Ask or tell it something; what the last statement returned."""
-        import psycopg  # not at the top: there is none when the tests run on psycopg2
-
-        with psycopg.connect(self.url, autocommit=True) as connection:
-            for statement in statements:
-                cursor = connection.execute(statement)
-            return cursor.fetchall()
-
-
 @contextmanager
-def replica_of(primary: str, *, delay: str) -> Iterator[Replica]:
-    """A replica that applies each commit so long after it was made.
+def replica_of(primary: str, *, delay: str) -> Iterator[str]:
+    """The URL of a replica that applies each commit so long after it was made.
 
     Args:
         primary: the URL of a database on the server to copy, whose user may replicate it.
@@ -72,7 +55,7 @@ def replica_of(primary: str, *, delay: str) -> Iterator[Replica]:
         url = at._replace(netloc=f"{at.netloc.rpartition(':')[0]}:{port}").geturl()
         _start(folder, guard, Order([copy, configure], serve, signal.SIGINT, account), url)
         _until_streaming(url)
-        yield Replica(url)
+        yield url
 
 
 def _until_streaming(url: str) -> None:

@@ -1,4 +1,4 @@
-"""Owners that are late: paused past their lease, taken over, and let go on."""
+"""Owners that are late: paused past their lease, taken over, and let go on; one that is not."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connections
 
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.engine.leases import Lease
@@ -18,7 +18,7 @@ from idempotency_django.stores.records import Claim, Operation, Payload, Record,
 from idempotency_django.testing import RESPONSE, an_operation, eventually
 from tests.faults.late_processes import DATABASES, PLACES, SCOPE, Place, Worker, place, started
 from tests.models import Effect
-from tests.support.nightly import few, sizes
+from tests.support.nightly import few, nightly, sizes
 from tests.support.shared import new_key
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True, databases="__all__")]
@@ -80,6 +80,31 @@ def test_paused_in_its_handler(at: Place, workers: list[Worker]) -> None:
     assert at.store.get(key, SCOPE).attempt == 2  # type: ignore[union-attr]
 
 
+LEASES, LONGER = 2, 6.0
+"""Leases, and the seconds of each, so that a heartbeat comes in time, on a slow machine too."""
+
+
+@pytest.mark.parametrize("pause", [0.1, nightly(0.02)])
+def test_healthy_heartbeat_keeps_a_long_handler(
+    at: Place, pause: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Through several leases a running owner is never taken over, though others always try."""
+    key, path = new_key(), at.path
+    with started(at.worker(tmp_path, lease=LONGER) for _ in range(2)) as [owner, contender]:
+        owner.begin("post", path, key, "wait:handler")
+        owner.tells("reached")
+        told = contender.do("traffic", path, [key], LEASES * LONGER, 4, pause=pause)
+        owner.go_on()
+        first, retry = owner.tells("response"), contender.do("post", path, key)
+    assert set(told) == {"409"}, told
+    assert (first["status"], first["replayed"]) == (201, False), first
+    assert json.loads(first["body"])["attempt"] == 1
+    assert (retry["replayed"], retry["body"]) == (True, first["body"])
+    assert at.done(key) == 1
+    with capsys.disabled():
+        print(f"\n{at.name}: {LEASES} leases long, {told['409']} tries to take over, 0 succeeded")
+
+
 # The numbers. A lease of a millisecond is over as soon as anybody looks.
 
 
@@ -125,14 +150,6 @@ def test_late_completions(at: Place, tries: int, capsys: pytest.CaptureFixture[s
     with capsys.disabled():
         print(f"\n{at.name}: of {tries} late owners, before and after: {accepted} accepted")
     assert not any(accepted.values())
-
-
-@pytest.fixture
-def elsewhere() -> Iterator[ThreadPoolExecutor]:
-    """A thread, which has connections of its own."""
-    with ThreadPoolExecutor(1) as thread:
-        yield thread
-        thread.submit(connections.close_all).result()
 
 
 @on_databases

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e import databases
 from tests.faults.late_processes import Worker, started, worker
-from tests.faults.replicas import Replica, replica_of
+from tests.faults.replicas import replica_of
 from tests.support.nightly import few, sizes
 from tests.support.shared import new_key
 
@@ -28,9 +28,7 @@ class Site:
     """A primary, its replica, and two workers that read from the one and write to the other."""
 
     primary: Any
-    replica: Replica
     workers: list[Worker]
-    environment: dict[str, str]
 
     def ask(self, question: str, *parameters: object) -> Any:
         """One value from the primary."""
@@ -63,10 +61,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             name = {"username": "chief", "email": ""}
             first.do("command", "createsuperuser", interactive=False, verbosity=0, **name)
         with replica_of(database.url, delay=DELAY) as replica:
-            reads = dict(dj_database_url.parse(replica.url))
+            reads = dict(dj_database_url.parse(replica))
             pair = [worker(dict(environment), folder, replica=reads) for _ in range(2)]
             with started(pair) as workers:
-                yield Site(asked, replica, workers, environment)
+                yield Site(asked, workers)
 
 
 @pytest.mark.parametrize("path", few(PATHS))

@@ -1,19 +1,25 @@
-"""A process of the bank: ``python -m tests.faults.worker migrate|fork|serve``.
+"""A process of the bank: ``python -m tests.faults.worker migrate|fork|serve|prefork``.
 
 ``fork`` executes each order that comes in as a line of JSON in a process of its own, made from this
 one, which has everything loaded and nothing opened, as it says first; it says in a line of JSON how
 that ended.
-``serve`` serves HTTP on a free port, which it prints. Both end with their standard input.
+``serve`` serves HTTP on a free port, which it prints. ``prefork 3`` makes the tables and serves as
+gunicorn does, with a parent that listens and workers that it forks and forks again; each line of
+its standard input is a fault, see :meth:`Workers.obey`. All end with their standard input.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
+import select
 import signal
+import socket
 import sys
 import threading
+import time
 import uuid
 from functools import cache
 from typing import Any
@@ -30,6 +36,8 @@ from tests.faults.boundaries import Strike, boundaries
 from tests.faults.numbering import number_statements
 
 LONGEST = 60  # seconds that an operation may take
+LOOK = 0.02  # seconds between two looks at who is dead
+PR_SET_PDEATHSIG = 1
 _ORDER = {"path": "/drf/", "fails": False, "strike": None}
 
 
@@ -110,11 +118,83 @@ def serve() -> None:
     sys.stdin.read()
 
 
+class Workers:
+    """The processes that serve, each of which is replaced when it dies.
+
+    Only their parent sends them signals: it alone knows whose number is whose.
+    """
+
+    def __init__(self, count: int, listener: socket.socket) -> None:
+        self._count, self._listener = count, listener
+        self._pids: list[int] = []
+        self._paused: dict[int, float] = {}  # until when
+
+    def look_after(self) -> None:
+        """Wake who has been paused for long enough, and replace who is dead."""
+        for pid, until in list(self._paused.items()):
+            if time.monotonic() >= until:
+                os.kill(pid, signal.SIGCONT)
+                del self._paused[pid]
+        while self._pids and (dead := os.waitpid(-1, os.WNOHANG)[0]):
+            self._pids.remove(dead)
+            self._paused.pop(dead, None)
+        while len(self._pids) < self._count:
+            pid = os.fork()
+            if pid == 0:
+                _serve_there(self._listener)
+            self._pids.append(pid)
+
+    def obey(self, number: int, pause: float | None) -> None:
+        """Pause a worker for so many seconds; ``None``: kill it."""
+        pid = self._pids[number]
+        os.kill(pid, signal.SIGKILL if pause is None else signal.SIGSTOP)
+        if pause is not None:
+            self._paused[pid] = time.monotonic() + pause
+
+    def end(self) -> None:
+        """Kill them all."""
+        for pid in self._pids:
+            os.kill(pid, signal.SIGKILL)
+
+
+def _serve_there(listener: socket.socket) -> None:
+    """Serve whatever comes, each connection in a thread of its own."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    host, port = listener.getsockname()
+    server = ThreadedWSGIServer((host, port), WSGIRequestHandler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = listener
+    server.server_name, server.server_port = host, port
+    server.setup_environ()
+    server.set_app(_handler())
+    server.serve_forever(poll_interval=0.5)
+
+
+def prefork(count: int) -> None:
+    """Serve HTTP with so many workers."""
+    call_command("migrate", run_syncdb=True, verbosity=0)
+    connections.close_all()
+    listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+    listener.setblocking(False)  # several wait for each connection, and one gets it
+    workers = Workers(count, listener)
+    print(listener.getsockname()[1], flush=True)
+    try:
+        while True:
+            workers.look_after()
+            if select.select([sys.stdin], [], [], LOOK)[0]:
+                if not (line := sys.stdin.readline()):
+                    return
+                workers.obey(**json.loads(line))
+    finally:
+        workers.end()
+
+
 def main() -> None:
     """Do what the command line says."""
     os.environ["DJANGO_SETTINGS_MODULE"] = "tests.faults.bank.settings"
     django.setup()
-    number_statements()
+    if sys.argv[1] != "prefork":
+        number_statements()
     get_resolver().url_patterns  # noqa: B018  # so that the views are loaded
     match sys.argv[1]:
         case "migrate":
@@ -123,6 +203,8 @@ def main() -> None:
             fork()
         case "serve":
             serve()
+        case "prefork":
+            prefork(int(sys.argv[2]))
 
 
 if __name__ == "__main__":
