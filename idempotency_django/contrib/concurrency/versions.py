@@ -158,7 +158,7 @@ class Versioned(models.Model):
         try:
             version_field(cls)
         except ImproperlyConfigured as error:
-            errors.append(Error(str(error), obj=cls, id="idempotency_django.E032"))
+            return [*errors, Error(str(error), obj=cls, id="idempotency_django.E032")]
         if apps.is_installed("django.contrib.admin"):
             errors += _unversioned_forms(cls)
         return errors
