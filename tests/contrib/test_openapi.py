@@ -98,10 +98,6 @@ class Documented(Base):
     pass
 
 
-class Foreign(Base):
-    """Of a package, which documents nothing."""
-
-
 THINGS = {"post": "create", "get": "list"}
 urlpatterns = [
     path("plain/", Plain.as_view()),
@@ -113,7 +109,6 @@ urlpatterns = [
     path("perrequest/", PerRequest.as_view()),
     path("documented/", Documented.as_view()),
     path("exempt/", idempotency_exempt(Base.as_view())),
-    path("foreign/", Foreign.as_view()),
 ]
 pytestmark = pytest.mark.urls(__name__)
 

@@ -40,18 +40,12 @@ class TestSummary:
     """What the command says of what it did."""
 
     def test_plain(self) -> None:
-        """The summary is one line."""
-        records(3, purgeable=True)
+        """The summary is one line; with --verbosity 0 nothing is said."""
         records(1)
-        said = purge("--batch-size", "2")
-        assert said == "Purged 3 keys and messages.\n"
-        assert count() == 1
-
-    def test_quiet(self) -> None:
-        """With --verbosity 0 nothing is said, and all is done."""
-        records(2, purgeable=True)
-        assert purge("--verbosity", "0") == ""
-        assert count() == 0
+        for arguments, said in ((), "Purged 3 keys and messages.\n"), (("--verbosity", "0"), ""):
+            records(3, purgeable=True)
+            assert purge("--batch-size", "2", *arguments) == said
+            assert count() == 1
 
     def test_messages(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Messages are purged, too."""
