@@ -21,6 +21,7 @@ from idempotency_django.errors import FingerprintMismatch, OperationInProgress
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.testing import PATIENCE, in_threads
+from tests.contrib.messaging import events
 from tests.models import Effect
 from tests.support.admin_pages import act, member, messages
 from tests.support.shared import effects
@@ -50,9 +51,8 @@ def options(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def paid(number: str = "1", /, **changes: Any) -> Event:
-    """An event, as its sender makes it."""
-    given = {"source": "/shop", "type": "order.paid", "data": {"reference": "a"}}
-    return Event(**{"id": number, **given, **changes})
+    """An event with the reference of its effect."""
+    return events.paid(number, **{"data": {"reference": "a"}, **changes})
 
 
 class Poison(Exception):

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 billing = Consumer("billing", max_attempts=1)
 EVENT = Event(id="e-1", source="/shop", type="order.paid", data={"n": 1})
+BODY = EVENT.to_json().encode()
 fails: list[bool] = []
 
 
@@ -48,7 +49,7 @@ def test_retried(using: str) -> None:
     """An event that a consumer has dead-lettered is retried by that consumer."""
     with pytest.raises(DeadLettered) as dead:
         billing.handle(EVENT)
-    dead_letters.keep(billing, EVENT.to_json().encode(), dead.value)
+    dead_letters.keep(billing, BODY, dead.value)
     assert process_due() == {}
     settle(rows(using).get(), "retry", by="ann")
     assert process_due() == {"dead": 1}
@@ -66,10 +67,10 @@ def test_delivered_again(using: str) -> None:
     first, again = DeadLettered("The last attempt failed."), DeadLettered("An attempt before did.")
     first.__cause__ = ValueError("The account is closed.")
     for error in (first, again):
-        dead_letters.keep(billing, EVENT.to_json().encode(), error)
+        dead_letters.keep(billing, BODY, error)
         assert "The account is closed." in rows(using).get().error
     rows(using).update(state="discarded", error="")
-    dead_letters.keep(billing, EVENT.to_json().encode(), again)
+    dead_letters.keep(billing, BODY, again)
     assert "An attempt before did." in rows(using).get().error
     assert rows(using).get().state == "dead"
 
@@ -77,9 +78,9 @@ def test_delivered_again(using: str) -> None:
 @pytest.mark.parametrize(("before", "after"), [("done", "dead"), ("pending", "pending")])
 def test_dead_again(using: str, before: str, after: str) -> None:
     """One that was handled is dead again; one that an operator has sent on its way is not."""
-    dead_letters.keep(billing, EVENT.to_json().encode(), ValueError("first"))
+    dead_letters.keep(billing, BODY, ValueError("first"))
     rows(using).update(state=before)
-    dead_letters.keep(billing, EVENT.to_json().encode(), ValueError("second"))
+    dead_letters.keep(billing, BODY, ValueError("second"))
     row = rows(using).get()
     assert row.state == after
     assert row.error == ("ValueError: second" if after == "dead" else "ValueError: first")
@@ -89,7 +90,7 @@ def test_another_event_under_its_id(using: str) -> None:
     """What has the id of another event is kept beside what was dead-lettered under that id."""
     other = Event(id="e-1", source="/shop", type="order.paid", data={"n": 2})
     for _ in range(2):
-        dead_letters.keep(billing, EVENT.to_json().encode(), ValueError())
+        dead_letters.keep(billing, BODY, ValueError())
         dead_letters.keep(billing, other.to_json().encode(), FingerprintMismatch())
     bodies = sorted(bytes(row.body).decode() for row in rows(using))
     assert bodies == [EVENT.to_json(), other.to_json()]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,8 +24,9 @@ from idempotency_django.contrib.messaging.loops import Part, run
 from idempotency_django.contrib.messaging.models import OutboxMessage
 from idempotency_django.contrib.messaging.outbox import relay as sending
 from idempotency_django.testing import eventually, in_threads
-from tests.support.shared import cut_connection
+from tests.support.shared import cut_connection, effect_counts
 
+from . import killing
 from .conftest import Broker, outbox
 from .test_relay import every_kind, got, make_due, publish_each, refuse, states
 
@@ -202,69 +201,43 @@ def test_publisher_that_cannot_be_made(using: str, caplog: pytest.LogCaptureFixt
     assert "Correct BACKEND" in caplog.text
 
 
-@pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A module of the project, as a file that a deployment can break and mend."""
-    path = tmp_path / "deployed_handlers.py"
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield path
-    sys.modules.pop("deployed_handlers", None)
+def missing(what: str) -> None:
+    raise ImportError("a library is missing")
 
 
-def deploy(path: Path, text: str) -> None:
-    path.write_text(text)
-    sys.modules.pop("deployed_handlers", None)
-    importlib.invalidate_caches()
-
-
-CONSUMER = """
-from idempotency_django.contrib.messaging import Consumer
-from tests.contrib.messaging.outbox.conftest import Broker
-billing = Consumer("deployed")
-@billing.on("n")
-def handle(event, execution):
-    {first}
-    Broker.got.append(event)
-def called(number):
-    {first}
-    Broker.got.append(number)
-"""
-
-
-@pytest.mark.parametrize(
-    "broken",
-    ["import", CONSUMER.format(first="import a_library_that_is_missing")],
-    ids=["syntax", "inside"],
-)
+@pytest.mark.parametrize("inside", [False, True], ids=["module", "inside"])
 @pytest.mark.parametrize("kind", ["local", "after_commit"])
 def test_handlers_that_cannot_be_imported(
-    using: str, kind: str, broken: str, module: Path, caplog: pytest.LogCaptureFixture
+    using: str,
+    kind: str,
+    inside: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A handler's module that cannot be imported is the deployment's fault: no attempt is counted,
-    the topic waits and says why, and the message is handled once the module is back.
+    """A handler that cannot be imported is the deployment's fault: no attempt is counted, the topic
+    waits and says why, and the message is handled once the handler is back.
     """
     strict = {"MAX_ATTEMPTS": 1}
-    options = {"consumers": ["deployed_handlers.billing"]}
-    local = {"BACKEND": "local", "OPTIONS": options, **strict}
-    right = CONSUMER.format(first="pass")
-    deploy(module, right)
-    with outbox(local=local, after_commit=strict):
+    options = {"consumers": [f"{killing.__name__}.deadly"]}
+    with outbox(local={"BACKEND": "local", "OPTIONS": options, **strict}, after_commit=strict):
         if kind == "local":
-            publish_to("local", 1, using)
+            publish_to("local", "works", using)
         else:
             with transaction.atomic(using=using):
-                after_commit(importlib.import_module("deployed_handlers").called, 1)
-        deploy(module, broken)
-        relay = Relay()
-        relay.drain()
+                after_commit(killing.make, "works")
+        with monkeypatch.context() as deployed:
+            if inside:
+                deployed.setattr(killing, "make", missing)
+            else:
+                deployed.setitem(sys.modules, killing.__name__, None)
+            Relay().drain()
         message = OutboxMessage.objects.using(using).get()
         assert (message.state, message.attempts) == ("pending", 0)
         assert f"The topic {kind!r} waits" in caplog.text
-        deploy(module, right)
         make_due(using)
         Relay().drain()
         assert OutboxMessage.objects.using(using).get().state == "done"
-    assert len(Broker.got) == 1
+    assert effect_counts() == {"works": 1}
 
 
 @every_kind

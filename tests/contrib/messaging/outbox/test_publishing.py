@@ -9,7 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from idempotency_django.contrib.messaging import Relay, publish
+from idempotency_django.contrib.messaging import Event, Relay, publish
 from idempotency_django.contrib.messaging.models import OutboxMessage, OutboxStream
 from tests.contrib.messaging.settling import settle
 
@@ -135,27 +135,48 @@ def test_data_that_json_would_change(using: str, data: Any) -> None:
     assert not OutboxMessage.objects.using(using).exists()
 
 
+def nested(levels: int) -> Any:
+    """As many lists and dicts within one another."""
+    value: Any = {"a": []}
+    for _ in range(levels - 2):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"type": ""},
-        {"type": "a\x00"},
-        {"type": "ü" * 128},
-        {"group": 5},
-    ],
-    ids=repr,
+    "data", [nested(100), [[at, {}] for at in range(100)]], ids=["nesting", "side by side"]
 )
-def test_arguments_that_cannot_be_used(using: str, wrong: dict[str, Any]) -> None:
-    """What cannot be stored or sent is refused before the database hears of it."""
+def test_deepest(using: str, broker: type[Broker], data: Any) -> None:
+    """Data that are nested as deeply as may be are published, and an event of them can be read."""
     with transaction.atomic(using=using):
-        with (
-            CaptureQueriesContext(connections[using]) as queries,
-            pytest.raises(ValueError, match=r"is not a valid \w+ of a message"),
-        ):
-            publish("orders", 1, **{"type": "n", **wrong})
-        assert not queries.captured_queries
-        deep: Any = []
-        for _ in range(100_000):
-            deep = [deep]
-        with pytest.raises(TypeError, match="not JSON"):
-            publish("orders", deep, type="n")
+        publish("orders", data, type="n")
+    Relay().drain()
+    [message] = broker.got
+    assert Event.from_json(message.to_json()).data == data
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "text"),
+    [
+        ({"topic": "order"}, ImproperlyConfigured, "Did you mean 'orders'"),
+        ({"type": ""}, ValueError, "is not a valid type of a message"),
+        ({"type": "a\x00"}, ValueError, "is not a valid type of a message"),
+        ({"type": "ü" * 128}, ValueError, "is not a valid type of a message"),
+        ({"group": "é"}, ValueError, "printable ASCII"),
+        ({"group": "g" * 151}, ValueError, "up to 150"),
+        ({"dedup_id": 17}, TypeError, "is not a string"),
+        ({"data": nested(101)}, ValueError, "more than 100 nested lists and objects"),
+        ({"data": nested(100_000)}, TypeError, "is not JSON"),
+    ],
+    ids=["topic", "no type", "control", "long type", "ASCII", "long group", "id", "nested", "deep"],
+)
+def test_refused(using: str, wrong: dict[str, Any], error: type[Exception], text: str) -> None:
+    """What cannot be stored or sent is refused, in words, before the database hears of it."""
+    given = {"topic": "orders", "data": 1, "type": "n", **wrong}
+    with (
+        transaction.atomic(using=using),
+        CaptureQueriesContext(connections[using]) as queries,
+        pytest.raises(error, match=text),
+    ):
+        publish(given.pop("topic"), given.pop("data"), **given)
+    assert not queries.captured_queries

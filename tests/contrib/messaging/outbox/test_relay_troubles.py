@@ -176,29 +176,3 @@ def test_fresh_thread_that_dies_ends_the_relay(
     with pytest.raises(ZeroDivisionError):
         run([part(relay)], threading.Event())
     eventually(lambda: OutboxMessage.objects.get().state == "done")
-
-
-@pytest.mark.usefixtures("impatient")
-def test_no_thread_goes_on_after_the_relay(
-    broker: type[Broker], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that went on beside a hang ends with the relay, if the thread that hung fails."""
-    released, threads = threading.Event(), set[threading.Thread]()
-    work, owner = Relay.work, threading.Lock()
-
-    def fails(self: Relay) -> bool:
-        if not owner.acquire(blocking=False):
-            threads.add(threading.current_thread())
-            released.set()
-            return False
-        work(self)
-        raise ZeroDivisionError
-
-    broker.before = staticmethod(lambda messages: released.wait(30))  # type: ignore[assignment]
-    monkeypatch.setattr(Relay, "work", fails)
-    publish_order()
-    with pytest.raises(ZeroDivisionError):
-        run([part()], threading.Event())
-    [thread] = threads
-    thread.join(30)
-    assert not thread.is_alive()

@@ -7,14 +7,8 @@ from typing import Any
 
 import pytest
 from django.core.checks import CheckMessage
-from django.core.exceptions import ImproperlyConfigured
-from django.db import transaction
 from django.test import override_settings
 
-from idempotency_django.contrib.messaging import publish
-from idempotency_django.contrib.messaging.brokers.loop import Incoming, event_of
-from idempotency_django.contrib.messaging.models import OutboxMessage
-from idempotency_django.contrib.messaging.outbox.relay import event_of as sent_event_of
 from idempotency_django.contrib.messaging.outbox.topics import check_outbox
 
 LOCAL = "idempotency_django.contrib.messaging.LocalPublisher"
@@ -86,49 +80,3 @@ def test_two_databases(settings: Any) -> None:
         pytest.skip("two databases are needed")
     assert ids(OUTBOX={"orders": ENTRY}, MESSAGING_DATABASE=aliases[1]) == ["W007"]
     assert ids(MESSAGING_DATABASE=aliases[1]) == []
-
-
-def nested(levels: int) -> Any:
-    """As many lists and dicts within one another."""
-    value: Any = {"a": []}
-    for _ in range(levels - 2):
-        value = [value]
-    return value
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"data": nested(100)},
-        {"data": [[number, {}] for number in range(100)]},
-    ],
-    ids=["nesting", "side by side"],
-)
-def test_the_largest(arguments: dict[str, Any]) -> None:
-    """What is as large as may be is published, and an event of it can be read."""
-    configured = override_settings(IDEMPOTENCY={"OUTBOX": {"orders": ENTRY}})
-    with configured, transaction.atomic():
-        publish("orders", **{"type": "n", **arguments})
-    event = sent_event_of(OutboxMessage.objects.get())
-    carried = Incoming("place", event.to_json().encode(), [], False, acknowledge=bool)
-    assert event_of(carried).data == event.data
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize(
-    ("arguments", "error", "text"),
-    [
-        ({"topic": "order"}, ImproperlyConfigured, "Did you mean 'orders'"),
-        ({"data": nested(101)}, ValueError, "more than 100 nested lists and objects"),
-        ({"group": "é"}, ValueError, "printable ASCII"),
-        ({"group": "g" * 151}, ValueError, "up to 150"),
-        ({"dedup_id": 17}, TypeError, "is not a string"),
-    ],
-)
-def test_refused(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
-    """What cannot be published is refused where it is published, and says what to do."""
-    given = {"topic": "orders", "data": 1, "type": "n", **arguments}
-    configured = override_settings(IDEMPOTENCY={"OUTBOX": {"orders": ENTRY}})
-    with configured, transaction.atomic(), pytest.raises(error, match=text):
-        publish(given.pop("topic"), given.pop("data"), **given)

@@ -1,6 +1,6 @@
-"""A relay in a process of its own, which may die; it is started with ``TOPIC KILL``.
+"""A relay in a process of its own, which may die; it is started with ``TOPICS KILL``.
 
-``TOPIC`` is the entry of the topic "orders", as JSON. With ``KILL``, the process is killed when the
+``TOPICS`` is the setting ``OUTBOX``, as JSON. With ``KILL``, the process is killed when the
 broker has confirmed the first batch, before anything is noted.
 """
 
@@ -14,7 +14,7 @@ import sys
 import django
 
 
-def main(entry: str, kill: str = "") -> None:
+def main(topics: str, kill: str = "") -> None:
     """Send what is there."""
     django.setup()
     from django.conf import settings
@@ -22,7 +22,7 @@ def main(entry: str, kill: str = "") -> None:
     from idempotency_django.contrib.messaging import Batch, Publisher, Relay
     from idempotency_django.contrib.messaging.outbox.topics import Topic
 
-    settings.IDEMPOTENCY = {"OUTBOX": {"orders": json.loads(entry)}}
+    settings.IDEMPOTENCY = {"OUTBOX": json.loads(topics)}
     if kill:
         made = Topic.publisher
 

@@ -23,7 +23,6 @@ from idempotency_django.contrib.messaging.outbox.topics import Topic
 from tests.contrib.messaging.brokers import Broker
 from tests.faults.wires import wire_to
 from tests.support.kafka import bootstrap, kafka, make_topic
-from tests.support.rabbit import LARGEST
 from tests.support.servers import Server, free_port
 
 from .messages import NotSent, Outage, failures, grouped, outgoing, published
@@ -83,17 +82,6 @@ def test_refused_by_the_broker(rabbit: Server) -> None:
         assert published(publisher, grouped("a-2")) == [None]
         publisher.close()
         queue.delete()
-
-
-@pytest.mark.skipif("TEST_RABBITMQ_URL" in os.environ, reason="its largest message is unknown")
-def test_too_large_for_the_broker(rabbit_broker: Broker) -> None:
-    """A message for which RabbitMQ closes the channel fails alone: it does not hold up others."""
-    large = outgoing("large", data="x" * (LARGEST + 1))
-    with rabbit_broker.publisher() as publisher:
-        results = published(publisher, [*grouped("a-1"), large, outgoing("small")])
-    assert failures(results) == [False, True, False]
-    assert not isinstance(results[1], Outage)
-    assert "larger than" in str(results[1])
 
 
 def test_no_exchange(rabbit: Server) -> None:

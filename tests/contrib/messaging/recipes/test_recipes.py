@@ -16,6 +16,7 @@ import pytest
 from idempotency_django.contrib.messaging import Event
 from idempotency_django.contrib.messaging.models import InboxMessage
 from tests.contrib.messaging.brokers import SQS, Kafka, RabbitMQ, Redis, await_that
+from tests.contrib.messaging.events import paid_in
 from tests.contrib.messaging.transports.consumers import AFTER, WITHIN, started
 from tests.support.kafka import bootstrap
 from tests.support.machine import patience
@@ -40,12 +41,6 @@ RECIPES = {
     "celery": "rabbit",
     "faststream": "rabbit",
 }
-
-
-def paid(folder: Path, number: str, **data: Any) -> Event:
-    """An event, as its sender makes it."""
-    data = {"folder": str(folder), **data}
-    return Event(id=number, source="/shop", type="order.paid", data=data)
 
 
 class Recipe:
@@ -128,9 +123,11 @@ def test_killed_and_poisoned(recipe: Recipe, start: Any, tmp_path: Path) -> None
     """One effect for each event, although some are delivered again, and processes are killed within
     a handler and between commit and acknowledgement. Poison and what is no event become rows.
     """
-    recipe.publish(paid(tmp_path, "a"), paid(tmp_path, "a"), paid(tmp_path, "w", strike=WITHIN))
-    recipe.publish(paid(tmp_path, "p", poison=True), MALFORMED)
-    recipe.publish(paid(tmp_path, "c", strike=AFTER), paid(tmp_path, "b"))
+    recipe.publish(
+        paid_in(tmp_path, "a"), paid_in(tmp_path, "a"), paid_in(tmp_path, "w", strike=WITHIN)
+    )
+    recipe.publish(paid_in(tmp_path, "p", poison=True), MALFORMED)
+    recipe.publish(paid_in(tmp_path, "c", strike=AFTER), paid_in(tmp_path, "b"))
     for _ in range(2):
         process = start()
         assert process.wait(patience(PATIENCE)) == -signal.SIGKILL, (tmp_path / "log").read_text()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from importlib.metadata import files
-from typing import Any
 
 import pytest
 from redis import Redis
@@ -15,7 +14,6 @@ from tests.support.redis_servers import client, valkey_at
 from tests.support.servers import free_port
 
 DAY = timedelta(days=1)
-KINDS = ("set", "bloom")
 
 
 @pytest.fixture(scope="session")
@@ -39,19 +37,14 @@ def server(valkey_with_filters: int) -> Iterator[Redis]:
 Made = Callable[..., SeenFilter]
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["set", "bloom"])
 def made(request: pytest.FixtureRequest, server: Redis) -> Made:
     """Makes filters of each kind, which share what they know."""
-    return make(request.param, server)
 
-
-def make(kind: str, server: Redis) -> Made:
-    """What makes filters of a kind."""
-
-    def filter_of(capacity: int = 1000, **options: Any) -> SeenFilter:
-        if kind == "set":
+    def filter_of(capacity: int = 1000) -> SeenFilter:
+        if request.param == "set":
             return RedisSet(DAY, connection_factory=lambda: server)
-        return RedisBloom(capacity, connection_factory=lambda: server, **options)
+        return RedisBloom(capacity, connection_factory=lambda: server)
 
     return filter_of
 

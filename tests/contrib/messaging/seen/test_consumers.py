@@ -86,18 +86,6 @@ def test_liars(using: str, liar: SeenFilter) -> None:
     assert effect_counts(using) == {"1": 1, "after 1": 1}
 
 
-def test_kinds(using: str, made: Made) -> None:
-    """So it is with each kind of filter, however full it is, and with others that share it."""
-    consumer = clicks(using, made(5))
-    for number in range(12):
-        assert consumer.handle(event(number)) == Handled(f"{number}")
-        handled_again(clicks(using, made(5)), event(number))
-    for number in range(12):
-        assert consumer.handle(event(number)) == Duplicate(f"{number}")
-    assert effect_counts(using) == dict.fromkeys(effect_counts(using), 1)
-    assert len(effect_counts(using)) == 24
-
-
 def statements(using: str, call: Callable[[], object]) -> int:
     with CaptureQueriesContext(connections[using]) as sent:
         call()

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections, transaction
+from django.db import connection, connections, transaction
 from django.db.models import F
 from django.db.transaction import TransactionManagementError
 
-from idempotency_django.contrib.messaging import claim_stream
+from idempotency_django.contrib.messaging import accept, claim_stream
 from idempotency_django.contrib.messaging.errors import AlreadyProcessed, StreamFenced
 from idempotency_django.contrib.messaging.models import StreamPosition
 from idempotency_django.contrib.messaging.streams import Stream
 from idempotency_django.testing.contract import in_threads
 from tests.models import Effect
+from tests.stores.test_round_trips import messages
 
 pytestmark = [pytest.mark.django_db(transaction=True, databases="__all__"), pytest.mark.driver]
 
@@ -185,3 +188,48 @@ def test_set_by_hand(using: str) -> None:
         process(late, using, 10)
     stream = claim_stream(NAME, using=using)
     assert (stream.epoch, stream.position) == (3, 2)
+
+
+on_libpq = pytest.mark.skipif(
+    connection.vendor != "postgresql" or not hasattr(connection.Database, "ClientCursor"),
+    reason="messages are counted from the trace of libpq, by psycopg 3",
+)
+
+
+def sent(function: Callable[[], None]) -> int:
+    """How many messages a call sends."""
+    with messages() as lines:
+        function()
+    return len(lines)
+
+
+def bare() -> None:
+    """A transaction with one effect."""
+    with transaction.atomic():
+        Effect.objects.create(reference="a")
+
+
+@on_libpq
+def test_messages_of_advance() -> None:
+    """A message of a stream sends no more than the bare transaction: its UPDATE goes with BEGIN."""
+    stream = claim_stream("a")
+
+    def advance() -> None:
+        with stream.advance(to=stream.position + 1):
+            Effect.objects.create(reference="a")
+
+    assert sent(advance) == sent(bare)
+
+
+@on_libpq
+def test_messages_of_accept() -> None:
+    """So does a message of a peer."""
+    numbers = count()
+
+    def take() -> None:
+        with transaction.atomic():
+            accept("a", epoch=0, sequence=next(numbers))
+            Effect.objects.create(reference="a")
+
+    take()
+    assert sent(take) == sent(bare)

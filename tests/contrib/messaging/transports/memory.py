@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from idempotency_django.contrib.messaging import Consumer, Event
@@ -18,6 +18,10 @@ class Lost(Exception):
 class Memory:
     """Delivers messages once, and stops the loop when there are no more.
 
+    Args:
+        messages: what it delivers.
+        redelivered: the ids of events that it may have delivered before.
+
     Attributes:
         done: what the loop did, in order; beats are not noted.
         when: called before something is done, by its name; may raise.
@@ -25,9 +29,10 @@ class Memory:
 
     place = "memory"
 
-    def __init__(self, *messages: tuple[Event | bytes, bool]) -> None:
+    def __init__(self, *messages: Event | bytes, redelivered: Sequence[str] = ()) -> None:
         self.stop = threading.Event()
         self.waiting = deque(messages)
+        self.redelivered = redelivered
         self.done: list[str] = []
         self.when: dict[str, Callable[[], None]] = {}
 
@@ -49,18 +54,14 @@ class Memory:
         if not self.waiting:
             self.stop.set()
             return None
-        event, redelivered = self.waiting.popleft()
+        event = self.waiting.popleft()
         body = event if isinstance(event, bytes) else event.to_json().encode()
         place = "?" if isinstance(event, bytes) else event.id
-        return Incoming(place, body, [], redelivered, partial(self.note, "acknowledge", place))
+        is_again = place in self.redelivered
+        return Incoming(place, body, [], is_again, partial(self.note, "acknowledge", place))
 
     def beat(self) -> None:
         self.when.get("beat", lambda: None)()
 
     def close(self) -> None:
         self.note("close")
-
-
-def message(event: Event | bytes, *, redelivered: bool = False) -> tuple[Event | bytes, bool]:
-    """A message, as a source delivers it."""
-    return event, redelivered

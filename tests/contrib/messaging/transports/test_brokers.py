@@ -11,8 +11,8 @@ import pytest
 
 from idempotency_django.contrib.messaging import Consumer, Event
 from idempotency_django.contrib.messaging.models import InboxMessage
-from idempotency_django.errors import StoreUnavailable
 from tests.contrib.messaging.brokers import Broker
+from tests.contrib.messaging.events import paid
 from tests.models import Effect
 from tests.support.nightly import few
 from tests.support.shared import effect_counts
@@ -20,11 +20,6 @@ from tests.support.shared import effect_counts
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 MALFORMED = b'{"specversion": "1.0", "id": '
-
-
-def paid(number: str, **changes: Any) -> Event:
-    """An event, as its sender makes it."""
-    return Event(**{"id": number, "source": "/shop", "type": "order.paid", "data": {}, **changes})
 
 
 def dead() -> dict[str, tuple[str, bytes]]:
@@ -122,25 +117,6 @@ def test_told_apart(place: Any) -> None:
     broker.drain(billing.consumer, drained)
     assert broker.left() == 0
     assert InboxMessage.objects.count() == 2
-
-
-def test_unavailable(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the database is down, a message stays where it is, and its broker counts nothing."""
-    billing = Billing(max_attempts=1)
-    real, calls = billing.consumer.handle, []
-
-    def handle(event: Event, **arguments: Any) -> Any:
-        calls.append(arguments["redelivered"])
-        if len(calls) < 8:  # more often than any queue of these tests delivers a message
-            raise StoreUnavailable
-        return real(event, **arguments)
-
-    monkeypatch.setattr(billing.consumer, "handle", handle)
-    broker.publish(paid("a"))
-    broker.drain(billing.consumer, lambda: bool(effect_counts()))
-    assert effect_counts() == {"a": 1}
-    assert len(set(calls)) == 1
-    assert (broker.left(), dead()) == (0, {})
 
 
 def properties(flags: int, block: bytes) -> bytes:

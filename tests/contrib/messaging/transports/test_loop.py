@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from asyncio import CancelledError
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DataError, OperationalError, connection, connections
+from hypothesis import given
+from hypothesis import strategies as st
 
 from idempotency_django.contrib.messaging import (
     Consumer,
@@ -23,6 +26,7 @@ from idempotency_django.contrib.messaging import (
     loops,
 )
 from idempotency_django.contrib.messaging.brokers import loop as running
+from idempotency_django.contrib.messaging.brokers.loop import Incoming, as_text, event_of
 from idempotency_django.contrib.messaging.models import Heartbeat, InboxMessage
 from idempotency_django.errors import (
     OperationInProgress,
@@ -32,9 +36,10 @@ from idempotency_django.management import stop_on_signals
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.testing import eventually
+from tests.contrib.messaging.events import paid
 from tests.models import Effect
 
-from .memory import Lost, Memory, message
+from .memory import Lost, Memory
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -43,11 +48,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def _no_handler_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless a test says so, also on a machine that is."""
     monkeypatch.setattr(running, "POLL", 10.0)
-
-
-def paid(number: str, **changes: Any) -> Event:
-    """An event, as its sender makes it."""
-    return Event(**{"id": number, "source": "/shop", "type": "order.paid", **changes})
 
 
 class Billing:
@@ -95,7 +95,7 @@ def effects() -> list[str]:
 
 def test_acknowledged_after_the_commit() -> None:
     """When a message is acknowledged, everybody can see its effect."""
-    memory = Memory(message(paid("a")), message(paid("a")), message(paid("b")))
+    memory = Memory(paid("a"), paid("a"), paid("b"))
     seen: list[list[str]] = []
     memory.when["acknowledge"] = lambda: seen.append(effects())
     done = memory.run(Billing().consumer)
@@ -107,7 +107,7 @@ def test_a_failure_is_tried_again() -> None:
     """A handler that fails has no effect, and its message is handled as one that came before."""
     billing = Billing()
     billing.fail = raising(ValueError("not yet"))
-    done = Memory(message(paid("a"))).run(billing.consumer)
+    done = Memory(paid("a")).run(billing.consumer)
     assert done == ["open", "acknowledge a", "close"]
     assert billing.redelivered == [False, True]
     assert effects() == ["a"]
@@ -126,7 +126,7 @@ def test_never_used_up_by_others(error: Exception, monkeypatch: pytest.MonkeyPat
         return real(event, **arguments)
 
     monkeypatch.setattr(billing.consumer, "handle", handle)
-    memory = Memory(message(paid("a")), message(paid("b")))
+    memory = Memory(paid("a"), paid("b"))
     done = memory.run(billing.consumer)
     assert done == ["open", "acknowledge a", "acknowledge b", "close"]
     assert billing.redelivered == [False, False]
@@ -135,7 +135,7 @@ def test_never_used_up_by_others(error: Exception, monkeypatch: pytest.MonkeyPat
 
 def test_the_database_stays_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is stopped meanwhile acknowledges nothing."""
-    billing, memory = Billing(), Memory(message(paid("a")), message(paid("b")))
+    billing, memory = Billing(), Memory(paid("a"), paid("b"))
 
     def handle(event: Event, **arguments: Any) -> None:
         memory.stop.set()
@@ -157,7 +157,7 @@ def test_dead_letter_not_kept(
         real(*arguments, **options)
 
     monkeypatch.setattr(dead_letters, "keep", keep)
-    done = Memory(message(b"{")).run(Billing().consumer)
+    done = Memory(b"{").run(Billing().consumer)
     assert done == ["open", "acknowledge ?", "close"]
     assert InboxMessage.objects.get().source == "consumer:billing"
     assert "(1 bytes) cannot be stored as a dead letter" in caplog.text
@@ -165,7 +165,7 @@ def test_dead_letter_not_kept(
 
 def test_the_broker_is_lost(caplog: pytest.LogCaptureFixture) -> None:
     """The loop connects again, and what comes again is a duplicate."""
-    memory = Memory(message(paid("a")), message(paid("a")), message(paid("b")))
+    memory = Memory(paid("a"), paid("a"), paid("b"))
     memory.when["acknowledge"] = raising(Lost("reset"))
     memory.when["open"] = raising(None, Lost("refused"))
     memory.when["close"] = raising(Lost("gone already"))
@@ -183,7 +183,7 @@ def test_a_slow_handler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     """While a handler runs, the broker hears of its message, and the health file is touched."""
     monkeypatch.setattr(running, "POLL", 0.01)
     monkeypatch.setattr(loops, "BEAT", 0.01)
-    billing, memory, beats = leased(), Memory(message(paid("a"))), threading.Semaphore(0)
+    billing, memory, beats = leased(), Memory(paid("a")), threading.Semaphore(0)
     health = tmp_path / "health"
     memory.when["beat"] = beats.release
 
@@ -207,7 +207,7 @@ def names_of(rows: Any) -> list[str]:
 def test_heartbeat() -> None:
     """The process has a row while it runs, which says what it does, and none after a clean end."""
     seen: list[list[str]] = []
-    billing, memory = leased(), Memory(message(paid("a")))
+    billing, memory = leased(), Memory(paid("a"))
     billing.fail = lambda event: eventually(Heartbeat.objects.exists)
     memory.when["acknowledge"] = lambda: seen.append(names_of(Heartbeat.objects))
     memory.run(billing.consumer)
@@ -229,7 +229,7 @@ def test_a_handler_that_hangs(
     monkeypatch.setattr(heartbeats, "INTERVAL", 0.0)
     monkeypatch.setattr(sys, "__stderr__", sys.stderr)
     billing = leased()
-    memory, health, beats = Memory(message(paid("a"))), tmp_path / "health", list[None]()
+    memory, health, beats = Memory(paid("a")), tmp_path / "health", list[None]()
     memory.when["beat"] = lambda: beats.append(None)
 
     def hang_here(event: Event) -> None:
@@ -254,7 +254,7 @@ def test_a_handler_that_hangs(
 def test_lost_while_a_handler_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The handler ends, nothing is acknowledged on a lost connection, and a duplicate follows."""
     monkeypatch.setattr(running, "POLL", 0.01)
-    billing, memory = Billing(), Memory(message(paid("a")), message(paid("a")))
+    billing, memory = Billing(), Memory(paid("a"), paid("a"))
     lost = threading.Event()
 
     def beat() -> None:
@@ -274,7 +274,7 @@ def test_signals() -> None:
 
     The handlers of signals that were there before are there again afterwards.
     """
-    billing, memory = Billing(), Memory(message(paid("a")), message(paid("b")))
+    billing, memory = Billing(), Memory(paid("a"), paid("b"))
     before = signal.getsignal(signal.SIGTERM)
     during: list[Any] = []
 
@@ -298,7 +298,7 @@ def test_signals() -> None:
 def test_odd_events(number: str, kind: str) -> None:
     """Whatever is in an event, it is handled or dead-lettered; none of them stops the loop."""
     event = paid(number, type=kind, subject=number, data={"text": number})
-    memory = Memory(message(event))
+    memory = Memory(event)
     done = memory.run(Billing(max_attempts=3).consumer)
     assert done == ["open", f"acknowledge {number}", "close"]
     assert len(effects()) + InboxMessage.objects.count() == 1
@@ -313,7 +313,7 @@ def test_what_could_not_be_written(kind: str, odd: str, monkeypatch: pytest.Monk
     body = f'{{"specversion":"1.0","id":"a","source":"/shop","type":"{kind}",{odd}}}'.encode()
     billing, poison = Billing(max_attempts=1), raising(*[ValueError("poison")] * 9)
     billing.fail = lambda event: poison() if event.id == "a" else None
-    memory = Memory(message(body), message(paid("b").to_json().encode()))
+    memory = Memory(body, paid("b").to_json().encode())
     limit = threading.Timer(30, memory.stop.set)
     limit.start()
     monkeypatch.setattr(Event, "to_json", lambda self: 1 / 0)
@@ -326,7 +326,7 @@ def test_what_could_not_be_written(kind: str, odd: str, monkeypatch: pytest.Monk
 def test_connections_are_closed() -> None:
     """The thread that handlers run in leaves no connection to the database."""
     opened: list[Any] = []
-    billing, memory = Billing(), Memory(message(paid("a")))
+    billing, memory = Billing(), Memory(paid("a"))
 
     def fail(event: Event) -> None:
         opened.append(connections["default"].connection)
@@ -370,8 +370,8 @@ def test_whatever_a_handler_raises(fail: Any, told: str, mode: Any, redelivered:
     """
     billing = Billing(max_attempts=2, policy=Policy(mode=mode))
     billing.fail = lambda event: fail(event) if event.id == "p" else None
-    poison = message(paid("p"), redelivered=redelivered)
-    memory = Memory(message(paid("a")), poison, message(paid("b")), message(paid("c")))
+    again = ["p"] if redelivered else []
+    memory = Memory(*map(paid, "apbc"), redelivered=again)
     memory.run(billing.consumer)
     assert {*effects()} >= {"a", "b", "c"}
     row = InboxMessage.objects.get()
@@ -387,3 +387,25 @@ def test_a_health_file_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="missing"):
         memory.run(Billing().consumer, health=str(tmp_path / "missing" / "health"))
     assert memory.done == []
+
+
+def incoming(headers: list[tuple[str, Any]], body: bytes = b"") -> Incoming:
+    """A message."""
+    return Incoming("place", body, headers, False, lambda: None)
+
+
+@pytest.mark.parametrize("content_type", [None, "text/plain", "application/cloudevents+json"])
+def test_structured(content_type: str | None) -> None:
+    """JSON in the body is an event, whatever type its sender has set."""
+    event = Event(id="1", source="/shop", type="order.paid", data={"a": "ü"})
+    headers = [("content-type", content_type), ("other", b"\xff")]
+    assert event_of(incoming(headers, event.to_json().encode())) == event
+
+
+@given(st.lists(st.tuples(st.text(), st.one_of(st.binary(), st.text(), st.none()))), st.binary())
+def test_anything(headers: list[tuple[str, Any]], body: bytes) -> None:
+    """Whatever comes, it is an event or a ValueError; and its headers can be kept as texts."""
+    message = incoming(headers, body)
+    assert all(isinstance(as_text(value), str) for _, value in headers)
+    with suppress(ValueError):
+        event_of(message)

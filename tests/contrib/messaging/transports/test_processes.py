@@ -20,6 +20,7 @@ from idempotency_django.contrib.messaging.models import InboxMessage
 from idempotency_django.models import IdempotencyKey
 from tests.contrib.messaging.brokers import PATIENCE, SQS, Broker, Redis, await_that
 from tests.contrib.messaging.conftest import SERVERS
+from tests.contrib.messaging.events import paid_in
 from tests.support.machine import patience
 from tests.support.nightly import few, first_database, sizes
 from tests.support.outside import environment, running
@@ -62,12 +63,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
         yield run
 
 
-def paid(folder: Path, number: str, **data: Any) -> Event:
-    """An event, as its sender makes it."""
-    data = {"folder": str(folder), **data}
-    return Event(id=number, source="/shop", type="order.paid", data=data)
-
-
 def ends(process: subprocess.Popen[str]) -> int:
     """Its exit code, once it has ended."""
     return process.wait(patience(PATIENCE))
@@ -89,14 +84,14 @@ def test_killed_and_stopped(broker: Broker, start: Start, tmp_path: Path) -> Non
     One that gets SIGTERM finishes the message in hand, acknowledges it, takes no other, and exits
     with 0.
     """
-    broker.publish(paid(tmp_path, "a"), paid(tmp_path, "w", strike=WITHIN))
-    broker.publish(paid(tmp_path, "c", strike=AFTER))
+    broker.publish(paid_in(tmp_path, "a"), paid_in(tmp_path, "w", strike=WITHIN))
+    broker.publish(paid_in(tmp_path, "c", strike=AFTER))
     assert [ends(start(broker)) for _ in range(2)] == [-signal.SIGKILL] * 2
     last = start(broker)
     # Some hide for a while what the killed had in hand, and go on with the rest.
     hides = isinstance(broker, SQS | Redis)
     await_that(lambda: effect_counts()["w"] == 1 and not (hides and broker.left()))
-    broker.publish(paid(tmp_path, "slow", until="go"), paid(tmp_path, "next"))
+    broker.publish(paid_in(tmp_path, "slow", until="go"), paid_in(tmp_path, "next"))
     await_that(lambda: "slow" in started(tmp_path))
     last.send_signal(signal.SIGTERM)
     (tmp_path / "go").touch()
@@ -111,7 +106,11 @@ def test_killed_and_stopped(broker: Broker, start: Start, tmp_path: Path) -> Non
 def test_poison_that_kills(place: Any, start: Start, name: str, tmp_path: Path) -> None:
     """What ends each process that handles it is counted, and dead-lettered."""
     broker, alias = place("rabbitmq"), settings.ALIASES[name]
-    events = [paid(tmp_path, "a"), paid(tmp_path, "deadly", strike=ALWAYS), paid(tmp_path, "b")]
+    events = [
+        paid_in(tmp_path, "a"),
+        paid_in(tmp_path, "deadly", strike=ALWAYS),
+        paid_in(tmp_path, "b"),
+    ]
     broker.publish(*events)
     # The first time nobody can count it: that process had no reason to expect anything.
     for _ in range(3):
@@ -135,7 +134,7 @@ def test_storm(place: Any, start: Start, name: str, messages: int, tmp_path: Pat
     ids = [str(at) for at in range(number)]
     copies = [each for each in ids for _ in range(chance.randint(1, 5))]
     chance.shuffle(copies)
-    broker.publish(*(paid(tmp_path, each, poison=each in poison) for each in copies))
+    broker.publish(*(paid_in(tmp_path, each, poison=each in poison) for each in copies))
     with_effect = dict.fromkeys({*ids} - poison, 1)
     process = start(broker, alias, "4", str(max(8, number // 50)), str(SEED))
     await_that(lambda: len(effect_counts(alias)) == len(with_effect) and dead(alias) == poison)
@@ -152,7 +151,7 @@ def test_paused_through_a_rebalance(place: Any, start: Start, tmp_path: Path) ->
     if "postgres" not in settings.ALIASES:
         pytest.skip("PostgreSQL is not among TEST_DATABASES")
     alias, broker = settings.ALIASES["postgres"], place("kafka")
-    broker.publish(paid(tmp_path, "a", until="go"), paid(tmp_path, "b"))
+    broker.publish(paid_in(tmp_path, "a", until="go"), paid_in(tmp_path, "b"))
     first = start(broker, alias)
     await_that(lambda: bool(started(tmp_path)))
     second = start(broker, alias)
@@ -160,7 +159,7 @@ def test_paused_through_a_rebalance(place: Any, start: Start, tmp_path: Path) ->
     await_that(lambda: len(effect_counts(alias)) == 2)
     first.send_signal(signal.SIGCONT)
     (tmp_path / "go").touch()
-    broker.publish(*(paid(tmp_path, str(number)) for number in range(10)))
+    broker.publish(*(paid_in(tmp_path, str(number)) for number in range(10)))
     await_that(lambda: len(effect_counts(alias)) == 12)
     for process in (first, second):
         process.send_signal(signal.SIGTERM)

@@ -11,17 +11,13 @@ import pytest
 
 from idempotency_django.contrib.messaging import Consumer, Event
 from tests.contrib.messaging.brokers import Kafka, RabbitMQ, await_that
+from tests.contrib.messaging.events import paid
 from tests.faults.wires import wire_to
 from tests.models import Effect
 from tests.support.nightly import nightly
 from tests.support.servers import Server
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def paid(number: str) -> Event:
-    """An event, as its sender makes it."""
-    return Event(id=number, source="/shop", type="order.paid")
 
 
 def booking(calls: list[str], hold: threading.Event | None = None, longest: float = 30) -> Consumer:

@@ -87,37 +87,25 @@ def raw(data: Any) -> bytes:
 
 
 @pytest.mark.parametrize("secret", [NEW, OLD])
-def test_standard_oracle(secret: str) -> None:
-    """What the library of Standard Webhooks signs is verified, and the other way round."""
+@pytest.mark.parametrize(
+    ("library", "prefix"), [(standardwebhooks, "webhook-"), (svix, "svix-")], ids=lambda each: ""
+)
+def test_standard_oracle(library: Any, prefix: str, secret: str) -> None:
+    """What the library of Standard Webhooks signs, or Svix, is verified, and vice versa."""
     at, body = datetime.now(UTC), raw({"type": "order.paid", "data": {"id": 17}})
-    theirs = standardwebhooks.Webhook(secret)
-    verifier = StandardWebhooks([NEW, OLD])
+    theirs = library.Webhook(secret)
+    verifier = StandardWebhooks([NEW, OLD], prefix=prefix)
     headers = {
-        "Webhook-Id": "msg_1",
-        "Webhook-Timestamp": str(int(at.timestamp())),
-        "Webhook-Signature": "v1a,xx " + theirs.sign("msg_1", at, body.decode()),
+        f"{prefix}Id": "msg_1",
+        f"{prefix}Timestamp": str(int(at.timestamp())),
+        f"{prefix}Signature": "v1a,xx " + theirs.sign("msg_1", at, body.decode()),
     }
     verifier.verify(cased(headers), body)
     assert verifier.read(cased(headers), body) == Contents(
         "msg_1", "order.paid", {"type": "order.paid", "data": {"id": 17}}
     )
-    ours = StandardWebhooks([secret]).sign(body, message_id="msg_2")
-    assert theirs.verify(body.decode(), ours) == json.loads(body)
-
-
-def test_svix_oracle() -> None:
-    """What Svix signs is verified, and the other way round."""
-    at, body = datetime.now(UTC), raw({"type": "order.paid"})
-    theirs = svix.Webhook(NEW)
-    headers = {
-        "svix-id": "msg_1",
-        "svix-timestamp": str(int(at.timestamp())),
-        "svix-signature": theirs.sign("msg_1", at, body.decode()),
-    }
-    verifier = StandardWebhooks([OLD, NEW], prefix="svix-")
-    verifier.verify(cased(headers), body)
-    assert verifier.read(cased(headers), body).message_id == "msg_1"
-    theirs.verify(body, StandardWebhooks([NEW], prefix="svix-").sign(body, message_id="msg_2"))
+    ours = StandardWebhooks([secret], prefix=prefix).sign(body, message_id="msg_2")
+    theirs.verify(body.decode(), ours)  # it raises nothing
 
 
 @pytest.mark.parametrize("event", [SNAPSHOT, THIN], ids=["snapshot", "thin"])
