@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView, exception_handler
 
+from idempotency_django import signals
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.engine.functions import idempotent_call
@@ -32,6 +34,7 @@ from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.testing import PATIENCE, in_threads
 from tests.models import Effect
+from tests.support import views
 from tests.support.shared import assert_replays, effects, new_key, post, record
 
 pytestmark = [
@@ -316,3 +319,80 @@ def test_waiter_replays(always_atomic: None) -> None:
     )
     assert_replays(first, second)
     assert effects() == 1
+
+
+# What a receiver of a signal meets in the database spoils nobody's transaction.
+
+
+urlpatterns += [
+    path("created/", idempotent(views.create)),
+    path("created-leased/", idempotent(mode="leased")(views.create)),
+]
+
+
+def fails(**_: Any) -> None:
+    """A receiver whose statement is refused."""
+    effect = Effect.objects.create(reference="receiver")
+    Effect(pk=effect.pk).save(force_insert=True)
+
+
+def marks(**_: Any) -> None:
+    """One that marks the transaction for rollback, or is in none."""
+    try:
+        with transaction.atomic(savepoint=False):
+            fails()
+    except IntegrityError:
+        pass
+
+
+@pytest.fixture(params=[fails, marks])
+def _receivers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A receiver of every signal that spoils what it is called in."""
+    every = [each for each in vars(signals).values() if isinstance(each, signals.Signal)]
+    for signal in every:
+        signal.connect(request.param)
+    yield
+    for signal in every:
+        signal.disconnect(request.param)
+
+
+@pytest.mark.usefixtures("_receivers", "atomic")
+@pytest.mark.parametrize("url", ["/created/", "/created-leased/"])
+class TestReceiver:
+    """One that fails, in whichever way."""
+
+    @pytest.fixture(autouse=True)
+    def _skip_what_is_refused(self, url: str, atomic: bool) -> None:
+        if atomic and url == "/created-leased/":
+            pytest.skip("LEASED MODE NEEDS AUTOCOMMIT")
+
+    def test_executed_and_replayed(self, client: Client, url: str) -> None:
+        """``claimed``, ``completed`` and ``replayed``: one effect, and its response again."""
+        key = new_key()
+        first = post(client, url, key)
+        assert first.status_code == 201
+        assert_replays(first, post(client, url, key))
+        assert effects() == 1
+
+    def test_failed(self, client: Client, url: str) -> None:
+        """``failed``: the response is given and the key is free."""
+        key = new_key()
+        for _ in range(2):
+            assert post(client, url, key, "503").status_code == 503
+        assert record(key).status == "failed"
+
+
+def test_receiver_of_claimed_writes(client: Client, atomic: bool) -> None:
+    """What a receiver of ``claimed`` writes is committed with the operation, and only with it."""
+
+    def audit(**_: Any) -> None:
+        Effect.objects.create(reference="audit")
+
+    signals.claimed.connect(audit)
+    try:
+        post(client, "/created/", new_key(), "503")
+        assert effects("audit") == 0
+        post(client, "/created/", new_key())
+        assert effects("audit") == 1
+    finally:
+        signals.claimed.disconnect(audit)

@@ -136,12 +136,6 @@ class TestRequests:
             post(client, url, new_key(), "error")
         assert open_ones == [(False, 1), (False, 1), (False, effects() + effects("error"))]
 
-    def test_no_key(self, client: Client) -> None:
-        """A request without a key is no execution, and a safe one is none either."""
-        assert post(client, "/view/").status_code == 201
-        client.get("/view/")
-        assert seen == []
-
     @pytest.mark.parametrize("url", ["/view/", "/leased/"])
     def test_responses_that_are_not_kept(self, client: Client, url: str) -> None:
         """A response of 503 is a failure without an error; one that is not kept frees the key."""

@@ -139,13 +139,6 @@ class TestStatus:
             post(client, "/accepting/", key)
         assert seen == [{"status": "in_progress", "attempt": 1}]
 
-    def test_completed(self) -> None:
-        """Completed: its response is for who sends the request again."""
-        client, url, key = logged_in("alice"), "/accepting/", new_key()
-        location = accepted(client, url, key)
-        assert told(client, location) == {"status": "completed", "attempt": 1}
-        assert is_replay(post(client, url, key))
-
     def test_failed(self) -> None:
         """Failed: a retry is a new attempt; why is not told."""
         client, key = logged_in("alice"), new_key()

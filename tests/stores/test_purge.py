@@ -143,15 +143,14 @@ def test_steps_go_with_their_record(alias: str) -> None:
 
 
 @contextmanager
-def held(alias: str, key: str, within: Any = None) -> Iterator[None]:
-    """Another transaction holds the record, or the rows that are given instead."""
+def held(alias: str, key: str) -> Iterator[None]:
+    """Another transaction holds the record."""
     taken, done = threading.Event(), threading.Event()
 
     def hold() -> None:
         try:
             with transaction.atomic(using=alias):
-                found = rows(alias).filter(key=key) if within is None else within
-                assert list(found.select_for_update())
+                assert list(rows(alias).filter(key=key).select_for_update())
                 taken.set()
                 assert done.wait(PATIENCE)
         finally:
