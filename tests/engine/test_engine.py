@@ -151,22 +151,6 @@ class TestRun:
         assert effects() == 1
         assert sent == ["claimed", "completed", "mismatched"]
 
-    def test_returned_failure(self, store: Store, sent: list[str]) -> None:
-        """A response without payload is given, but nothing of it stays; a retry executes."""
-
-        def refuse(claim: Claim) -> Result:
-            effect(claim)
-            return Result("busy", None, error="The response had the status 503.", failed=True)
-
-        operation = an_operation()
-        assert run(store, operation, refuse) == Executed("busy")
-        found = store.get(operation.key, operation.scope)
-        assert found is not None
-        assert found.status is Status.FAILED
-        assert run(store, operation) == Executed("response")
-        assert effects() == (1 if store.supports_transactions else 2)
-        assert sent == ["claimed", "failed", "claimed", "completed"]
-
     def test_raised_error(self, store: Store, sent: list[str]) -> None:
         """What the handler raises rolls back and goes on to the caller, as itself."""
 

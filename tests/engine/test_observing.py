@@ -148,35 +148,32 @@ def call(fn: Callable[..., Any] = lambda execution: effect(), **options: Any) ->
     return idempotent_call(fn, key="k-1", scope="books", name="book", **options)
 
 
-class TestCalls:
-    """Calls of plain Python."""
+def test_coroutine_functions() -> None:
+    """The same for coroutine functions: the hook's context is the handler's."""
 
-    def test_coroutine_functions(self) -> None:
-        """The same for coroutine functions: the hook's context is the handler's."""
+    async def fn(execution: Any) -> str:
+        await asyncio.sleep(0)
+        spans.append(SPAN.get())
+        return await sync_to_async(SPAN.get)()
 
-        async def fn(execution: Any) -> str:
-            await asyncio.sleep(0)
-            spans.append(SPAN.get())
-            return await sync_to_async(SPAN.get)()
+    async def all_of_them() -> list[Any]:
+        options: Any = {"key": "k-1", "scope": "books", "name": "book"}
 
-        async def all_of_them() -> list[Any]:
-            options: Any = {"key": "k-1", "scope": "books", "name": "book"}
+        with pytest.raises(asyncio.CancelledError):
+            await aidempotent_call(cancelled, **options)
+        await IdempotencyKey.objects.filter(key="k-1").aupdate(lease_expires_at=LONG_AGO)
+        return [await aidempotent_call(fn, **options) for _ in range(2)]
 
-            with pytest.raises(asyncio.CancelledError):
-                await aidempotent_call(cancelled, **options)
-            await IdempotencyKey.objects.filter(key="k-1").aupdate(lease_expires_at=LONG_AGO)
-            return [await aidempotent_call(fn, **options) for _ in range(2)]
+    async def cancelled(execution: Any) -> None:
+        raise asyncio.CancelledError
 
-        async def cancelled(execution: Any) -> None:
-            raise asyncio.CancelledError
-
-        assert async_to_sync(all_of_them)() == ["k-1"] * 2
-        assert seen == [
-            ("failed", asyncio.CancelledError),
-            ("executed", None),
-            ("replayed", None),
-        ]
-        assert spans == ["k-1"]
+    assert async_to_sync(all_of_them)() == ["k-1"] * 2
+    assert seen == [
+        ("failed", asyncio.CancelledError),
+        ("executed", None),
+        ("replayed", None),
+    ]
+    assert spans == ["k-1"]
 
 
 def test_in_progress() -> None:

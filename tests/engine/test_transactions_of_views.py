@@ -66,11 +66,6 @@ def create(request: HttpRequest) -> HttpResponse:
     return JsonResponse({}, status=201)
 
 
-def fails(request: HttpRequest) -> HttpResponse:
-    """An error of the view's own."""
-    raise RuntimeError("its own")
-
-
 def leaves_it_off(request: HttpRequest) -> HttpResponse:
     """Commits by hand what it wants to, and leaves it to somebody else to tidy up."""
     reference = json.loads(request.body)["reference"]
@@ -86,7 +81,6 @@ def leaves_it_off(request: HttpRequest) -> HttpResponse:
 urlpatterns = [
     path("view/", idempotent(create)),
     path("leased/", idempotent(mode="leased")(create)),
-    path("fails/", idempotent(fails)),
     path("leaves/", idempotent(mode="leased")(leaves_it_off)),
 ]
 
@@ -113,12 +107,6 @@ def test_leased(client: Client, way: str) -> None:
     first = post(client, "/leased/", key, way)
     assert first.status_code == 201
     assert_replays(first, post(client, "/leased/", key, way))
-
-
-def test_error_of_the_view(client: Client) -> None:
-    """Any other error is what it is."""
-    with pytest.raises(RuntimeError, match="its own"):
-        post(client, "/fails/", new_key())
 
 
 @pytest.fixture

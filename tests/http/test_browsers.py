@@ -65,15 +65,6 @@ class TestForms:
         assert (is_replay(first), is_replay(again)) == (False, True)
         assert effects() == 1
 
-    def test_multipart_and_urlencoded(self) -> None:
-        """A form is the same to the key in both of its encodings."""
-        client, key = Client(), new_key()
-        client.post("/order/", {"idempotency_key": key, "reference": "a"})
-        body = f"idempotency_key={key}&reference=a"
-        encoded = "application/x-www-form-urlencoded"
-        assert_problem(client.post("/order/", body, content_type=encoded), 422, "mismatch")
-        assert effects() == 1
-
     def test_beside_a_header_that_the_browser_made_up(self, alice: Client) -> None:
         """The form's own key counts, also where a key must have a format of the project's."""
         sent = {"idempotency_key": new_key(), "reference": "a"}

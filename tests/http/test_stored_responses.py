@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django import forms
-from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.middleware.csrf import get_token
 from django.template import engines
@@ -181,16 +180,6 @@ def test_altered_by_nothing() -> None:
     with pytest.raises(TypeError, match="its policy, returned NoneType, not an HttpResponse"):
         send("/altered/", key, "5")
     assert effects() == 1
-
-
-async def later(request: HttpRequest, response: HttpResponse) -> HttpResponse:
-    return response
-
-
-def test_altered_by_a_coroutine_function() -> None:
-    """A coroutine function is refused as ``on_replay`` where the policy is made."""
-    with pytest.raises(ImproperlyConfigured, match="must be None or a plain function of a request"):
-        Policy(on_replay=later)
 
 
 # The form of what is stored.

@@ -265,16 +265,6 @@ def test_missing_key_names_the_header() -> None:
     assert "X-Request-Key" not in str(caught.value)
 
 
-def test_client_key() -> None:
-    """The header's key counts in both forms."""
-    policy = Policy().resolved()
-    assert identity.client_key(policy, '"abc"') == identity.client_key(policy, "abc") == "abc"
-    derived = Policy(key=keys.instead_of_header(keys.natural("order"))).resolved()
-    assert identity.key_of_request(derived, a_call(Parsed({"order": "A-1"}))) == "A-1"
-    with pytest.raises(KeyMalformed):
-        identity.client_key(policy, "")
-
-
 @pytest.mark.parametrize(
     ("key_format", "key", "expected"),
     [("any", "1", True), ("uuid", UUID, True), ("uuid", "1", False), (r"ord-\d+", "ord-1", True)],
