@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Event
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
-from asgiref.sync import sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.contrib.admin.models import ADDITION, LogEntry
 from django.core.exceptions import ImproperlyConfigured
 from django.db import IntegrityError, connections, transaction
@@ -40,7 +40,6 @@ pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
 ]
 
-T = TypeVar("T")
 Handler = Callable[[ExecutionContext], object]
 
 
@@ -84,16 +83,6 @@ def dangling(using: str) -> None:
     """Do what PostgreSQL and SQLite refuse at COMMIT only."""
     effect(using)
     LogEntry.objects.using(using).create(user_id=10**6, action_flag=ADDITION)
-
-
-def run_in_loop(work: Callable[[], Awaitable[T]]) -> T:
-    async def run() -> T:
-        try:
-            return await asyncio.wait_for(work(), PATIENCE)
-        finally:
-            await sync_to_async(connections.close_all)()
-
-    return asyncio.run(run())
 
 
 async def aattempt(
@@ -551,7 +540,7 @@ class TestAsync:
             assert outcome == Executed([[1, 2], [3, 4], True])
             assert len(calls) == 3
 
-        run_in_loop(work)
+        async_to_sync(work)()
         assert effects(using=store.using) == 1
 
     def test_late_owner(self, store: Store) -> None:
@@ -572,7 +561,7 @@ class TestAsync:
             with pytest.raises(ClaimLost):
                 await execution.astep("c", _noted, calls, "local")
 
-        outcome = run_in_loop(lambda: aattempt(store, operation, handler))
+        outcome = async_to_sync(aattempt)(store, operation, handler)
         assert isinstance(outcome, InProgress)
         assert calls == ["remote"]
 

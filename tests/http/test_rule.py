@@ -290,16 +290,6 @@ FUNCTIONS: dict[str, Callable[[Decorator], Any]] = {
         idempotent(check(copied(function)))
     ),
     "mixin, around as_view()": lambda check: check(a_class(handler, *MIXED).as_view()),
-    "middleware, decorates itself": lambda check: type(
-        "Itself",
-        (View,),
-        {
-            "post": handler,
-            "as_view": classmethod(
-                lambda cls, **kwargs: check(super(cls, cls).as_view.__func__(cls, **kwargs))
-            ),
-        },
-    ).as_view(),  # type: ignore[attr-defined]
 }
 """A decorator of a function, that may check the caller, where more than it is protected."""
 

@@ -19,7 +19,9 @@ from idempotency_django.http import IdempotencyStatusView
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.stores import stores
-from idempotency_django.testing import eventually
+from idempotency_django.stores.database import DatabaseStore
+from idempotency_django.testing import an_operation, eventually
+from tests.support.attempts import interrupt
 from tests.support.shared import (
     assert_problem,
     assert_replays,
@@ -49,12 +51,6 @@ class WithoutStatus:
     """A URLconf without a status view."""
 
     urlpatterns = [path("accepting/", idempotent(policy=ACCEPTED)(create))]
-
-
-def interrupt(key: str) -> None:
-    """Let the lease of the operation be over, whatever its owner believes."""
-    ended = timezone.now() - timedelta(hours=1)
-    assert IdempotencyKey.objects.filter(key=key).update(lease_expires_at=ended) == 1
 
 
 def accepted(client: Client, url: str, key: str, reference: str = "a") -> str:
@@ -100,7 +96,7 @@ class TestAccepted:
         key, responses = new_key(), []
 
         def retry() -> None:
-            interrupt(key)
+            interrupt(DatabaseStore("default"), an_operation(key=key))
             responses.append(post(Client(), "/held/", key))
 
         with during(retry):
@@ -155,7 +151,7 @@ class TestStatus:
 
         def look() -> None:
             location = post(client, url, key)["Location"]
-            interrupt(key)
+            interrupt(DatabaseStore("default"), an_operation(key=key))
             seen.append(told(client, location))
 
         with during(look):

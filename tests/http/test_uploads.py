@@ -131,15 +131,6 @@ class Protected(IdempotentViewMixin, APIView):
     put = post
 
 
-class Streamed(IdempotentViewMixin, APIView):
-    """Takes the stream of a type that it has a parser for, or none."""
-
-    parser_classes = [FileUploadParser]
-
-    def post(self, request: Request) -> Response:
-        return Response(store(request.stream.read()), status=201)
-
-
 class OneFile(IdempotentViewMixin, APIView):
     parser_classes = [FileUploadParser]
 
@@ -202,7 +193,6 @@ urlpatterns = [
     path("async/<way>/", csrf_exempt(idempotent(coroutine))),
     path("middleware/<way>/", csrf_exempt(function)),
     path("drf/<way>/", Protected.as_view()),
-    path("streamed/", Streamed.as_view()),
     path("file/", OneFile.as_view()),
     path("no-parser/", NoParser.as_view()),
     path("authenticated/", Authenticated.as_view()),
@@ -375,9 +365,9 @@ class TestRestFramework:
         assert effects() == 1
 
     @pytest.mark.parametrize("size", [10, 400])
-    @pytest.mark.parametrize("url", ["/streamed/", "/file/", "/no-parser/"])
+    @pytest.mark.parametrize("url", ["/file/", "/no-parser/"])
     def test_raw_upload(self, client: Client, url: str, size: int) -> None:
-        """A raw body arrives whole: by its parser, as a stream, or without a parser for it."""
+        """A raw body arrives whole: by its parser, or without a parser for it."""
         key, body = new_key(), CONTENT[:size]
         named = {"Content-Disposition": "attachment; filename=a.bin"}
         kind = "application/octet-stream"
