@@ -130,7 +130,7 @@ class Action:
                     done.append(row)
             LogEntry.objects.log_actions(user.pk, done, CHANGE, str(self.log) % given)
         if done:
-            counted = f"{len(done)} {model_ngettext(page.opts, len(done))}"
+            counted = _counted(page, len(done))
             page.message_user(request, f"{counted}: {self.done}.", messages.SUCCESS)
         for refusal, number in refusals.items():
             text = _("Left unchanged: %(number)d. %(reason)s")
@@ -151,12 +151,18 @@ class Action:
             "action": self,
             "form": form,
             "rows": () if across else rows[: len(selected)],
+            "chosen": _counted(page, rows.count()),
             "selected": selected,
             "select_across": int(across),
             "checkbox_name": ACTION_CHECKBOX_NAME,
             "confirmed_name": _CONFIRMED,
         }
         return TemplateResponse(request, "admin/idempotency_django/action.html", context)
+
+
+def _counted(page: Any, number: int) -> str:
+    """The number of rows, in words."""
+    return f"{number} {model_ngettext(page.opts, number)}"
 
 
 class ListAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not subscriptable at runtime

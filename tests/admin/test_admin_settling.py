@@ -292,7 +292,7 @@ class TestBothWays:
         chosen, other = records(60, alias, held=True), record(alias, interrupted=True)
         path = f"{LIST}?state=held"
         asked = ask(settler, SETTLE, chosen[0], path=path, select_across="1")
-        assert b"all rows that the list" in asked.content
+        assert b"60 idempotency keys. This is done to all rows that the list" in asked.content
         sent = settlement("release", select_across="1")
         done = act(settler, SETTLE, chosen[0], path=path, **sent)
         assert messages(done) == ["60 idempotency keys: settled."]

@@ -84,6 +84,18 @@ def test_refused_by_the_broker(rabbit: Server) -> None:
         queue.delete()
 
 
+def test_no_queue(rabbit: Server) -> None:
+    """A queue that is not there is declared, so that its first message is not refused."""
+    name = f"new-{uuid.uuid4().hex}"
+    publisher = KombuPublisher("orders", url=rabbit.url, queue=name)
+    assert published(publisher, grouped("a-1")) == [None]
+    publisher.close()
+    with kombu.Connection(rabbit.url) as connection:
+        queue = kombu.Queue(name)(connection.channel())
+        assert queue.get(no_ack=True).properties["message_id"] == "a-1"
+        queue.delete()
+
+
 def test_no_exchange(rabbit: Server) -> None:
     """An exchange that is not there is no message's fault."""
     name = f"missing-{uuid.uuid4().hex}"
