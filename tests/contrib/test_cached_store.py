@@ -180,7 +180,7 @@ def test_cached_too_late(store: CachedStore, cache: Any) -> None:
     assert store.recall(operation) is not None
 
 
-@pytest.mark.parametrize("rubbish", [b"[]", b"no\nbody", "text", 17, b'["k"]\nbody', {"a": 1}])
+@pytest.mark.parametrize("rubbish", [b"no\nbody", "text", b'["k"]\nbody'])
 def test_rubbish_in_the_cache(store: CachedStore, cache: Any, rubbish: object) -> None:
     """What is no response is logged and not given; the database is read."""
     operation = completed(store)

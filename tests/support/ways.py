@@ -19,7 +19,7 @@ from types import FunctionType
 from typing import Any, ClassVar, Literal
 
 from django.conf import settings
-from django.contrib.auth.decorators import login_required, permission_required
+from django.contrib.auth.decorators import permission_required
 from django.contrib.auth.mixins import PermissionRequiredMixin
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -464,17 +464,6 @@ class Guard:
         return self.view(*args)
 
 
-class AnObject:
-    """… that is an object."""
-
-    def __init__(self, view: Any) -> None:
-        self.view = view
-
-    def __call__(self, *args: Any) -> Any:
-        """Call the view."""
-        return self.view(*args)
-
-
 class OwnDispatch(View):
     """A class that has no handlers: it does everything in ``dispatch()``, as GraphQL's views do."""
 
@@ -487,7 +476,6 @@ UNKNOWN: dict[str, Any] = {
     "unknown": unknown,
     "no-wraps": without_wraps,
     "by-object": by_an_object,
-    "object": AnObject,
 }
 """Decorators that are not known, by what is strange about them. ``test_rule.py`` has many more."""
 
@@ -513,13 +501,7 @@ ABOVE: dict[str, tuple[str, Callable[[], Any]]] = {
     "partial": ("functools.partial", lambda: partial(plain)),
     "bound-method": ("Site.plain", lambda: Site().plain),
     "guard": ("directly above the function tests.support.ways.plain", lambda: guard(plain)),
-    "guard-far": (
-        "directly above the function tests.support.ways.plain",
-        lambda: no_store(guard(plain)),
-    ),
     "atomic-guard": ("user_passes_test()", lambda: transaction.atomic(guard(plain))),
-    "async-guard": ("user_passes_test()", lambda: guard(aplain)),
-    "login": ("user_passes_test()", lambda: login_required(plain)),
 }
 """Views that ``@idempotent`` must not be above, and what the refusal says."""
 
