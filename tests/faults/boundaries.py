@@ -16,14 +16,13 @@ HEARTBEAT = "heartbeat"
 
 @dataclass(frozen=True)
 class Strike:
-    """Send the process a signal when a thread of it passes its boundary of that number.
+    """Kill the process when a thread of it passes its boundary of that number.
 
     ``whole``: not only this process, but the group of processes that it belongs to.
     """
 
     number: int
     thread: str = MAIN
-    signal: int = signal.SIGKILL
     whole: bool = False
 
 
@@ -74,8 +73,8 @@ class Boundaries:
             strike = self.strike
             if strike and (strike.thread, strike.number) == (thread, len(passed)):
                 if strike.whole:
-                    os.killpg(0, strike.signal)
-                os.kill(os.getpid(), strike.signal)
+                    os.killpg(0, signal.SIGKILL)
+                os.kill(os.getpid(), signal.SIGKILL)
             passed.append(what)
             self._changed.notify_all()
 

@@ -55,7 +55,7 @@ class Forks:
         self._process = process
 
     def send(self, order: Order, strike: Strike | None = None) -> Ended:
-        """How it ended; with a strike, that signal comes at that boundary."""
+        """How it ended; with a strike, its process is killed at that boundary."""
         assert self._process.stdin is not None
         told = {**asdict(order), "strike": strike and asdict(strike)}
         self._process.stdin.write(json.dumps(told) + "\n")
@@ -70,8 +70,7 @@ Workers = Callable[[Mapping[str, str]], Forks]
 class Site:
     """Serves HTTP, each connection in a thread of its own."""
 
-    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
-        self.pid = process.pid
+    def __init__(self, port: int) -> None:
         self.port = port
 
     def connect(self) -> http.client.HTTPConnection:
@@ -143,7 +142,7 @@ def site(url: str, ledger: str, log: Path, **environment: str) -> Iterator[Site]
     """The same for a process that serves HTTP."""
     environment["DATABASE_URL"] = url
     with a_process("serve", ledger, log, environment) as process:
-        yield Site(process, int(_line(process)))
+        yield Site(int(_line(process)))
 
 
 @contextmanager

@@ -22,14 +22,10 @@ COMMITS_BY_ITSELF = ("INSERT", "UPDATE", "DELETE")
 
 @dataclass(frozen=True)
 class Cut:
-    """Break the connection at the commit of that number, ``done`` or not.
-
-    With ``for_good``, each new one is closed at once.
-    """
+    """Break the connection at the commit of that number, ``done`` or not."""
 
     number: int
     done: bool
-    for_good: bool = False
 
 
 class Proxy:
@@ -67,19 +63,12 @@ class Proxy:
             self._taken += 1
             return self._taken == 1
 
-    def _is_away(self) -> bool:
-        with self._lock:
-            return bool(self._cut and self._cut.for_good and self.was_cut.is_set())
-
     def serve(self, listener: socket.socket) -> None:
         """Take connections until the listener is shut down; return when they are closed."""
         ways = []
         with suppress(OSError):
             while True:
                 client, _ = listener.accept()
-                if self._is_away():
-                    client.close()
-                    continue
                 server = socket.create_connection(self._target)
                 way = threading.Thread(target=_Way(self, client, server, self._take()).lead)
                 way.start()

@@ -63,24 +63,6 @@ def bank(mode: Mode, with_environment: Workers, state: State, ledger: Ledger, sh
     return Bank(with_environment({**mode.environment, "LEASE_SECONDS": LEASE}), state, ledger)
 
 
-@pytest.mark.parametrize("mode", few([LEASED, STEPPED]), ids=str)
-def test_response_that_cannot_be_stored(bank: Bank, proxy: Proxy, mode: Mode) -> None:
-    """The database is away from the moment at which a response is to be stored, and for longer
-    than the lease, the client is told what was done; a retry resumes it and is told the same.
-    """
-    order = Order(mode.path)
-    proxy.watch(Cut(COMMITS[mode] - 1, done=False, for_good=True))
-    told = bank.forks.send(order)
-    assert proxy.was_cut.is_set()
-    proxy.watch()
-    assert told.status == 201
-    bank.state.wait_for_end_of_leases()
-    row = bank.state.row(order)
-    assert row is not None
-    assert row.status == "in_progress"
-    assert bank.assert_recovered(mode, order).body == told.body
-
-
 @pytest.mark.parametrize("mode", few(COMMITS), ids=str)
 def test_connection_lost_at_every_commit(
     bank: Bank, proxy: Proxy, mode: Mode, capsys: pytest.CaptureFixture[str]
