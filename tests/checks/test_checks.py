@@ -143,12 +143,6 @@ def test_wrong_value(name: str, value: Any, said: str) -> None:
     assert said in message.msg
 
 
-def test_two_wrong_values() -> None:
-    """What is wrong is said all at once."""
-    with configured(MIDDLEWARE_PROTECTS="all", POLICY={"ttl": 60}):
-        assert [message.id for message in found()] == ["idempotency_django.E002"] * 2
-
-
 # Stores.
 
 

@@ -193,18 +193,6 @@ class TestSteps:
             assert results == [read, read]
             assert [type(r) for r in results] == [type(read)] * 2
 
-    def test_result_is_nobody_elses(self, store: Store) -> None:
-        """What the handler does to a result it was given changes nothing that is stored."""
-        operation = leased()
-
-        def handler(execution: ExecutionContext) -> object:
-            given = execution.step("a", lambda: {"items": [1]})
-            given["items"].append(2)
-            return given
-
-        failed_after(store, operation, handler)
-        assert attempt(store, operation, handler) == Executed({"items": [1, 2]})
-
     def test_result_is_not_json(self, store: Store) -> None:
         """What is no JSON is a clear error; nothing of the step is kept."""
         for result in (object(), {1, 2}, b"bytes", math.nan, math.inf, {(1, 2): 3}):

@@ -167,11 +167,8 @@ def test_longest_duration_of_a_handler(caplog: pytest.LogCaptureFixture) -> None
     assert "max_duration" in caplog.text
 
 
-@pytest.mark.parametrize("fault", ["open", "close"])
-def test_heartbeat_that_cannot_connect_tries_again(
-    fault: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Where its connections can be neither opened nor closed, it says so, and renews the lease."""
+def test_heartbeat_that_cannot_connect_tries_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Where its connections cannot be opened, it says so, and renews the lease."""
 
     class Faulty(Noted):
         faults = 1
@@ -179,20 +176,15 @@ def test_heartbeat_that_cannot_connect_tries_again(
         @contextmanager
         def dedicated_connection(self, place: Hashable) -> Iterator[None]:
             faulty, self.faults = self.faults, 0
-            if faulty and fault == "open":
+            if faulty:
                 raise OperationalError("too many connections")
             with super().dedicated_connection(place):
                 yield
-            if faulty:
-                raise OperationalError("the server has gone away")
 
     store = Faulty(str(uuid4()))
     with kept_alive(a_lease(store, 0.3)):
         eventually(lambda: store.asked)
-    if fault == "open":
-        assert "The heartbeat could not open or close its connections." in caplog.text
-    else:
-        eventually(lambda: "could not open or close its connections." in caplog.text)
+    assert "The heartbeat could not open or close its connections." in caplog.text
     store.asked.clear()
     with kept_alive(a_lease(store, 0.3)):  # it goes on with the next lease
         eventually(lambda: store.asked)
