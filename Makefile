@@ -47,7 +47,7 @@ QUICK_STORES := contract/test_stores.py \
 QUICK_ADAPTERS := docs/test_completeness.py docs/test_guarantees.py checks/test_checks.py \
     $(patsubst %,test_%.py,conf decorators errors house middleware project) drf/test_drf.py \
     $(patsubst %,http/test_%.py,adapters problems replay_authorization status) \
-    $(patsubst %,policy/test_%.py,keys policy scopes secrets) \
+    $(patsubst %,policy/test_%.py,keys policy secrets) \
     $(patsubst %,contrib/messaging/%.py,test_consumers transports/test_loop webhooks/test_receiving)
 QUICKLY := -m pytest -m "not e2e and not nightly" -q -rNfE  # MariaDB is not missed here
 

@@ -25,10 +25,10 @@ from idempotency_django.stores import Store
 from idempotency_django.stores.database import DIALECTS, DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim, Operation, Record, Status
-from idempotency_django.testing import RESPONSE, an_operation, in_threads
+from idempotency_django.testing import MOMENT, RESPONSE, an_operation, in_threads
 from tests.models import Effect
 from tests.support.factories import IdempotencyKeyFactory
-from tests.support.plans import rows_read
+from tests.support.plans import nodes, rows_read
 from tests.support.shared import assert_problem, assert_replays, effects, new_key, post
 from tests.support.views import Mixed, create
 
@@ -252,6 +252,95 @@ def test_busy_scope_that_is_new() -> None:
     *_, looked = [query["sql"] for query in queries]
     assert looked.startswith("SELECT")
     assert rows_read(using, looked) == 1
+
+
+# What a batch costs on PostgreSQL: as many statements for a hundred operations as for one.
+
+
+on_postgresql = pytest.mark.skipif(
+    "postgres" not in settings.ALIASES, reason="the plans are PostgreSQL's"
+)
+
+
+@pytest.fixture
+def store() -> DatabaseStore:
+    return DatabaseStore("default", using=settings.ALIASES["postgres"])
+
+
+def several(count: int = 100, **changes: Any) -> list[Operation]:
+    return [an_operation(**changes) for _ in range(count)]
+
+
+def claims(found: Any) -> list[Claim]:
+    return [one for one in found if isinstance(one, Claim)]
+
+
+def words(queries: CaptureQueriesContext) -> list[str]:
+    """The first word of each statement within the transaction."""
+    first = [query["sql"].removeprefix("BEGIN; ").split()[0] for query in queries]
+    return [word for word in first if word not in ("BEGIN", "COMMIT")]
+
+
+def run_batch(store: DatabaseStore, operations: list[Operation]) -> list[str]:
+    """Execute what of the batch is new, and return the statements of it."""
+    with CaptureQueriesContext(connections[store.using]) as queries, store.transaction():
+        mine = claims(store.acquire_many(operations))
+        store.complete_many([(claim, RESPONSE) for claim in mine])
+    return words(queries)
+
+
+@on_postgresql
+@pytest.mark.parametrize("combines", [True, False])
+@on_postgresql
+def test_statements(store: DatabaseStore, combines: bool) -> None:
+    """One look at all keys, locks first, and one INSERT of what is new."""
+    store.combine_statements = combines
+    as_one = combines and hasattr(connections[store.using].Database, "ClientCursor")
+    look = ["SELECT"] if as_one else ["SELECT"] * 2
+    operations = several()
+    assert run_batch(store, operations) == [*look, "INSERT"]
+    assert run_batch(store, operations) == look
+    assert run_batch(store, [*several(50), *operations[:50]]) == [*look, "INSERT"]
+
+
+@on_postgresql
+def test_busy_keys(store: DatabaseStore) -> None:
+    """While one batch is being executed, another one gets what is left of it, at once."""
+    operations = several(20)
+    with store.transaction():
+        assert len(claims(store.acquire_many(operations[:15]))) == 15
+
+        def other() -> list[bool]:
+            with store.transaction():
+                return [isinstance(one, Claim) for one in store.acquire_many(operations)]
+
+        [got] = in_threads([other])
+        assert got == [False] * 15 + [True] * 5
+
+
+@on_postgresql
+@pytest.mark.parametrize("analyzed", [True, False])
+@on_postgresql
+def test_plans(store: DatabaseStore, analyzed: bool) -> None:
+    """Rows are found by their indexes, also if the statistics say that the table is empty."""
+    table, connection = IdempotencyKey._meta.db_table, connections[store.using]
+    with connection.cursor() as cursor:
+        cursor.execute(f"VACUUM ANALYZE {table}")
+    for _ in range(10):
+        run_batch(store, several(500, ttl=MOMENT * 10**7))
+    if analyzed:
+        with connection.cursor() as cursor:
+            cursor.execute(f"VACUUM ANALYZE {table}")
+    operations = several(20)
+    run_batch(store, operations)
+    store._dialect.combine = False
+    with CaptureQueriesContext(connection) as queries, store.transaction():
+        found = store.acquire_many([*operations, *several(20)])
+        store.complete_many([(claim, RESPONSE) for claim in claims(found)])
+    locked, looked = [q["sql"] for q in queries if q["sql"].startswith("SELECT")]
+    assert "lock" in locked
+    assert "Seq Scan" not in {node["Node Type"] for node in nodes(store.using, looked)}
+    assert sum(isinstance(one, Record) for one in found) == 20
 
 
 # SQLite, whose one write lock somebody else holds for too long: who is told what.
