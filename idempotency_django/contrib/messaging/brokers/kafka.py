@@ -129,7 +129,7 @@ class KafkaSource:
         self.place = topic
         # An offset is committed after the commit to the database.
         self._config = {**_checked(config), "enable.auto.commit": False}
-        self._client: Client | None = None
+        self._client: Any = None  # a Client, while it is open
         self._new: set[tuple[str | None, int | None]] = set()
 
     def open(self) -> None:
@@ -138,8 +138,6 @@ class KafkaSource:
         self._client.subscribe([self.place], on_assign=self._assigned)
 
     def receive(self) -> Incoming | None:
-        if self._client is None:
-            raise RuntimeError("The source is not open.")
         message = self._client.poll(POLL)
         if message is None:
             return None

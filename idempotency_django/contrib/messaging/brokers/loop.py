@@ -27,6 +27,7 @@ from ..events import Event
 logger = logging.getLogger("idempotency_django")
 
 BACKOFF: Final = Backoff(timedelta(seconds=1), timedelta(minutes=1))
+RECONNECT: Final = timedelta(seconds=5)
 POLL: Final = 1.0
 """Seconds that a source waits for a message, and the loop between two signs of life to it."""
 
@@ -117,29 +118,26 @@ class ConsumerLoop:
         self._source = source
         self._stop = stop
         self._health = health
-        self._failures = 0  # to reach the broker, in a row
 
     def run(self) -> None:
         """Handle messages; connect again whenever the broker cannot be reached."""
         name = f"consumer {self._consumer.name} from {self._source.place}"
-        part = loops.Part(name, self._consume, goes_on=False)
+        part = loops.Part(name, self._consume, poll=RECONNECT, goes_on=False)
         with ThreadPoolExecutor(1, "handlers") as self._handlers:
             try:
                 loops.run([part], self._stop, name=name, health=self._health)
             finally:
                 self._handlers.submit(connections.close_all)
 
-    def _consume(self) -> bool:
+    def _consume(self) -> None:
         """Connect, and handle messages for as long as the connection lasts."""
         try:
             self._source.open()
             while not self._stop.is_set():
                 message = self._source.receive()
-                self._failures = 0
                 if message is not None:
                     self._settle(message)
         except Exception as error:  # noqa: BLE001  # each client has its own errors
-            self._failures += 1
             logger.warning(
                 "The consumer %s cannot reach its broker (%s) and will reconnect: %r",
                 self._consumer.name,
@@ -149,9 +147,6 @@ class ConsumerLoop:
         finally:
             with suppress(Exception):  # the connection may be lost
                 self._source.close()
-        if self._failures:
-            self._stop.wait(BACKOFF.after(self._failures).total_seconds())
-        return True
 
     def _settle(self, message: Incoming) -> None:
         """Handle a message until it is done or dead-lettered, and then acknowledge it.

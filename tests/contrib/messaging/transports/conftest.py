@@ -16,6 +16,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing waits for long."""
     moment = timedelta(seconds=0.02)
     monkeypatch.setattr(loop, "BACKOFF", Backoff(moment, moment))
+    monkeypatch.setattr(loop, "RECONNECT", moment)
 
 
 @pytest.fixture(params=list(SERVERS))

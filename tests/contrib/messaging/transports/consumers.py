@@ -19,6 +19,7 @@ WITHIN, AFTER = "within the handler", "after the commit"
 ALWAYS = "at each attempt"
 
 loop.BACKOFF = Backoff(timedelta(seconds=0.05), timedelta(seconds=1))  # type: ignore[misc]  # nobody waits here for what recovers
+loop.RECONNECT = timedelta(seconds=0.05)  # type: ignore[misc]
 
 
 class Mortal(Consumer):
