@@ -16,10 +16,9 @@ time.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from itertools import takewhile
+from datetime import timedelta
 from operator import attrgetter
 from typing import Any, ClassVar, Final
 
@@ -54,14 +53,12 @@ class Due:
 
     Attributes:
         stream: its group; empty: it has none.
-        now: when it was due, by the database's clock.
         pending: the first pending message of its group, which may be itself.
         dead: the first dead letter of its group.
     """
 
     pk: int
     stream: str
-    now: datetime
     pending: int | None
     dead: int | None
 
@@ -189,7 +186,11 @@ class GroupQueue(Queue):
         turns = [[rows[each.pk] for each in heads if each.pk in rows]]
         grouped = {each.stream: each for each in heads if each.stream}
         if of_each > 1 and grouped:
-            lines = [*self._following(using, grouped, of_each)]
+            found = self._lines(using, grouped, of_each)
+            lines = [
+                [row for row in line if row.pk > grouped[stream].pk]
+                for stream, line in found.items()
+            ]
             longest = max(map(len, lines), default=0)
             turns += [[line[at] for line in lines if at < len(line)] for at in range(longest)]
             if more := [row.pk for line in lines for row in line]:
@@ -253,7 +254,7 @@ class GroupQueue(Queue):
 
     def _look(self, due: QuerySet[Any], most: int) -> list[Due]:
         """Lock messages that are due, and see which are the first ones of their groups."""
-        table = self._table(due.db)
+        table = self.model._meta.db_table
         first = [
             RawSQL(  # noqa: S611  # names
                 f"CASE WHEN {table}.stream = '' THEN NULL ELSE (SELECT earlier.id "
@@ -267,7 +268,7 @@ class GroupQueue(Queue):
         ]
         # By one column: of many that became due at the same time, no more than these are read.
         rows = unlocked(due.order_by("process_after"))
-        found = rows.values_list("pk", "stream", DatabaseNow(), *first)
+        found = rows.values_list("pk", "stream", *first)
         return [Due(*each) for each in found[:most]]
 
     def _set_aside(self, using: str, found: Sequence[Due]) -> int:
@@ -296,16 +297,6 @@ class GroupQueue(Queue):
             rows = _in_state(self.all(using), PENDING).filter(pk__in=pks)
             rows.update(process_after=Coalesce("process_after", DatabaseNow()))
 
-    def _following(self, using: str, heads: Mapping[str, Due], most: int) -> Iterator[list[Any]]:
-        """The messages of each group that can follow the claimed message.
-
-        Neither delayed messages can, nor those after them.
-        """
-        now = max(each.now for each in heads.values())
-        for stream, line in self._lines(using, heads, most).items():
-            after = (row for row in line if row.pk > heads[stream].pk)
-            yield [*takewhile(lambda row: not row.process_after or row.process_after <= now, after)]
-
     def _lines(
         self,
         using: str,
@@ -331,24 +322,17 @@ class GroupQueue(Queue):
 
     def _in_lines(self, using: str, alias: str = "") -> str:
         """The table, read by the index that has groups in their order."""
-        table = f"{self._table(using)} {alias}"
+        table = f"{self.model._meta.db_table} {alias}"
         if connections[using].vendor != "mysql":
             return table
         return f"{table} FORCE INDEX (idempotency_{self.name}_order_idx)"
 
-    def _table(self, using: str) -> str:
-        return connections[using].ops.quote_name(self.model._meta.db_table)
-
     def _only_grouped(self, using: str, table: str = "") -> str:
         """A condition for PostgreSQL's index, which has no others. SQLite would search by it."""
-        return f"AND {table}stream > ''" if _is_postgresql(using) else ""
+        return f"AND {table}stream > ''" if connections[using].vendor == "postgresql" else ""
 
     def _rows(self, using: str, heads: Sequence[Due]) -> QuerySet[Any]:
         return self.all(using).filter(pk__in=[each.pk for each in heads])
-
-
-def _is_postgresql(using: str) -> bool:
-    return connections[using].vendor == "postgresql"
 
 
 def _in_state(rows: QuerySet[Any], *states: str) -> QuerySet[Any]:
