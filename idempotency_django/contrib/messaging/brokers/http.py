@@ -9,12 +9,12 @@ from datetime import timedelta
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from django.db import InterfaceError, OperationalError
 from django.utils.module_loading import import_string
 
 from ....backoff import retry_after
 from ....conf import seconds_of
 from ....lazy import extra
+from ..consumers import without_exits
 from ..events import Event
 from ..verifiers import StandardWebhooks
 from .base import Batch, Publisher, Refused
@@ -45,7 +45,8 @@ class Endpoint:
     secrets: Sequence[str] = field(repr=False)
 
     def __post_init__(self) -> None:
-        if not urlsplit(self.url).hostname:
+        parts = urlsplit(self.url)
+        if not parts.hostname or parts.port == 0:  # a larger port than there are raises, too
             raise ValueError(f"the URL {self.url!r} has no host. Write 'https://host/path'")
         for problem in StandardWebhooks(self.secrets).problems():
             raise ValueError(f"the endpoint {self.url!r} {problem}")
@@ -130,13 +131,15 @@ class HttpPublisher(Publisher):
             return error
 
     def _found(self, message: Event) -> Endpoint | Exception | None:
-        """The receiver of a message; an error is the message's, unless it affects all of them."""
+        """The receiver of a message; an error of the function is the message's."""
         try:
-            return self._endpoint_of(message)
-        except (InterfaceError, OperationalError, ImportError):
-            raise
-        except Exception as error:  # noqa: BLE001  # any other error is the message's
+            with without_exits():
+                found = self._endpoint_of(message)
+        except Exception as error:  # noqa: BLE001  # the others have receivers of their own
             return error
+        if found is None or isinstance(found, Endpoint):
+            return found
+        return TypeError(f"The function returned {found!r}, not an Endpoint or None.")
 
 
 def _signed(message: Event, endpoint: Endpoint) -> tuple[dict[str, str], bytes]:

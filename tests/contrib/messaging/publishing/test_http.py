@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -214,7 +215,13 @@ ENDPOINTS: dict[str, Endpoint | None] = {}
 
 
 def endpoint_of(message: Event) -> Endpoint | None:
-    """The endpoint of the message's group; an unknown one is an error."""
+    """The endpoint of the message's group; an unknown one is an error, and so are some others."""
+    if message.subject == "exit":
+        sys.exit(3)
+    if message.subject == "import":
+        raise ImportError(message.subject)
+    if message.subject == "text":
+        return "https://a.example/"  # type: ignore[return-value]  # a mistake
     return ENDPOINTS[message.subject or ""]
 
 
@@ -227,8 +234,11 @@ def test_endpoints(receiver: Receiver) -> None:
     ENDPOINTS["none"] = None
     ENDPOINTS["plain"] = Endpoint("ftp://localhost/", [SECRET])
     sender = HttpPublisher("orders", endpoint=f"{__name__}.endpoint_of")
-    results = published(sender, grouped("a-1", "b-1", "none-1", "unknown-1", "plain-1"))
-    assert failures(results) == [False, False, False, True, True]
+    failing = grouped("exit-1", "import-1", "text-1", "unknown-1", "plain-1")
+    results = published(sender, [*failing, *grouped("a-1", "b-1", "none-1")])
+    assert failures(results) == [True] * len(failing) + [False] * 3
+    assert "SystemExit(3)" in str(results[0])
+    assert "returned 'https://a.example/', not an Endpoint" in str(results[2])
     found = {request.path: request for request in receiver.requests}
     assert set(found) == {"/hooks/a", "/hooks/b"}
     Webhook(OLDER).verify(found["/hooks/b"].body, found["/hooks/b"].headers)
@@ -240,6 +250,7 @@ def test_endpoints(receiver: Receiver) -> None:
         ({}, "either url and secrets, or endpoint"),
         ({"url": "https://a.example/", "endpoint": "a.b"}, "either url and secrets, or endpoint"),
         ({"url": "https:///path", "secrets": [SECRET]}, "has no host"),
+        ({"url": "https://a.example:99999/", "secrets": [SECRET]}, "Port out of range"),
         ({"url": "https://a.example/", "secrets": []}, "has no list of secrets"),
         ({"url": "https://a.example/", "secrets": SECRET}, "are a single string"),
         (
