@@ -39,7 +39,9 @@ events = st.builds(
     data=some_data | st.binary(min_size=1),
     subject=st.none() | some_text,
     time=st.datetimes(min_value=EARLIEST, timezones=st.just(UTC)),
-    extensions=st.dictionaries(st.from_regex(r"x[a-z0-9]{0,8}", fullmatch=True), some_text),
+    extensions=st.dictionaries(
+        st.from_regex(r"x[a-z0-9]{0,8}", fullmatch=True), some_text | st.integers(-9, 9)
+    ),
 )
 
 
@@ -48,34 +50,6 @@ def read(**members: Any) -> Event:
 
 
 class TestJson:
-    def test_example_of_the_specification(self) -> None:
-        """The example of the CloudEvents specification is read with all that it says."""
-        event = Event.from_json("""{
-            "specversion" : "1.0",
-            "type" : "com.github.pull_request.opened",
-            "source" : "https://github.com/cloudevents/spec/pull",
-            "subject" : "123",
-            "id" : "A234-1234-1234",
-            "time" : "2018-04-05T17:31:00Z",
-            "comexampleextension1" : "value",
-            "comexampleothervalue" : 5,
-            "datacontenttype" : "text/xml",
-            "data" : "<much wow=\\"xml\\"/>"
-        }""")
-        assert event == Event(
-            id="A234-1234-1234",
-            source="https://github.com/cloudevents/spec/pull",
-            type="com.github.pull_request.opened",
-            subject="123",
-            time=datetime(2018, 4, 5, 17, 31, tzinfo=UTC),
-            data='<much wow="xml"/>',
-            extensions={
-                "comexampleextension1": "value",
-                "comexampleothervalue": 5,
-                "datacontenttype": "text/xml",
-            },
-        )
-
     @few
     @given(events)
     def test_round_trip(self, event: Event) -> None:

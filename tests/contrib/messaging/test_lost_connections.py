@@ -35,14 +35,14 @@ from tests.support.shared import (
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.driver]
 
 SIZE = 5
-LOSSES = {"cut": cut_connection, "closed": close_connections}
 needs_server = pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server")
 
 
-@pytest.fixture(params=[pytest.param("cut", marks=needs_server), "closed"])
+@pytest.fixture(params=[pytest.param(cut_connection, marks=needs_server), close_connections])
 def lose(request: pytest.FixtureRequest) -> Callable[[], object]:
     """How a handler loses its connection; only the next statement notices."""
-    return LOSSES[request.param]
+    loses: Callable[[], object] = request.param
+    return loses
 
 
 def consumer(lose: Callable[[], object], *, writes: bool = True) -> Consumer:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Sequence
 from io import StringIO
 from typing import Any
 
@@ -21,20 +18,6 @@ def relay(*arguments: str, **options: Any) -> str:
     said = StringIO()
     call_command("run_messaging", *arguments, stdout=said, **options)
     return said.getvalue()
-
-
-@pytest.mark.parametrize("verbosity", [0, 1])
-def test_the_relay_runs_until_sigterm(broker: type[Broker], verbosity: int) -> None:
-    """It sends what is due, completes what it is at when it is told to stop, and ends."""
-
-    def terminate(messages: Sequence[object]) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    broker.before = staticmethod(terminate)  # type: ignore[assignment]
-    publish_order()
-    said = relay(verbosity=verbosity)
-    assert len(broker.got) == 1
-    assert ("It ends on SIGTERM" in said) == bool(verbosity)
 
 
 def test_once_says_what_was_sent_and_what_was_not(broker: type[Broker]) -> None:

@@ -55,12 +55,7 @@ def test_topics(entry: Any, said: str) -> None:
     found = messages(OUTBOX={"orders": entry})
     assert [message.id for message in found] == ["idempotency_django.E043"] * bool(said)
     assert all(said in message.msg for message in found)
-
-
-def test_name() -> None:
-    """A topic has a name that brokers and scopes can hold."""
     [message] = messages(OUTBOX={"or/ders": ENTRY})
-    assert message.id == "idempotency_django.E043"
     assert "'or/ders' must be up to 100 letters" in message.msg
 
 

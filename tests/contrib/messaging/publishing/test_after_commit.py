@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from datetime import date, timedelta
+from datetime import date
 from typing import Any
 
 import pytest
@@ -17,7 +17,6 @@ from django.test import override_settings
 from idempotency_django.contrib.messaging import Relay, after_commit
 from idempotency_django.contrib.messaging.models import OutboxMessage
 from idempotency_django.engine.context import current_execution
-from idempotency_django.models import IdempotencyKey
 from tests.contrib.messaging.outbox.conftest import changed_settings
 from tests.support.shared import LONG_AGO
 
@@ -193,25 +192,3 @@ def test_function_is_gone(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert f"{__name__}:ship no longer exists" in message.error
     relay(using)
     assert len(CALLS) == 1
-
-
-def test_held_elsewhere(using: str) -> None:
-    """A call that another process is making is not counted as an attempt, and is looked at again
-    when that one's lease is over.
-    """
-    with transaction.atomic(using=using):
-        message_id = after_commit(ship, 17)
-    IdempotencyKey.objects.using(using).filter(key=message_id).delete()
-    FAILURES.append(ConnectionError())
-    relay(using)
-    records = IdempotencyKey.objects.using(using).filter(key=message_id)
-    before = OutboxMessage.objects.using(using).get()
-    assert before.attempts == 1
-    lease = before.created_at + timedelta(days=1)
-    records.update(status="in_progress", lease_expires_at=lease, owner_token="x")
-    CALLS.clear()
-    relay(using)
-    after = OutboxMessage.objects.using(using).get()
-    assert after.attempts == 1
-    assert after.process_after - after.created_at > timedelta(hours=20)
-    assert CALLS == []

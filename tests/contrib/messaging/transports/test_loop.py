@@ -381,14 +381,6 @@ def test_whatever_a_handler_raises(fail: Any, told: str, mode: Any, redelivered:
     assert (record.hold, record.attempt) == (True, 2)
 
 
-def test_a_health_file_that_cannot_be_written(tmp_path: Path) -> None:
-    """The loop does not begin without its probe."""
-    memory = Memory()
-    with pytest.raises(OSError, match="missing"):
-        memory.run(Billing().consumer, health=str(tmp_path / "missing" / "health"))
-    assert memory.done == []
-
-
 def incoming(headers: list[tuple[str, Any]], body: bytes = b"") -> Incoming:
     """A message."""
     return Incoming("place", body, headers, False, lambda: None)
@@ -409,3 +401,11 @@ def test_anything(headers: list[tuple[str, Any]], body: bytes) -> None:
     assert all(isinstance(as_text(value), str) for _, value in headers)
     with suppress(ValueError):
         event_of(message)
+
+
+def test_a_health_file_that_cannot_be_written(tmp_path: Path) -> None:
+    """The loop does not begin without its probe."""
+    memory = Memory()
+    with pytest.raises(OSError, match="missing"):
+        memory.run(Billing().consumer, health=str(tmp_path / "missing" / "health"))
+    assert memory.done == []

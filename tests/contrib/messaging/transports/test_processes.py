@@ -144,27 +144,3 @@ def test_storm(place: Any, start: Start, name: str, messages: int, tmp_path: Pat
     ends(process)
     assert effect_counts(alias) == with_effect
     assert dead(alias) == poison
-
-
-@pytest.mark.nightly
-def test_paused_through_a_rebalance(place: Any, start: Start, tmp_path: Path) -> None:
-    """Kafka gives the partition of a paused process to another; late, the first commits nothing."""
-    if "postgres" not in settings.ALIASES:
-        pytest.skip("PostgreSQL is not among TEST_DATABASES")
-    alias, broker = settings.ALIASES["postgres"], place("kafka")
-    broker.publish(paid_in(tmp_path, "a", until="go"), paid_in(tmp_path, "b"))
-    first = start(broker, alias)
-    await_that(lambda: bool(started(tmp_path)))
-    second = start(broker, alias)
-    first.send_signal(signal.SIGSTOP)
-    await_that(lambda: len(effect_counts(alias)) == 2)
-    first.send_signal(signal.SIGCONT)
-    (tmp_path / "go").touch()
-    broker.publish(*(paid_in(tmp_path, str(number)) for number in range(10)))
-    await_that(lambda: len(effect_counts(alias)) == 12)
-    for process in (first, second):
-        process.send_signal(signal.SIGTERM)
-        assert ends(process) == 0
-    assert set(effect_counts(alias).values()) == {1}
-    assert max(Counter(started(tmp_path)).values()) == 2
-    assert broker.left() == 0
