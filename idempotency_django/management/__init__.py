@@ -99,19 +99,18 @@ Source = Callable[[timedelta], Iterable[Finding]]
 Names = Collection[tuple[str, str]]
 """The keys and scopes of records."""
 
-_registered: Final[dict[str, tuple[Source, Callable[[Names], Names]]]] = {}
+_registered: Final[dict[Source, Callable[[Names], Names]]] = {}
 
 
-def register_health(name: str, source: Source, owns: Callable[[Names], Names]) -> None:
+def register_health(source: Source, owns: Callable[[Names], Names] = lambda _: ()) -> None:
     """Have the command ask the source, too.
 
     Args:
-        name: of the source. A second one of its name replaces it.
         source: finds, given how long something may wait for a process or a retry.
         owns: says which of some held records belong to its rows: an operator settles the row, so
             that the record is not counted as well.
     """
-    _registered[name] = (source, owns)
+    _registered[source] = owns
 
 
 def findings(max_age: timedelta) -> Iterator[Finding]:
@@ -120,10 +119,9 @@ def findings(max_age: timedelta) -> Iterator[Finding]:
     Args:
         max_age: how long something may wait for a process or a retry.
     """
-    owners = [owns for _, owns in _registered.values()]
     for using in dict.fromkeys(store.using for store in stores.all() if store.using):
-        yield from _keys(using, max_age, owners)
-    for source, _ in _registered.values():
+        yield from _keys(using, max_age)
+    for source in _registered:
         yield from source(max_age)
 
 
@@ -158,15 +156,13 @@ def overdue(what: str, where: str, rows: QuerySet[Any]) -> Finding:
     return finding_of(what, where, waited, "Run purge_idempotency_keys every hour.")
 
 
-def _keys(
-    using: str, max_age: timedelta, owners: Iterable[Callable[[Names], Names]]
-) -> Iterator[Finding]:
+def _keys(using: str, max_age: timedelta) -> Iterator[Finding]:
     """The keys that no process finishes, found by the index of the leases."""
     rows = IdempotencyKey.objects.using(using)
     yield finding_of(
         "keys held",
         using,
-        _unowned(rows.held(), owners),
+        _unowned(rows.held()),
         "Retries are refused until an operator completes or releases them in the admin.",
     )
     late = DatabaseNow() - max_age
@@ -186,14 +182,14 @@ def _interrupted(rows: QuerySet[Any]) -> str:
     )
 
 
-def _unowned(held: QuerySet[Any], owners: Iterable[Callable[[Names], Names]]) -> list[timedelta]:
+def _unowned(held: QuerySet[Any]) -> list[timedelta]:
     """How long the held records have waited that belong to no row of another finding."""
     dated = held.order_by("lease_expires_at").values_list(
         "key", "scope", "lease_expires_at", DatabaseNow()
     )
     waited = {(key, scope): now - then for key, scope, then, now in dated[:MAX_COUNTED]}
     if len(waited) < MAX_COUNTED:  # else there may be others behind those that are owned
-        for owns in owners:
+        for owns in _registered.values():
             for name in owns(waited):
                 waited.pop(name, None)
     return [*waited.values()]

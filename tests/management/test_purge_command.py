@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 from io import StringIO
 from typing import Any
 
@@ -53,6 +54,21 @@ class TestSummary:
         monkeypatch.setattr(purging, "_registered", [lambda *_: next(batches)])
         records(1, purgeable=True)
         assert purge() == "Purged 2 keys and messages.\n"
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_stopped(self, number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It ends after the batch in hand, and says what is done."""
+
+        def delete(*_: Any) -> int:
+            batches.append(3)
+            signal.raise_signal(number)
+            return 3
+
+        batches: list[int] = []
+        monkeypatch.setattr(purging, "_registered", [delete])
+        stopped = "It was stopped: the next purge deletes the rest."
+        assert purge() == f"Purged 3 keys and messages. {stopped}\n"
+        assert batches == [3]
 
     def test_forgotten_migrate(self) -> None:
         """Without the tables, one sentence says what to do."""
@@ -108,10 +124,12 @@ def test_stopped(alias: str) -> None:
     total, batch = 4000, 2
     copies(total - 1, record(alias, purgeable=True))
     command = ("-m", "django", "purge_idempotency_keys", "--batch-size", str(batch))
-    with running(*command, env=environment(alias)) as process:
+    with running(*command, env=environment(alias), stdout=subprocess.PIPE) as process:
         eventually(lambda: count(alias) < total)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=STOP_TIMEOUT) == -signal.SIGTERM
+        said, _ = process.communicate(timeout=STOP_TIMEOUT)
+        assert process.returncode == 0
+    assert said.startswith(f"Purged {total - count(alias):,} keys and messages. It was stopped")
     assert 0 < total - count(alias) < total
     assert (total - count(alias)) % batch == 0
     with override_settings(

@@ -21,7 +21,7 @@ from django.db import IntegrityError, models, router
 
 from ...engine import ExecutionContext, idempotent_call
 from ...errors import FingerprintMismatch, IdempotencyError, ResponseNotStored
-from ...policy import Policy, digest, keys
+from ...policy import Policy, keys
 from .locks import in_transaction, refuse_marked
 
 Function = Callable[..., Any]
@@ -140,8 +140,9 @@ def _is_unique(model: type[models.Model], names: set[str]) -> bool:
 def _key(lookup: Mapping[str, Any]) -> str:
     """The key, so that people can read it; a digest where it is too long."""
     values = {name: getattr(value, "pk", value) for name, value in lookup.items()}
-    key = ";".join(f"{name}={quote(str(value), safe='')}" for name, value in values.items())
-    return key if len(key) <= keys.MAX_LENGTH else digest(key)
+    return keys.fit(
+        ";".join(f"{name}={quote(str(each), safe='')}" for name, each in values.items())
+    )
 
 
 _OTHER_VALUES = "The {} already exists with other values. It was neither created again nor changed."

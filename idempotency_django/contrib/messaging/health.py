@@ -23,9 +23,9 @@ from .queue import Queue
 
 def register_sources() -> None:
     """Have the command look at the outbox and the inbox."""
-    register_health("outbox", outbox, _of_outbox)
-    register_health("inbox", inbox, _of_inbox)
-    register_health("processes", processes, lambda _: ())
+    register_health(outbox, _of_outbox)
+    register_health(inbox, _of_inbox)
+    register_health(processes)
 
 
 def outbox(max_age: timedelta) -> Iterator[Finding]:

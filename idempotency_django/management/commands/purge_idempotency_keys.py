@@ -10,6 +10,7 @@ from django.db import DatabaseError
 
 from ...errors import StoreUnavailable
 from ...stores.purging import BATCH_SIZE, purge
+from .. import stop_on_signals
 
 
 class Command(BaseCommand):
@@ -31,12 +32,18 @@ class Command(BaseCommand):
         )
 
     def handle(self, *, batch_size: int, verbosity: int, **options: Any) -> None:
+        deleted, told = 0, "Purged {:,} keys and messages."
         try:
-            deleted = sum(purge(batch_size=batch_size))
+            with stop_on_signals() as stop:
+                for batch in purge(batch_size=batch_size):
+                    deleted += batch
+                    if stop.is_set():
+                        told += " It was stopped: the next purge deletes the rest."
+                        break
         except (DatabaseError, StoreUnavailable) as error:
             raise CommandError(
                 f"Cannot purge: {str(error).rstrip('.')}. Check that the database is running and "
                 "migrated (manage.py migrate)."
             ) from error
         if verbosity:
-            self.stdout.write(f"Purged {deleted:,} keys and messages.")
+            self.stdout.write(told.format(deleted))
