@@ -25,6 +25,11 @@ FIFO: Final = ".fifo"
 
 _UNFIT_FOR_SQS: Final = frozenset({"InvalidMessageContents", "InvalidParameterValue"})
 _SHORT: Final = 128  # characters of an id in SQS
+_TIMEOUTS: Final = {
+    "amqp": ("read_timeout", "write_timeout"),
+    "redis": ("socket_timeout", "socket_connect_timeout"),
+}
+"""The options of kombu's transports that limit how long a server may be silent."""
 _QUICK: Final = 0.005  # seconds
 _HEARTBEAT: Final = 30  # seconds
 
@@ -132,14 +137,11 @@ class KombuPublisher(Publisher):
         self._connection = connection = kombu.Connection(
             self._url, connect_timeout=self._timeout, heartbeat=0, **self._options
         )
-        on_return = None
-        if connection.transport.driver_type == "amqp":
-            connection.transport_options = {
-                "read_timeout": self._timeout,
-                "write_timeout": self._timeout,
-                **(connection.transport_options or {}),
-                "confirm_publish": True,
-            }
+        driver, on_return = connection.transport.driver_type, None
+        timeouts = dict.fromkeys(_TIMEOUTS.get(driver, ()), self._timeout)
+        connection.transport_options = {**timeouts, **(connection.transport_options or {})}
+        if driver == "amqp":
+            connection.transport_options["confirm_publish"] = True
             on_return = self._note_returned
         if not self._exchange:
             open_queue(connection, self._queue)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import os
 import signal
+import socket
 import sys
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -82,6 +84,16 @@ def test_refused_by_the_broker(rabbit: Server) -> None:
         assert published(publisher, grouped("a-2")) == [None]
         publisher.close()
         queue.delete()
+
+
+def test_server_that_does_not_respond() -> None:
+    """A Redis that takes a connection and is silent is an outage after the timeout."""
+    with ThreadPoolExecutor(1) as pool, socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        publisher = KombuPublisher("orders", url=url, timeout=timedelta(seconds=0.5))
+        [result] = pool.submit(published, publisher, grouped("a-1")).result(20)
+    assert isinstance(result, Outage)
+    assert "Timeout" in str(result)
 
 
 def test_no_queue(rabbit: Server) -> None:
