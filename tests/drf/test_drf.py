@@ -211,13 +211,6 @@ class TestIdentity:
         post(client, "/plain/", key)
         assert not is_replay(post(client, "/below/", key))
 
-    def test_objects_of_one_route(self, client: Client) -> None:
-        """The same key for another object of the same route is a mismatch, not a replay."""
-        key = new_key()
-        post(client, "/effects/1/pay/", key)
-        assert_problem(post(client, "/effects/2/pay/", key), 422, "mismatch")
-        assert effects("paid") == 1
-
 
 class TestConfiguration:
     """Policies per view and action, and the hooks."""

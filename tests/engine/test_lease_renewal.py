@@ -154,7 +154,7 @@ def test_longest_duration_of_a_handler(caplog: pytest.LogCaptureFixture) -> None
     successors: list[Outcome] = []
 
     def successor() -> bool:
-        ran = engine.run(store, operation, lambda e: Result(e.attempt, stored), _raise)
+        ran = engine.run(store, operation, lambda e: Result(e.attempt, stored), engine.reraise)
         successors.append(ran)
         return isinstance(ran, Executed)
 
@@ -162,7 +162,7 @@ def test_longest_duration_of_a_handler(caplog: pytest.LogCaptureFixture) -> None
         eventually(successor)
         return Result("late", stored)
 
-    assert isinstance(engine.run(store, operation, hangs, _raise), Replayed)
+    assert isinstance(engine.run(store, operation, hangs, engine.reraise), Replayed)
     assert successors[-1] == Executed(2)
     assert "max_duration" in caplog.text
 
@@ -227,7 +227,7 @@ def test_pool_without_a_connection_to_spare() -> None:
 
     def own(operation: Operation) -> Outcome:
         try:
-            return engine.run(store, operation, execute, _raise)
+            return engine.run(store, operation, execute, engine.reraise)
         finally:
             connections.close_all()
 
@@ -256,10 +256,6 @@ def test_pool_without_a_connection_to_spare() -> None:
 def _ends(operations: list[Operation]) -> dict[str, Any]:
     rows = IdempotencyKey.objects.filter(key__in=[operation.key for operation in operations])
     return dict(rows.values_list("key", "lease_expires_at"))
-
-
-def _raise(error: Exception) -> Result:
-    raise error
 
 
 # Leases of the tenants of django-tenants, each of which has a schema of its own.
@@ -300,7 +296,7 @@ def in_schema(schema: str, work: Callable[[], Any]) -> Any:
 
 
 def attempt(store: DatabaseStore, operation: Operation, handler: Callable[[], object]) -> Outcome:
-    return engine.run(store, operation, lambda _: Result(handler(), STORED), _raise)
+    return engine.run(store, operation, lambda _: Result(handler(), STORED), engine.reraise)
 
 
 def aattempt(store: DatabaseStore, operation: Operation, handler: Callable[[], object]) -> Outcome:
@@ -309,7 +305,7 @@ def aattempt(store: DatabaseStore, operation: Operation, handler: Callable[[], o
     async def execute(_: object) -> Result:
         return Result(await sync_to_async(handler)(), STORED)
 
-    return async_to_sync(engine.arun)(store, operation, execute, _raise)
+    return async_to_sync(engine.arun)(store, operation, execute, engine.reraise)
 
 
 @postgresql

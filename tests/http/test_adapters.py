@@ -224,7 +224,7 @@ class TestReplay:
             return HttpResponse(request.path, "text/plain")
 
         send, key = serve(max_response_bytes=0, rebuild=rebuild), new_key()
-        send(key)
+        assert send(key)["Idempotency-Status"].startswith("executed; ttl=")
         again = send(key)
         assert (again.content, is_replay(again)) == (b"/job/", True)
         assert effects() == 1
@@ -292,6 +292,7 @@ class TestRefusal:
         settings.ROOT_URLCONF.urlpatterns.append(status)
         first = send(key)
         assert during[0].status_code == 202
+        assert during[0]["Idempotency-Status"] == "in-progress"
         assert Client().get(during[0]["Location"]).json()["status"] == "completed"
         adapter.assert_replays(first, send(key))
         assert effects() == 1

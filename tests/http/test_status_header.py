@@ -13,13 +13,12 @@ from django.test import Client, override_settings
 from django.urls import path
 from django.views.decorators.http import require_POST
 from rest_framework.permissions import IsAuthenticated
-from rest_framework.response import Response
 
 from idempotency_django.decorators import idempotency_exempt, idempotent
 from idempotency_django.errors import StoreUnavailable
 from idempotency_django.http.responses import executed, replayed
 from idempotency_django.models import DatabaseNow, IdempotencyKey
-from idempotency_django.policy import Policy, keys, store_errors
+from idempotency_django.policy import keys, store_errors
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.records import Record, Status
 from idempotency_django.testing import an_operation
@@ -31,10 +30,6 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__
 
 DAY = timedelta(days=1)
 FIREFOX = "17463529834658723465"
-
-
-class Rebuilt(Mixed):
-    idempotency_policy = Policy(max_response_bytes=0, rebuild=lambda *_: Response("rebuilt"))
 
 
 def missing(request: HttpRequest) -> HttpResponse:
@@ -49,13 +44,11 @@ urlpatterns = [
     path("async/", idempotent(acreate)),
     path("mixin/", Mixed.as_view()),
     path("middleware/", create),
-    path("rebuilt/", Rebuilt.as_view()),
     path("large/", idempotent(max_response_bytes=0)(create)),
     path("forever/", idempotent(ttl=None)(create)),
     path("sliding/", idempotent(ttl=timedelta(days=1), extend_on_replay=True)(create)),
     path("outlived/", idempotent(ttl=DAY, on_expired="refuse", retention=DAY * 8)(create)),
     path("uuid/", idempotent(key_format="uuid")(create)),
-    path("accepted/", idempotent(mode="leased", on_conflict="accepted")(create)),
     path("unread/", idempotent(key=keys.instead_of_header(lambda _: None))(create)),
     path("exempt/", idempotency_exempt(copied(create))),
 ]
@@ -130,13 +123,6 @@ def test_body_that_is_not_kept(client: Client, where: str) -> None:
     assert post(client, f"/{where}/", key)["Idempotency-Status"] == "not-replayed"
 
 
-def test_body_that_is_built_again(client: Client) -> None:
-    """A response that can be built again is as good as stored."""
-    key = new_key()
-    assert is_promised(post(client, "/rebuilt/", key))
-    assert post(client, "/rebuilt/", key)["Idempotency-Status"].startswith("replayed; ttl=")
-
-
 def test_lifetimes(client: Client) -> None:
     """Without a ``ttl`` no seconds are told, and never more of them than are left."""
     key = new_key()
@@ -162,17 +148,6 @@ def test_response_that_could_not_be_stored(client: Client) -> None:
         response = post(client, "/leased/", new_key())
     assert (response.status_code, effects()) == (201, 1)
     assert response["Idempotency-Status"] == "executed; stored=?0"
-
-
-def test_accepted(client: Client) -> None:
-    """A 202 says that the operation is in progress."""
-    under_way = Record(key="", scope="", status=Status.IN_PROGRESS)
-    with (
-        mock.patch.object(DatabaseStore, "acquire", return_value=under_way),
-        mock.patch("idempotency_django.http.status.reverse", return_value="/status/"),
-    ):
-        response = post(client, "/accepted/", new_key())
-    assert (response.status_code, response["Idempotency-Status"]) == (202, "in-progress")
 
 
 WITH_POLICY = {"MIDDLEWARE_PROTECTS": "with-policy"}

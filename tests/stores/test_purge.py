@@ -131,17 +131,6 @@ def with_steps(made: list[IdempotencyKey], alias: str) -> None:
     IdempotencyStep.objects.using(alias).bulk_create(steps)
 
 
-@each_database
-def test_steps_go_with_their_record(alias: str) -> None:
-    """The recovery points of a record are purged with it, and nobody else's."""
-    with_steps(records(3, alias, purgeable=True), alias)
-    alive = records(2, alias)
-    with_steps(alive, alias)
-    assert purged(alias) == 3
-    left_over = IdempotencyStep.objects.using(alias).values_list("record_id", flat=True)
-    assert sorted(left_over) == sorted(one.pk for one in alive for _ in range(2))
-
-
 @contextmanager
 def held(alias: str, key: str) -> Iterator[None]:
     """Another transaction holds the record."""
