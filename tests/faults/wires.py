@@ -1,4 +1,4 @@
-"""A wire to a server that can be cut at any moment, whatever is spoken over it."""
+"""A wire to a server that can be cut or fall silent at any moment, whatever is spoken over it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ class Wire:
         self.port = port
         self._target = target
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
+        self._silent: set[tuple[socket.socket, socket.socket]] = set()
         self._lock = threading.Lock()
+
+    def fall_silent(self) -> None:
+        """Pass on nothing more over the connections there are, and close none of them."""
+        with self._lock:
+            self._silent |= self._pairs
 
     def cut(self, chance: random.Random) -> None:
         """Break the connections there are: all of them, or each with an even chance."""
@@ -56,19 +62,25 @@ class Wire:
             with server:
                 with self._lock:
                     self._pairs.add(pair)
-                back = threading.Thread(target=_pass_on, args=[server, client])
+                back = threading.Thread(target=self._pass_on, args=[server, client, pair])
                 back.start()
-                _pass_on(client, server)
+                self._pass_on(client, server, pair)
                 back.join()
                 with self._lock:
                     self._pairs.discard(pair)
 
-
-def _pass_on(source: socket.socket, target: socket.socket) -> None:
-    with suppress(OSError):
-        while sent := source.recv(CHUNK):
-            target.sendall(sent)
-    _shut((source, target))
+    def _pass_on(
+        self,
+        source: socket.socket,
+        target: socket.socket,
+        pair: tuple[socket.socket, socket.socket],
+    ) -> None:
+        with suppress(OSError):
+            while sent := source.recv(CHUNK):
+                if pair not in self._silent:
+                    target.sendall(sent)
+        if pair not in self._silent:
+            _shut(pair)
 
 
 def _shut(pair: tuple[socket.socket, socket.socket]) -> None:

@@ -99,20 +99,22 @@ def test_in_progress(post: Post, policy: Policy) -> None:
     time when the lease ends, or the policy's, where a transaction has none, and is acknowledged.
     The copy then returns the first result.
     """
-    copies: list[Message] = []
+    copies: list[tuple[Message, datetime]] = []
 
     def during() -> None:
+        before = now()
         assert post.deliver(first, redelivered=True) == states.IGNORED
-        copies.append(post.take())
+        copies.append((post.take(), before))
 
     pay = a_task(post, during, policy)
     pay.apply_async(task_id="one")
     first = post.take()
     assert post.deliver(first) == states.SUCCESS
-    [copy] = copies
+    [(copy, before)] = copies
     assert copy.headers["id"] == "one"
-    wait = datetime.fromisoformat(copy.headers["eta"]) - now()
-    assert timedelta(seconds=20) < wait <= timedelta(seconds=31)
+    due = datetime.fromisoformat(copy.headers["eta"])
+    assert timedelta(seconds=28) < due - before < timedelta(seconds=32)
+    assert timedelta(0) < due - now() <= timedelta(seconds=31)
     assert post.deliver(copy) == states.SUCCESS
     assert effects() == 1
     assert post.take() is None

@@ -20,6 +20,8 @@ with extra("celery"):
     from kombu.exceptions import OperationalError
     from kombu.utils.json import loads
 
+    from .kombu import limit_silence
+
 _AGAIN: Final = {"max_retries": 1, "interval_start": 0}
 """The broker may have closed the idle connection."""
 
@@ -85,6 +87,7 @@ class CeleryPublisher(Publisher):
             self._connection = self._app.connection_for_write(
                 connect_timeout=self._timeout, transport_options={"confirm_publish": True}
             )
+            limit_silence(self._connection, self._timeout)
             self._producer = self._app.amqp.Producer(self._connection, auto_declare=False)
         return self._producer
 

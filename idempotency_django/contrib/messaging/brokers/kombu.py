@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -32,6 +33,14 @@ _TIMEOUTS: Final = {
 """The options of kombu's transports that limit how long a server may be silent."""
 _QUICK: Final = 0.005  # seconds
 _HEARTBEAT: Final = 30  # seconds
+_SILENCE: Final = 10  # seconds that a source waits for a response
+_RENEWAL: Final = 60  # seconds after which a source connects to Redis anew
+
+
+def limit_silence(connection: kombu.Connection, seconds: float) -> None:
+    """Have a connection give up a server that is silent for so long, unless its options differ."""
+    limits = dict.fromkeys(_TIMEOUTS.get(connection.transport.driver_type, ()), seconds)
+    connection.transport_options = {**limits, **(connection.transport_options or {})}
 
 
 def open_queue(connection: kombu.Connection, name: str) -> None:
@@ -134,13 +143,12 @@ class KombuPublisher(Publisher):
         return route
 
     def _open(self) -> kombu.Producer:
-        self._connection = connection = kombu.Connection(
+        connection: Any = kombu.Connection(
             self._url, connect_timeout=self._timeout, heartbeat=0, **self._options
         )
-        driver, on_return = connection.transport.driver_type, None
-        timeouts = dict.fromkeys(_TIMEOUTS.get(driver, ()), self._timeout)
-        connection.transport_options = {**timeouts, **(connection.transport_options or {})}
-        if driver == "amqp":
+        self._connection, on_return = connection, None
+        limit_silence(connection, self._timeout)
+        if connection.transport.driver_type == "amqp":
             connection.transport_options["confirm_publish"] = True
             on_return = self._note_returned
         if not self._exchange:
@@ -171,12 +179,14 @@ class KombuSource:
         self.place = queue
         connection = kombu.Connection(url, heartbeat=_HEARTBEAT)
         connection.transport_options = dict(options)
-        connection.transport  # noqa: B018  # imports the client library
+        limit_silence(connection, _SILENCE)  # which imports the client library
         self._connection: Any = connection
         self._arrived: deque[Any] = deque()
+        self._renewed_at = 0.0  # by time.monotonic()
 
     def open(self) -> None:
         self._arrived.clear()
+        self._renewed_at = time.monotonic()
         self._connection = self._connection.clone()  # Redis' cannot be used again after an error
         open_queue(self._connection, self.place)
         channel: Any = self._connection.channel()
@@ -190,6 +200,11 @@ class KombuSource:
         ).consume()
 
     def receive(self) -> Incoming | None:
+        is_redis = self._connection.transport.driver_type == "redis"
+        if is_redis and time.monotonic() > self._renewed_at + _RENEWAL:
+            # A connection without heartbeats may be dead, and look like one where nothing comes.
+            self.close()
+            self.open()
         self._drain(POLL)
         return self._incoming(self._arrived.popleft()) if self._arrived else None
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -220,3 +222,17 @@ def test_broker_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
         [result] = published(publisher, [outgoing("a", type="shop.pay", data={})])
         assert isinstance(result, Outage)
         assert "refused" in str(result)
+
+
+def test_broker_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Redis that takes a connection and is silent is an outage after the timeout."""
+    with ThreadPoolExecutor(1) as pool, socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        with Celery("client", broker=url, set_as_current=False, fixups=[]) as client:
+            monkeypatch.setattr(f"{__name__}.client", client, raising=False)
+            publisher = CeleryPublisher(
+                "celery", app=f"{__name__}.client", timeout=timedelta(seconds=0.5)
+            )
+            message = outgoing("a", type="shop.pay", data={})
+            [result] = pool.submit(published, publisher, [message]).result(20)
+    assert isinstance(result, Outage)

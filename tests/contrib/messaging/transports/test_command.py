@@ -80,7 +80,8 @@ def test_names(loops: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     [(consumer, source, options)] = loops
     assert (consumer, source.place) == (second, "second.one")
     assert source._connection.hostname == "mq"
-    assert source._connection.transport_options == {"visibility_timeout": 60}
+    limits = {"socket_timeout": 10, "socket_connect_timeout": 10}
+    assert source._connection.transport_options == {"visibility_timeout": 60, **limits}
     assert options == {"health": ""}
 
 

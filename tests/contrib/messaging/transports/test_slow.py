@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from idempotency_django.contrib.messaging import Consumer, Event
+from idempotency_django.contrib.messaging.brokers import kombu as brokers_kombu
 from tests.contrib.messaging.brokers import Kafka, RabbitMQ, await_that
 from tests.contrib.messaging.events import paid
 from tests.faults.wires import wire_to
@@ -89,3 +90,28 @@ def test_the_connection_breaks(rabbit: Server, caplog: pytest.LogCaptureFixture)
     assert "cannot reach its broker" in caplog.text
     assert broker.left() == 0
     broker.close()
+
+
+@pytest.mark.parametrize("name", ["rabbitmq", "redis"])
+def test_the_connection_falls_silent(
+    place: Any, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A connection over which nothing comes any more, and which nobody closes, is replaced."""
+    for limit in ("_HEARTBEAT", "_SILENCE", "_RENEWAL"):
+        monkeypatch.setattr(f"{brokers_kombu.__name__}.{limit}", 2)
+    broker, calls = place(name), list[str]()
+    at = urlsplit(broker.url)
+    with wire_to(at.hostname or "", at.port or 0) as wire, caplog.at_level(logging.WARNING):
+        netloc = at.netloc.replace(f"{at.hostname}:{at.port}", f"127.0.0.1:{wire.port}")
+        url = at._replace(netloc=netloc).geturl()
+        broker.source = lambda: brokers_kombu.KombuSource(url, broker.place, broker.options)
+        broker.publish(paid("a"))
+        with broker.running(booking(calls)) as loop:
+            await_that(lambda: Effect.objects.count() == 1 and broker.left() == 0)
+            wire.fall_silent()
+            if name == "redis":  # which would give it to the silent connection, that waits for one
+                await_that(lambda: broker._client.info("clients")["blocked_clients"] == 0)
+            broker.publish(paid("b"))
+            await_that(lambda: Effect.objects.count() == 2, 60)
+    assert loop.error is None
+    assert name == "redis" or "Too many heartbeats missed" in caplog.text
