@@ -97,7 +97,7 @@ class TestOptions:
         records(1, purgeable=True)
         with pytest.raises(CommandError, match="invalid int value: 'many'"):
             purge("--batch-size", "many")
-        with pytest.raises(ValueError, match="must be at least 1, not 0"):
+        with pytest.raises(CommandError, match=r"--batch-size is 0\. Pass 1 or more"):
             purge("--batch-size", "0")
         assert count() == 1
 

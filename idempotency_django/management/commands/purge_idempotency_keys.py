@@ -32,6 +32,8 @@ class Command(BaseCommand):
         )
 
     def handle(self, *, batch_size: int, verbosity: int, **options: Any) -> None:
+        if batch_size < 1:
+            raise CommandError(f"--batch-size is {batch_size}. Pass 1 or more.")
         deleted, told = 0, "Purged {:,} keys and messages."
         try:
             with stop_on_signals() as stop:

@@ -1,4 +1,4 @@
-"""Event webhooks, with httpx: the extra ``[webhooks]``."""
+"""Outgoing webhooks, with httpx: the extra ``[webhooks]``."""
 
 from __future__ import annotations
 
