@@ -36,9 +36,6 @@ from .outcomes import (
 )
 from .transactional import Execute, TransactionalRun
 
-AsyncExecute = Callable[[ExecutionContext], Awaitable[Result]]
-
-
 # The context managers around every execution, which ``IDEMPOTENCY["AROUND_EXECUTION"]`` lists.
 
 _NAMES: Final[dict[type[Outcome], str]] = {
@@ -171,7 +168,7 @@ def run_unobserved(
 async def arun(
     store: Store,
     operation: Operation,
-    execute: AsyncExecute,
+    execute: Callable[[ExecutionContext], Awaitable[Result]],
     recover: Recover,
     *,
     admit: Admit | None = None,
