@@ -51,7 +51,7 @@ class VersionField(models.PositiveBigIntegerField):  # type: ignore[type-arg]  #
 
     def formfield(self, **options: Any) -> FormField | None:
         # Not the admin's widget for integers: the version is not editable.
-        return super().formfield(**options | {"widget": HiddenInput})
+        return super().formfield(**options | {"widget": HiddenInput, "required": True})
 
     def check(self, **options: Any) -> list[CheckMessage]:
         errors = super().check(**options)
@@ -179,15 +179,18 @@ def _unversioned_forms(model: type[models.Model]) -> Iterator[Error]:
             if shown.model is not model:
                 continue
             fieldsets: Any = shown.fieldsets or [(None, {"fields": shown.fields or [version]})]
-            carries_version = issubclass(
-                shown.form, VersionedForm
-            ) and version in flatten_fieldsets(fieldsets)
+            sent = {*flatten_fieldsets(fieldsets)} - {
+                *shown.readonly_fields,
+                *(shown.exclude or ()),
+            }
+            carries_version = issubclass(shown.form, VersionedForm) and version in sent
             if not carries_version or getattr(shown, "list_editable", None):
                 yield Error(
                     f"{getattr(shown, '__name__', type(shown).__name__)} has forms that may lack "
                     "the version. A save of stale data would overwrite newer changes.",
                     hint=f"Write form = VersionedForm, add {version!r} to fields or fieldsets "
-                    "where you list them (it is hidden), and remove list_editable.",
+                    "where you list them (it is hidden), but neither to exclude nor to "
+                    "readonly_fields, and remove list_editable.",
                     obj=shown,
                     id="idempotency_django.E034",
                 )

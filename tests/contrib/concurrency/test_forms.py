@@ -17,7 +17,7 @@ from django.http import HttpRequest
 from django.test import Client
 from django.urls import path
 
-from idempotency_django.contrib.concurrency import VersionedForm
+from idempotency_django.contrib.concurrency import VersionedForm, VersionField
 from idempotency_django.contrib.concurrency.errors import ConcurrentModification
 from idempotency_django.contrib.concurrency.versions import STALE
 from idempotency_django.testing import in_threads
@@ -212,6 +212,8 @@ class TestAdmin:
             {"form": forms.ModelForm},
             {"form": VersionedForm, "list_editable": ["title"]},
             {"form": VersionedForm, "fields": ["title"]},
+            {"form": VersionedForm, "exclude": ["version"]},
+            {"form": VersionedForm, "readonly_fields": ["version"]},
             {"form": VersionedForm, "fieldsets": [("All", {"fields": ["title", ("amount",)]})]},
         ],
     )
@@ -234,3 +236,10 @@ class TestAdmin:
         form = other.get_model_admin(Ticket).get_form(HttpRequest(), ticket)
         with pytest.raises(ImproperlyConfigured, match="has no field 'version'"):
             form({"title": "b"}, instance=ticket).is_valid()
+
+
+def test_version_that_may_be_blank() -> None:
+    """A form cannot be sent without the version, whatever the field says."""
+    field = VersionField(blank=True).formfield()
+    assert field is not None
+    assert field.required
