@@ -337,10 +337,16 @@ def test_bounded(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "10+" in text()
 
 
-@pytest.mark.parametrize("wrong", ["5m", "0.5", "nan", "inf"])
-def test_wrong_age(wrong: str) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        *((each, "invalid int value") for each in ("5m", "0.5", "nan", "inf")),
+        *((each, "Pass 1 to 999,999") for each in ("-5", "0", "99999999999999")),
+    ],
+)
+def test_wrong_age(wrong: str, why: str) -> None:
     """An age that is none is refused in words."""
-    with pytest.raises(CommandError, match="invalid int value"):
+    with pytest.raises(CommandError, match=why):
         call_command("idempotency_status", f"--max-minutes={wrong}")
 
 

@@ -132,14 +132,15 @@ def with_steps(made: list[IdempotencyKey], alias: str) -> None:
 
 
 @contextmanager
-def held(alias: str, key: str) -> Iterator[None]:
-    """Another transaction holds the record."""
+def held(alias: str, key: str, within: Any = None) -> Iterator[None]:
+    """Another transaction holds the record, or the rows that are given instead."""
     taken, done = threading.Event(), threading.Event()
 
     def hold() -> None:
         try:
             with transaction.atomic(using=alias):
-                assert list(rows(alias).filter(key=key).select_for_update())
+                found = rows(alias).filter(key=key) if within is None else within
+                assert list(found.select_for_update())
                 taken.set()
                 assert done.wait(PATIENCE)
         finally:

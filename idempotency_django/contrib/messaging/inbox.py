@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import random
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -394,7 +395,7 @@ def claim(at_most: int) -> list[InboxMessage]:
     """Claim messages that are due, the longest due ones first, without waiting for locks.
 
     A claim lasts as long as the lease of the project's policy. After it the message is due again,
-    and its record says whether it is still handled.
+    and its record says whether it is still handled. New ones come first.
     """
     rows = InboxMessage.objects.using(database())
     wanted = rows.alias(of=unindexed(F("source"))).exclude(of__in=hanging(INBOX.name))
@@ -409,6 +410,8 @@ def claim(at_most: int) -> list[InboxMessage]:
         )
     for message in claimed:
         message.attempts += 1
+    # One of those that come again may have ended its process: it is not the first each time.
+    claimed.sort(key=lambda each: random.random() if each.attempts > 1 else 0)  # noqa: S311  # no secret
     return claimed
 
 

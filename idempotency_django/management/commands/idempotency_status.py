@@ -14,6 +14,7 @@ from ...errors import StoreUnavailable
 from .. import Finding, findings
 
 _MAX_MINUTES: Final = 15
+_TOO_MANY: Final = 1_000_000
 _UNKNOWN: Final = 2  # the exit code where that cannot be found out
 _ROW: Final = "{} {:<25} {:<15} {:>7}  {:>6}"
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
@@ -39,8 +40,11 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
+        minutes = options["max_minutes"]
+        if not 0 < minutes < _TOO_MANY:
+            raise CommandError(f"--max-minutes is {minutes}. Pass 1 to {_TOO_MANY - 1:,}.")
         try:
-            found = list(findings(timedelta(minutes=options["max_minutes"])))
+            found = list(findings(timedelta(minutes=minutes)))
         except (ImproperlyConfigured, DatabaseError, StoreUnavailable) as error:
             check = "Check the settings, and that the database is migrated."
             raise CommandError(

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from asgiref.sync import async_to_sync, sync_to_async
 from django.utils.module_loading import import_string
 
 from ....backoff import retry_after
@@ -96,18 +97,15 @@ class HttpPublisher(Publisher):
         )
 
     def publish(self, batch: Batch) -> None:
-        # Here, and not in the event loop: it may ask the database.
-        endpoints = {message.id: self._found(message) for message in batch.messages}
-        asyncio.run(self._publish(batch, endpoints))
+        async_to_sync(self._publish)(batch)
 
-    async def _publish(
-        self, batch: Batch, endpoints: Mapping[str, Endpoint | Exception | None]
-    ) -> None:
+    async def _publish(self, batch: Batch) -> None:
+        endpoint_of = sync_to_async(self._found)  # in this relay's thread: it may ask the database
         async with httpx.AsyncClient(timeout=self._timeout, **self._options) as client:
 
             async def send() -> None:
                 for message in batch:
-                    found = endpoints[message.id]
+                    found = await endpoint_of(message)
                     if isinstance(found, Endpoint):
                         found = await self._post(client, message, found)
                     batch.note(message, found)

@@ -6,6 +6,7 @@ import base64
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -212,6 +213,24 @@ def test_unreachable(receiver: Receiver) -> None:
 
 
 ENDPOINTS: dict[str, Endpoint | None] = {}
+
+
+def slow_endpoint_of(message: Event) -> Endpoint | None:
+    """Takes until the batch must end; the message has no receiver."""
+    while time.monotonic() < deadlines[-1]:
+        time.sleep(0.01)
+    return None
+
+
+deadlines: list[float] = []
+
+
+def test_slow_endpoint() -> None:
+    """A function that takes longer than a batch may keeps no message from being sent."""
+    deadlines.append(time.monotonic() + 0.2)
+    sender = HttpPublisher("orders", endpoint=f"{__name__}.slow_endpoint_of")
+    [first, *_] = published(sender, [outgoing("a"), outgoing("b")], deadlines[-1])
+    assert first is None
 
 
 def endpoint_of(message: Event) -> Endpoint | None:
