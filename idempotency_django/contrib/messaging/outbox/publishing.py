@@ -60,8 +60,10 @@ def publish(
 
     It is sent at least once if the transaction commits, and not at all if it rolls back. Each time
     it has the same id, by which a :class:`~idempotency_django.contrib.messaging.Consumer`
-    recognises it. An attempt that is resumed publishes nothing a second time; a key that is used
-    again after its record is gone publishes new messages.
+    recognises it. An attempt that is resumed publishes nothing a second time: it knows the messages
+    of earlier attempts by their ``dedup_id`` or, without one, by their order. So if it goes on with
+    what is left, give each message a ``dedup_id``. A key that is used again after its record is
+    gone publishes new messages.
 
     Args:
         topic: a topic of ``IDEMPOTENCY["OUTBOX"]``.
@@ -188,7 +190,7 @@ def _next_id(execution: ExecutionContext, published: _Published, *what: str) -> 
     Args:
         execution: the attempt.
         published: what it has published so far.
-        what: the topic, the type and the group.
+        what: the topic, the type, the group and the dedup id.
     """
     ordinals, kind = published.ordinals, (current_step(), *what)
     ordinal = ordinals[kind]
@@ -223,7 +225,8 @@ def _write_once(row: OutboxMessage, execution: ExecutionContext | None) -> None:
     while True:
         derived = None
         if execution:
-            derived = _next_id(execution, published, row.topic, row.type, row.group)
+            what = (row.topic, row.type, row.group, row.dedup or "")
+            derived = _next_id(execution, published, *what)
         row.message_id = derived or uuid7()
         if derived is None and row.dedup is None:
             return write(row)
@@ -246,9 +249,9 @@ def _write_once(row: OutboxMessage, execution: ExecutionContext | None) -> None:
                 "with different content, so this message would be lost. Use a different dedup_id "
                 "for each type, group and data."
             )
-        logger.warning(
+        logger.error(
             "The message %s of the topic %r was not changed: an earlier attempt published it "
-            "with other data.",
+            "with other data. If this is another message, it is lost. Give each a dedup_id.",
             first.message_id,
             first.topic,
         )

@@ -75,6 +75,24 @@ def test_resumed_with_other_data(caplog: pytest.LogCaptureFixture) -> None:
     assert "an earlier attempt published it with other data" in caplog.text
 
 
+def test_resumed_with_what_is_left() -> None:
+    """An attempt that goes on with what is left tells its messages apart by their dedup ids."""
+    sent: list[int] = []
+
+    def handler(execution: Any) -> None:
+        for number in [each for each in range(5) if each not in sent]:
+            with execution.atomic():
+                publish("orders", number, type="a", dedup_id=f"row {number}")
+            sent.append(number)
+            if execution.attempt == 1 and len(sent) == 2:
+                raise Crash
+
+    with pytest.raises(Crash):
+        call(handler)
+    call(handler)
+    assert [payload for payload, _ in published()] == ["0", "1", "2", "3", "4"]
+
+
 def test_steps() -> None:
     """A step that is not run again does not shift the ids of those after it."""
 
