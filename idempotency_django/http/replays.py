@@ -79,8 +79,8 @@ def _has_lookup(view_class: Any) -> bool:
 
 def is_named_by_key(view: Any, model: Any) -> bool:
     """Whether the view's URLs name objects of a model by their primary key."""
-    fields = ("pk", model._meta.pk.name)
-    return not _has_own_lookup(view) and getattr(view, "lookup_field", None) in fields
+    field = getattr(view, "lookup_field", None)
+    return field in ("pk", model._meta.pk.name) and not _has_own_lookup(view)
 
 
 @lru_cache(maxsize=1024)
