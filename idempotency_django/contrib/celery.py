@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import FunctionType
 from typing import Any, ClassVar, Final
 
@@ -293,7 +294,11 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
         return self.backend.get_result(request.id)
 
     def _state(self, request: Any) -> str:
-        return states.PENDING if request.is_eager else str(self.backend.get_state(request.id))
+        """What the result backend has of the task; without a backend, nothing is known."""
+        with suppress(NotImplementedError):  # of the backend that stands for none
+            if not request.is_eager:
+                return str(self.backend.get_state(request.id))
+        return str(states.PENDING)
 
     def _plan(self, args: Any, kwargs: Any, request: Any = None) -> Plan:
         """The plan of a message, or of a call as a function."""

@@ -265,6 +265,22 @@ def test_parents(post: Post) -> None:
     }
 
 
+def test_without_a_result_backend(post: Post) -> None:
+    """Where Celery stores no results, which is its default, a message that comes again is executed,
+    and once it was, not again.
+    """
+    with Celery("none", broker="memory://", set_as_current=False) as app:
+        app.conf.task_default_queue = post.app.conf.task_default_queue
+        post.app = app
+        pay = a_task(post, lambda: None)
+        pay.apply_async(task_id="one")
+        message = post.take()
+        assert message is not None
+        for _ in range(2):
+            assert post.deliver(message, redelivered=True) == states.SUCCESS
+            assert effects() == 1
+
+
 def test_limited_attempts(post: Post) -> None:
     """A task whose attempts are used up is held: its next delivery fails, and says so."""
 
