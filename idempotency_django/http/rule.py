@@ -168,16 +168,8 @@ def _hidden_in(function: FunctionType, *, from_outside: bool) -> str:
 def _is_view(value: Any, *, makes_views: bool) -> bool:
     if issubclass(type(value), type):  # isinstance() would make a lazy object do its work
         return makes_views and hasattr(value, "as_view")
-    return type(value) is FunctionType and (
-        PROTECTED in vars(value)
-        or view_class_of(value) is not None
-        # Of the project's decorators, one around what gets a request may check its caller.
-        or ("__wrapped__" in vars(opened(value)) and _gets_request(innermost(value)))
-    )
-
-
-def _gets_request(function: Any) -> bool:
-    return type(function) is FunctionType and function.__code__.co_varnames[:1] == ("request",)
+    is_function = type(value) is FunctionType
+    return is_function and (PROTECTED in vars(value) or view_class_of(value) is not None)
 
 
 def _may_be_a_view(value: Any) -> bool:
