@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from types import FunctionType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NoReturn
 
 from django.apps import apps
 from django.core.checks import CheckMessage, Warning  # noqa: A004  # Django's name
@@ -238,12 +237,14 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
 
         # An operator may send a failed task again with its id, but not the broker, and not we.
         again = _header(request, AGAIN) or (request.delivery_info or {}).get("redelivered")
-        if again and self._state(request) == states.FAILURE:
-            raise Ignore("This delivery's task has failed, and was reported as failed.")
         plan = self._plan(args, kwargs, request)
         _name_callbacks(request)
         try:
+            if again and self._state(request) == states.FAILURE:
+                raise Ignore("This delivery's task has failed, and was reported as failed.")
             outcome = run_plan(plan, execute)
+            result = _unpack(outcome.result)
+            return self._finished(request, result) if outcome.replayed else result
         except (KeyExpired, ResponseNotStored) as error:
             if error in raised:
                 raise
@@ -252,10 +253,8 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
             if error in raised or request.is_eager:
                 raise
             self._send_again(request, plan, error)
-        result = _unpack(outcome.result)
-        return self._finished(request, result) if outcome.replayed else result
 
-    def _send_again(self, request: Any, plan: Plan, error: Exception) -> None:
+    def _send_again(self, request: Any, plan: Plan, error: Exception) -> NoReturn:
         """Send the message once more, for the time when the lease of the claim in the way ends.
 
         Raises:
@@ -294,11 +293,17 @@ class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs on
         return self.backend.get_result(request.id)
 
     def _state(self, request: Any) -> str:
-        """What the result backend has of the task; without a backend, nothing is known."""
-        with suppress(NotImplementedError):  # of the backend that stands for none
-            if not request.is_eager:
-                return str(self.backend.get_state(request.id))
-        return str(states.PENDING)
+        """What the result backend has of the task; without a backend, nothing is known.
+
+        Raises:
+            StoreUnavailable: the backend cannot be reached.
+        """
+        try:
+            return str(states.PENDING if request.is_eager else self.backend.get_state(request.id))
+        except NotImplementedError:  # of the backend that stands for none
+            return str(states.PENDING)
+        except Exception as error:  # each backend has its own
+            raise StoreUnavailable(f"The result backend cannot be reached: {error}") from error
 
     def _plan(self, args: Any, kwargs: Any, request: Any = None) -> Plan:
         """The plan of a message, or of a call as a function."""

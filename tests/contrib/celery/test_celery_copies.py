@@ -281,6 +281,26 @@ def test_without_a_result_backend(post: Post) -> None:
             assert effects() == 1
 
 
+def test_result_backend_that_is_away(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that comes again is sent once more while nobody knows how its task has ended."""
+
+    def away(_: str) -> str:
+        raise OSError("away")
+
+    pay = a_task(post, lambda: None)
+    pay.apply_async(task_id="one")
+    first = post.take()
+    assert first is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(post.app.backend, "get_state", away)
+        assert post.deliver(first, redelivered=True) == states.IGNORED
+    assert effects() == 0
+    copy = post.take()
+    assert copy is not None
+    assert post.deliver(copy) == states.SUCCESS
+    assert effects() == 1
+
+
 def test_limited_attempts(post: Post) -> None:
     """A task whose attempts are used up is held: its next delivery fails, and says so."""
 
