@@ -20,7 +20,7 @@ from idempotency_django.policy.identity import LONGEST_WAIT
 from tests.docs.examples import ROOT
 
 TIMES = (ROOT / "docs" / "reference" / "settings.md").read_text()
-PAGE_OF_STATES = (ROOT / "docs" / "operations" / "monitor.md").read_text()
+PAGE_OF_STATES = (ROOT / "docs" / "operations" / "deploy.md").read_text()
 PUBLISHERS = (
     celery.CeleryPublisher,
     http.HttpPublisher,
