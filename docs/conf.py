@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -58,3 +59,11 @@ html_title = f"{project} {release}"
 html_logo = html_favicon = "_static/logo.svg"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
+
+# Read the Docs says which repository it builds: pages then have a link to it, and an edit link.
+if repository := os.environ.get("READTHEDOCS_GIT_CLONE_URL"):
+    html_theme_options = {
+        "source_repository": repository.removesuffix(".git") + "/",
+        "source_branch": "main",
+        "source_directory": "docs/",
+    }

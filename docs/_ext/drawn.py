@@ -21,7 +21,8 @@ import re
 from collections.abc import Iterator
 from html import escape
 
-WIDTH, ROW, TOP, HALF = 160, 46, 58, 58  # of an actor, of a line; where lines begin; half a box
+WIDTH, LETTER = 352, 5.6  # of a drawing, which fits onto a telephone; of a letter, on average
+ROW, TOP = 40, 44  # of a line; where lines begin
 LINE = re.compile(
     r"(?P<sender>\w+) (?P<arrow>->|-->|--x) (?P<receiver>\w+): (?P<said>.+)"
     r"|(?P<dead>\w+) dies|= (?P<across>.+)|(?P<alone>\w+): (?P<done>.+)"
@@ -36,17 +37,18 @@ def drawing(source: str) -> str:
     """
     first, *lines = (line.strip() for line in source.strip().splitlines())
     actors = [name.strip() for name in first.removeprefix("actors:").split(",")]
-    where = {name: WIDTH * number + WIDTH // 2 for number, name in enumerate(actors)}
-    height = TOP + ROW * len(lines) + 12
+    each = WIDTH // len(actors)
+    where = {name: each * number + each // 2 for number, name in enumerate(actors)}
+    height = TOP + ROW * len(lines) + 4
     parts = list(_lifelines(where, height))
     for number, line in enumerate(lines):
         match = LINE.fullmatch(line)
         if match is None or not set(_named(match)) <= where.keys():
             raise ValueError(f"{line!r} is no line of a sequence of {', '.join(actors)}.")
-        parts += _line(match, where, TOP + ROW * number + ROW // 2 + 8)
+        parts += _line(match, where, TOP + ROW * number + ROW // 2)
     return (
-        f'<svg class="sequence" role="img" viewBox="0 0 {WIDTH * len(actors)} {height}" '
-        f'style="max-width: {WIDTH * len(actors)}px; min-width: {112 * len(actors)}px" xmlns="http://www.w3.org/2000/svg">'
+        f'<svg class="sequence" role="img" viewBox="0 0 {WIDTH} {height}" '
+        'xmlns="http://www.w3.org/2000/svg">'
         f"<title>{escape('. '.join(lines))}</title>{''.join(parts)}</svg>"
     )
 
@@ -56,26 +58,27 @@ def _named(match: re.Match[str]) -> Iterator[str]:
 
 
 def _lifelines(where: dict[str, int], height: int) -> Iterator[str]:
+    half = min(min(where.values()) - 3, 44)
     for name, x in where.items():
-        yield f'<path class="life" d="M{x} 38V{height}"/>'
-        yield f'<rect x="{x - HALF}" y="4" width="{2 * HALF}" height="34" rx="5"/>'
-        yield f'<text class="name" x="{x}" y="26">{escape(name)}</text>'
+        yield f'<path class="life" d="M{x} 30V{height}"/>'
+        yield f'<rect x="{x - half}" y="2" width="{2 * half}" height="28" rx="5"/>'
+        yield f'<text class="name" x="{x}" y="20">{escape(name)}</text>'
 
 
 def _line(match: re.Match[str], where: dict[str, int], y: int) -> Iterator[str]:
     if match["across"]:
-        last = max(where.values()) + WIDTH // 2
-        yield f'<path class="across" d="M0 {y}H{last}"/>'
-        yield _text(last // 2, y - 7, match["across"], "across")
+        yield f'<path class="across" d="M0 {y}H{WIDTH}"/>'
+        yield _text(WIDTH // 2, y - 6, match["across"], "across")
     elif match["dead"]:
         x = where[match["dead"]]
-        yield f'<path class="dies" d="M{x - 10} {y - 10}l20 20m0-20l-20 20"/>'
-        yield _text(x, y - 16, "killed", "dies")
+        yield f'<path class="dies" d="M{x - 8} {y - 8}l16 16m0-16l-16 16"/>'
+        yield _text(x, y - 13, "killed", "dies")
     elif match["alone"]:
-        x, text = where[match["alone"]], match["done"]
-        left, width = x - 4 * len(text) - 8, 8 * len(text) + 16
-        yield f'<rect class="alone" x="{left}" y="{y - 15}" width="{width}" height="27" rx="4"/>'
-        yield _text(x, y + 4, text)
+        text = match["done"]
+        x, width = _within(where[match["alone"]], text), round(LETTER * len(text)) + 12
+        box = f'x="{x - width // 2}" y="{y - 13}" width="{width}" height="23" rx="4"'
+        yield f'<rect class="alone" {box}/>'
+        yield _text(x, y + 3, text)
     else:
         yield from _message(match, where[match["sender"]], where[match["receiver"]], y)
 
@@ -83,13 +86,19 @@ def _line(match: re.Match[str], where: dict[str, int], y: int) -> Iterator[str]:
 def _message(match: re.Match[str], start: int, end: int, y: int) -> Iterator[str]:
     is_response, lost = match["arrow"] != "->", match["arrow"] == "--x"
     middle, forward = (start + end) // 2, 1 if end > start else -1
-    tip = middle + 30 * forward if lost else end
+    tip = middle + 24 * forward if lost else end
     yield f'<path class="{"response" if is_response else "message"}" d="M{start} {y}H{tip}"/>'
     if lost:
-        yield f'<path class="dies" d="M{tip - 7} {y - 7}l14 14m0-14l-14 14"/>'
+        yield f'<path class="dies" d="M{tip - 6} {y - 6}l12 12m0-12l-12 12"/>'
     else:
-        yield f'<path class="tip" d="M{tip} {y}l{-9 * forward}-5v10z"/>'
-    yield _text(middle, y - 7, match["said"])
+        yield f'<path class="tip" d="M{tip} {y}l{-8 * forward}-4v8z"/>'
+    yield _text(_within(middle, match["said"]), y - 6, match["said"])
+
+
+def _within(x: int, text: str) -> int:
+    """Where the middle of a text is, so that all of it is in the drawing."""
+    half = round(LETTER * len(text) / 2) + 6
+    return min(max(x, half), WIDTH - half)
 
 
 def _text(x: int, y: int, text: str, kind: str = "said") -> str:
