@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import socket
+import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from http.client import HTTPResponse
-from io import BytesIO
+from http.client import HTTPConnection
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -87,15 +86,29 @@ class Api:
 
     def send_at_once(self, path: str, order: Order, times: int) -> list[Result]:
         """The responses to as many duplicates, released together, in the order they came in."""
-        return asyncio.run(
-            _send_at_once(self.url, _request(urlsplit(self.url).netloc, path, order), times)
-        )
+        responses: list[Result] = []
+        barrier = threading.Barrier(times, timeout=PATIENCE)
 
-    def begin(self, path: str, order: Order) -> socket.socket:
-        """Send the order, and return the connection that its response would come on."""
-        at = urlsplit(self.url)
-        connection = socket.create_connection((at.hostname, at.port))
-        connection.sendall(_request(at.netloc, path, order))
+        def send(_: int) -> None:
+            with closing(self._connected()) as connection:
+                barrier.wait()
+                connection.request("POST", path, order.body, dict(order.headers))
+                response = connection.getresponse()
+                body = response.read()
+                responses.append(Result(response.status, dict(response.headers), body))
+
+        with ThreadPoolExecutor(times) as pool:
+            list(pool.map(send, range(times)))
+        return responses
+
+    def send_and_leave(self, path: str, order: Order) -> None:
+        """Send the order, and hang up at once."""
+        with closing(self._connected()) as connection:
+            connection.request("POST", path, order.body, dict(order.headers))
+
+    def _connected(self) -> HTTPConnection:
+        connection = HTTPConnection(self.url.partition("://")[2], timeout=PATIENCE)
+        connection.connect()
         return connection
 
     def killed(self, path: str, order: Order, moment: str) -> None:
@@ -132,12 +145,11 @@ class Api:
 
 @dataclass(frozen=True)
 class Result:
-    """One of many responses; ``seconds`` after all requests were released."""
+    """One of many responses."""
 
     status: int
     headers: dict[str, str]
     body: bytes
-    seconds: float
 
 
 def verdict(response: Result, executed: Result) -> str:
@@ -162,45 +174,3 @@ def executed_of(responses: list[Result]) -> Result:
         if response.status == 201 and "Idempotent-Replayed" not in response.headers
     )
     return executed
-
-
-def _request(host: str, path: str, order: Order) -> bytes:
-    own = [("Host", host), ("Connection", "close"), ("Content-Length", str(len(order.body)))]
-    lines = [f"{name}: {value}\r\n" for name, value in [*own, *order.headers]]
-    return f"POST {path} HTTP/1.1\r\n{''.join(lines)}\r\n".encode() + order.body
-
-
-async def _send_at_once(url: str, request: bytes, times: int) -> list[Result]:
-    at, responses = urlsplit(url), []
-    # All are connected before the first is sent, so that nothing is left to do but to write.
-    connections = await asyncio.gather(
-        *(asyncio.open_connection(at.hostname, at.port) for _ in range(times))
-    )
-
-    async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        raw = await reader.read()
-        responses.append(_parsed(raw, time.perf_counter() - released))
-        writer.close()
-        await writer.wait_closed()
-
-    released = time.perf_counter()
-    for _, writer in connections:
-        writer.write(request)
-    await asyncio.gather(*(receive(*connection) for connection in connections))
-    return responses
-
-
-class _Received:
-    """Bytes that were received already, as :class:`HTTPResponse` takes them from a socket."""
-
-    def __init__(self, raw: bytes) -> None:
-        self._raw = raw
-
-    def makefile(self, mode: str) -> BytesIO:
-        return BytesIO(self._raw)
-
-
-def _parsed(raw: bytes, seconds: float) -> Result:
-    response = HTTPResponse(_Received(raw))
-    response.begin()
-    return Result(response.status, dict(response.headers), response.read(), seconds)

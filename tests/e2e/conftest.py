@@ -21,7 +21,6 @@ from .databases import Database
 
 WORKERS = 4
 LEASE = "2"  # seconds, so that a test need not wait for long
-LONG_LEASE = "600"
 SMOKE = "test_endpoints.py"
 """What `make test` runs on each database. Above the database it is the same on all, so that it runs
 the rest on the first one, and `make nightly` runs all on each.
@@ -147,7 +146,7 @@ def valkey_url() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def redis_server(serve: Serve, valkey_url: str) -> Iterator[Server]:
     """The same with the records in Valkey. No lease ends by itself during a test."""
-    with serve(REDIS_URL=valkey_url, LEASE_SECONDS=LONG_LEASE) as server:
+    with serve(REDIS_URL=valkey_url, LEASE_SECONDS="600") as server:
         yield server
 
 

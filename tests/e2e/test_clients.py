@@ -25,7 +25,7 @@ from tests.support.nightly import sizes
 
 from .clients import Api, Order
 from .conftest import Server, client_of
-from .network import Network, faulty_network
+from .network import faulty_network
 
 pytestmark = [
     pytest.mark.e2e,
@@ -116,10 +116,6 @@ def charges(server: Server) -> Iterator[Callable[[], Counter[str]]]:
 @pytest.mark.parametrize("send", [by_httpx, by_async_httpx])
 def test_faults(server: Server, send: Send, size: int) -> None:
     """No operation is executed twice, and each outcome is known, or known to be unknown."""
-    _send_through_faults(server, send, size)
-
-
-def _send_through_faults(server: Server, send: Send, size: int) -> None:
     orders = [Order() for _ in range(size)]
 
     with faulty_network(server.url) as network:
@@ -134,7 +130,6 @@ def _send_through_faults(server: Server, send: Send, size: int) -> None:
             assert times == 1 if outcome == 201 else times <= 1, (order, outcome, times)
         _reconcile(api, send, orders, outcomes)
         assert {count()[order.reference] for order in orders} == {1}
-    _print(network, outcomes, executed)
     assert network.requests > size
 
 
@@ -143,15 +138,6 @@ def _reconcile(api: Api, send: Send, orders: list[Order], outcomes: Outcomes) ->
     unknown = [order for order in orders if outcomes[order.reference] == UNKNOWN]
     again = send(api.url, unknown, RetryBudget()) if unknown else {}
     assert all(status == 201 for status in again.values()), again
-
-
-def _print(network: Network, outcomes: Outcomes, executed: Counter[str]) -> None:
-    known = sum(status != UNKNOWN for status in outcomes.values())
-    done = sum(executed[reference] for reference, status in outcomes.items() if status == UNKNOWN)
-    print(
-        f"\n{len(outcomes)} operations, {network.requests} requests, {known} outcomes known, "
-        f"{len(outcomes) - known} unknown, of which {done} were executed: {dict(network.faults)}"
-    )
 
 
 @pytest.mark.usefixtures("quick_stripe")

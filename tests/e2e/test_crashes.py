@@ -9,10 +9,8 @@ from itertools import cycle, islice
 
 import httpx
 import pytest
-from redis import Redis
 
 from .clients import ASYNC, PAYOUTS, TRANSACTIONAL, Api, Order
-from .conftest import Server, client_of
 from .databases import Database
 
 pytestmark = pytest.mark.e2e
@@ -47,12 +45,6 @@ def test_the_first_retry_after_a_crash_gets_a_response(
     assert api.effects(order) == 1
 
 
-def resumed(api: Api, crashed: dict[Order, str]) -> list[httpx.Response]:
-    """The responses to retries, sent to those paths until there is one, all meanwhile."""
-    with ThreadPoolExecutor(len(crashed)) as pool:
-        return list(pool.map(lambda order: api.send_until_done(crashed[order], order), crashed))
-
-
 def test_what_a_crash_left_is_resumed_when_its_lease_is_over(api: Api, database: Database) -> None:
     """Where the claim outlives the process, a retry is told to wait, then finishes the job: the
     effect is there once, whether or not it was made before the crash.
@@ -66,37 +58,14 @@ def test_what_a_crash_left_is_resumed_when_its_lease_is_over(api: Api, database:
             database.wait_until_idle()
             assert api.effects(order) == (moment == "after-commit")
 
-    for response in resumed(api, crashed):
+    with ThreadPoolExecutor(len(crashed)) as pool:
+        responses = pool.map(lambda order: api.send_until_done(crashed[order], order), crashed)
+    for response in responses:
         assert response.status_code == 201
         assert "Idempotent-Replayed" not in response.headers
     for order, path in crashed.items():
         assert api.send(path, order).headers["Idempotent-Replayed"] == "true"
         assert api.effects(order) == 1
-
-
-def end_leases(valkey_url: str) -> None:
-    """Let the leases of all that is in progress be over."""
-    with Redis.from_url(valkey_url) as client:
-        for name in client.scan_iter("*idempotency:*", _type="HASH"):
-            if client.hget(name, "status") == b"in_progress":
-                client.hset(name, "lease", 1)
-
-
-@pytest.mark.parametrize("database", ["postgres"], indirect=True)
-def test_a_crash_with_its_claim_in_redis(redis_server: Server, valkey_url: str) -> None:
-    """Where Redis keeps the claim, a retry is refused until the lease is over, then executed."""
-    with client_of(redis_server) as api:
-        crashed = {Order(): path for path in TRANSACTIONAL}
-        for order, path in crashed.items():
-            api.killed(path, order, "before-effect")
-            assert api.send(path, order).status_code == 409
-            assert api.effects(order) == 0
-
-        end_leases(valkey_url)
-        assert [response.status_code for response in resumed(api, crashed)] == [201] * len(crashed)
-        for order, path in crashed.items():
-            assert api.send(path, order).headers["Idempotent-Replayed"] == "true"
-            assert api.effects(order) == 1
 
 
 def send_until_done(api: Api, order: Order) -> None:

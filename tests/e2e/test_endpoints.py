@@ -8,8 +8,6 @@ import httpx
 import pytest
 
 from .clients import LEASED, PROTECTED, TRANSACTIONAL, Api, Order
-from .conftest import client_of
-from .databases import Database
 
 pytestmark = pytest.mark.e2e
 
@@ -46,27 +44,6 @@ def test_a_retry_receives_the_first_response(api: Api, path: str) -> None:
     for name in ("Location", "Content-Type"):
         assert retry.headers[name] == first.headers[name]
     assert api.effects(order) == 1
-
-
-@pytest.mark.parametrize("database", ["postgres"], indirect=True)
-@pytest.mark.parametrize("store", ["redis", "cached"])
-def test_a_retry_receives_the_first_response_with_redis(
-    database: Database, store: str, request: pytest.FixtureRequest
-) -> None:
-    """The same holds of every endpoint where Redis keeps the records, or serves the replays."""
-    with client_of(request.getfixturevalue(f"{store}_server")) as api:
-        for path in PROTECTED:
-            order = Order()
-            first, *retries = [api.send(path, order) for _ in range(3)]
-
-            assert first.status_code == 201
-            assert not is_replay(first)
-            for retry in retries:
-                assert is_replay(retry)
-                assert retry.status_code == 201
-                assert retry.content == first.content
-                assert retry.headers["Location"] == first.headers["Location"]
-            assert api.effects(order) == 1
 
 
 @every_protected_endpoint

@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from .clients import Api, Order
-from .conftest import client_of
 from .databases import Database
 from .test_endpoints import is_replay, problem
 
@@ -54,25 +53,6 @@ def test_one_of_many_changes(api: Api) -> None:
     retry = api.request("PUT", path, changes[winner], If_Match='"1"')
     assert is_replay(retry)
     assert retry.status_code == 200
-
-
-@pytest.mark.parametrize("database", ["postgres"], indirect=True)
-@pytest.mark.parametrize("store", ["redis", "cached"])
-def test_records_in_redis(database: Database, store: str, request: pytest.FixtureRequest) -> None:
-    """Wherever the records are: one effect each, stale changes refused, retries replayed."""
-    with client_of(request.getfixturevalue(f"{store}_server")) as api:
-        order = Order()
-        path = create(api, order)
-        change = another(order, amount=200)
-        first, retry = (api.request("PUT", path, change, If_Match='"1"') for _ in range(2))
-        assert (first.status_code, is_replay(retry)) == (200, True)
-        assert retry.headers["ETag"] == '"2"'
-        assert api.request("PUT", path, another(order), If_Match='"1"').status_code == 412
-        for _ in range(2):
-            assert api.send(f"{path}pay/", another(order)).status_code == 200
-            assert pay(api, order).status_code == 201
-        assert pay(api, order, 200).status_code == 422
-        assert api.effects(order, "paid") == api.effects(order, "payment") == 1
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from testproject import ledger as ledgers
 from tests.e2e import databases
 
-from .ledger import Ledger, open_ledger
+from .ledger import Ledger
 from .processes import migrate
 from .state import State
 
@@ -33,11 +34,11 @@ def state(postgres_wanted: None) -> Iterator[State]:
             yield state
 
 
-@pytest.fixture(scope="module")
-def ledger() -> Iterator[Ledger]:
+@pytest.fixture(scope="session")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
     """Somebody else's ledger."""
-    with open_ledger() as ledger:
-        yield ledger
+    with ledgers.running(tmp_path_factory.mktemp("ledger") / "log") as url:
+        yield Ledger(url)
 
 
 @pytest.fixture(scope="module")

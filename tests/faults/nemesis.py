@@ -7,7 +7,6 @@ early; what they left is sent again at the end. Then each key has had its effect
 
 from __future__ import annotations
 
-import http.client
 import json
 import random
 import subprocess
@@ -23,7 +22,7 @@ from pathlib import Path
 from idempotency_django.testing import PATIENCE
 
 from .ledger import Ledger
-from .processes import Ended, Order, a_process
+from .processes import Caller, Ended, Order, a_process
 
 LEASE = 0.5  # seconds
 WORKERS, CLIENTS = 3, 6
@@ -91,38 +90,6 @@ def workers(target: Target, ledger: Ledger, log: Path) -> Iterator[Workers]:
     environment = {**target.settings, "LEASE_SECONDS": str(LEASE), "CONN_MAX_AGE": "600"}
     with a_process(f"prefork {WORKERS}", ledger.url, log, environment) as process:
         yield Workers(process)
-
-
-class Caller:
-    """Sends orders over a connection that is kept until it breaks."""
-
-    def __init__(self, port: int, patience: float) -> None:
-        self._port, self._patience = port, patience
-        self._connection: http.client.HTTPConnection | None = None
-
-    def send(self, order: Order) -> Ended:
-        """The response; status 0 where there is none."""
-        self._connection = self._connection or http.client.HTTPConnection(
-            "127.0.0.1", self._port, timeout=self._patience
-        )
-        headers = {"Idempotency-Key": order.key, "X-Fail": str(order.fails)}
-        headers["Content-Type"] = "application/json"
-        try:
-            body = json.dumps({"reference": order.reference})
-            self._connection.request("POST", order.path, body, headers)
-            response = self._connection.getresponse()
-            ended = Ended(0, response.status, dict(response.headers), response.read().decode())
-        except (OSError, http.client.HTTPException):
-            self.close()
-            return Ended()
-        # A worker that is killed amid its headers; to the client of the library these are all.
-        return ended if "Content-Length" in ended.headers else Ended()
-
-    def close(self) -> None:
-        """Hang up."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
 
 
 @dataclass
@@ -211,7 +178,7 @@ class Campaign:
         with ThreadPoolExecutor(CLIENTS) as threads:
             list(threads.map(self._complete, self.orders))
         for order, work in self.orders.items():
-            done = (self.target.effects(order.reference), ledger.entries(order.reference))
+            done = (self.target.effects(order.reference), ledger.bookings(order.reference)[1])
             assert done == (work.effects, 1), (self.seed, order, done)
             assert len(self.responses[order]) == 1, (self.seed, order, self.responses[order])
 

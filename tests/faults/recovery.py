@@ -6,7 +6,7 @@ Asserted for many operations at a time, so that their leases end together.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .boundaries import HEARTBEAT, MAIN, Strike, renewal
 from .ledger import Ledger
@@ -129,6 +129,19 @@ class Bank:
             assert row is not None
             assert row.status == "in_progress"
 
+    def assert_recovers(self, mode: Mode, points: list[Strike], *, fails: bool = False) -> None:
+        """Kill a process at each of these points; the operation of each is done once."""
+        assert points
+        orders = [Order(mode.path) for _ in points]
+        for order, strike in zip(orders, points, strict=True):
+            self.kill(replace(order, fails=fails), strike)
+            self.assert_claim_is_bounded(mode, order)
+            self.state.database.wait_until_idle()
+            self.assert_retried_at_once(mode, order)
+        self.state.wait_for_end_of_leases()
+        for order in orders:
+            self.assert_recovered(mode, order)
+
     def assert_recovered(self, mode: Mode, order: Order) -> Ended:
         """The very next retry gets a response, the one after it is a replay; all was done once.
 
@@ -148,8 +161,9 @@ def assert_done_once(mode: Mode, order: Order, state: State, ledger: Ledger) -> 
     An attempt calls the ledger once at most, and a leased one is known when it does.
     """
     assert state.effects(order) == mode.effects
-    assert ledger.entries(order.reference) == 1
+    calls, booked = ledger.bookings(order.reference)
+    assert booked == 1
     row = state.row(order)
     assert row is not None
     assert row.status == "completed"
-    assert mode.transactional or ledger.calls(order.reference) <= row.attempt
+    assert mode.transactional or calls <= row.attempt

@@ -85,9 +85,7 @@ LEASES, LONGER = 2, 6.0
 
 
 @pytest.mark.parametrize("pause", [0.1, nightly(0.02)])
-def test_healthy_heartbeat_keeps_a_long_handler(
-    at: Place, pause: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_healthy_heartbeat_keeps_a_long_handler(at: Place, pause: float, tmp_path: Path) -> None:
     """Through several leases a running owner is never taken over, though others always try."""
     key, path = new_key(), at.path
     with started(at.worker(tmp_path, lease=LONGER) for _ in range(2)) as [owner, contender]:
@@ -101,8 +99,6 @@ def test_healthy_heartbeat_keeps_a_long_handler(
     assert json.loads(first["body"])["attempt"] == 1
     assert (retry["replayed"], retry["body"]) == (True, first["body"])
     assert at.done(key) == 1
-    with capsys.disabled():
-        print(f"\n{at.name}: {LEASES} leases long, {told['409']} tries to take over, 0 succeeded")
 
 
 # The numbers. A lease of a millisecond is over as soon as anybody looks.
@@ -133,7 +129,7 @@ def successor_of(at: Place, operation: Operation) -> Claim:
 
 
 @pytest.mark.parametrize("tries", sizes(20, 200))
-def test_late_completions(at: Place, tries: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_late_completions(at: Place, tries: int) -> None:
     """No late owner completes, fails or extends, before and after its successor has completed."""
     accepted = dict.fromkeys(["complete", "fail", "extend"], 0)
     for _ in range(tries):
@@ -147,23 +143,14 @@ def test_late_completions(at: Place, tries: int, capsys: pytest.CaptureFixture[s
         assert record is not None
         assert (record.status, record.attempt) == (Status.COMPLETED, 2)
         assert record.payload == RESPONSE
-    with capsys.disabled():
-        print(f"\n{at.name}: of {tries} late owners, before and after: {accepted} accepted")
     assert not any(accepted.values())
 
 
 @on_databases
 @pytest.mark.parametrize("tries", sizes(20, 200))
 @pytest.mark.parametrize("how", ["atomic", "step"])
-def test_late_commits(
-    at: Place,
-    elsewhere: ThreadPoolExecutor,
-    how: str,
-    tries: int,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_late_commits(at: Place, elsewhere: ThreadPoolExecutor, how: str, tries: int) -> None:
     """No transaction of a late owner commits, though it began in time and has done its work."""
-    lost = 0
     for number in range(tries):
         operation = an_operation(lease=MOMENT)
         late = at.store.acquire(operation)
@@ -183,8 +170,4 @@ def test_late_commits(
             else:
                 with execution.atomic():
                     work()
-        lost += 1
-    committed = Effect.objects.using(at.alias).filter(reference__startswith="late").count()
-    with capsys.disabled():
-        print(f"\n{at.name}: of {tries} late {how} transactions, {committed} committed")
-    assert (lost, committed) == (tries, 0)
+    assert not Effect.objects.using(at.alias).filter(reference__startswith="late").exists()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,42 +69,28 @@ def undisturbed(mode: Mode, with_environment: Workers) -> Forks:
 
 
 @pytest.mark.parametrize("mode", few(ALL), ids=str)
-def test_crash_at_every_boundary(
-    bank: Bank, undisturbed: Forks, mode: Mode, stride: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_crash_at_every_boundary(bank: Bank, undisturbed: Forks, mode: Mode, stride: int) -> None:
     """Wherever a process is killed, the operation is done once: its key is free at once, or when
     its lease is over; the next retry executes what is left to do, the one after it is a replay.
     """
     ended = undisturbed.send(Order(mode.path))
     assert ended.status == 201
-    points = bank.boundaries(mode, ended)[::stride]
-    _crash_and_recover(bank, mode, points)
-    with capsys.disabled():
-        print(
-            f"\n{bank.state} {mode}: killed at {len(points)} points, each recovered to one effect"
-        )
+    bank.assert_recovers(mode, bank.boundaries(mode, ended)[::stride])
 
 
 @pytest.mark.parametrize("mode", few(FAILING), ids=str)
-def test_crash_while_failing(
-    bank: Bank, undisturbed: Forks, mode: Mode, stride: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_crash_while_failing(bank: Bank, undisturbed: Forks, mode: Mode, stride: int) -> None:
     """The same where the operation was about to fail: while it is rolled back, and while that is
     written down.
     """
     ended = undisturbed.send(Order(mode.path, fails=True))
     assert ended.status == 500
-    points = bank.boundaries(mode, ended)[::stride]
-    _crash_and_recover(bank, mode, points, fails=True)
-    with capsys.disabled():
-        print(
-            f"\n{bank.state} {mode}: killed at {len(points)} points while failing, each recovered"
-        )
+    bank.assert_recovers(mode, bank.boundaries(mode, ended)[::stride], fails=True)
 
 
 @pytest.mark.parametrize("mode", [STEPPED], ids=str)
 def test_crash_again_at_every_boundary(
-    bank: Bank, undisturbed: Forks, mode: Mode, stride: int, capsys: pytest.CaptureFixture[str]
+    bank: Bank, undisturbed: Forks, mode: Mode, stride: int
 ) -> None:
     """Wherever the process that resumes an operation is killed too, the third one completes it,
     whichever recovery point the first had come to.
@@ -120,25 +106,6 @@ def test_crash_again_at_every_boundary(
         bank.kill(order, strike)
         bank.assert_claim_is_bounded(mode, order)
     bank.state.database.wait_until_idle()
-    bank.state.wait_for_end_of_leases()
-    for order in orders:
-        bank.assert_recovered(mode, order)
-    with capsys.disabled():
-        print(f"\n{bank.state} {mode}: killed at {len(crashes)} points again, each recovered")
-
-
-def _crash_and_recover(
-    bank: Bank, mode: Mode, points: list[Strike], *, fails: bool = False
-) -> None:
-    orders = []
-    for strike in points:
-        order = Order(mode.path)
-        orders.append(order)
-        bank.kill(replace(order, fails=fails), strike)
-        bank.assert_claim_is_bounded(mode, order)
-        bank.state.database.wait_until_idle()
-        bank.assert_retried_at_once(mode, order)
-
     bank.state.wait_for_end_of_leases()
     for order in orders:
         bank.assert_recovered(mode, order)

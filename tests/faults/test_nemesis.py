@@ -11,7 +11,7 @@ import random
 import signal
 import sqlite3
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from tests.support.nightly import few, sizes
 from tests.support.redis_servers import client, command, valkey_at
 from tests.support.servers import free_port
 
+from .faulty_servers import Restartable, restartable_postgres
 from .ledger import Ledger
 from .nemesis import Campaign, Target, Work, workers
 from .wires import Wire, wire_to
@@ -46,6 +47,11 @@ IN_DATABASE = (
 )
 IN_REDIS = (Work("/outside/", ()),)
 EFFECTS = "SELECT kind FROM bank_effect WHERE reference = "
+
+
+def kinds(rows: Iterable[Any]) -> tuple[str, ...]:
+    """The kinds of effects, in alphabetical order."""
+    return tuple(sorted(kind for (kind,) in rows))
 
 
 def through(url: str, wire: Wire) -> str:
@@ -71,7 +77,7 @@ def postgres(stack: ExitStack, folder: Path) -> Target:
     admin = stack.enter_context(psycopg.connect(url, autocommit=True))
 
     def effects(reference: str) -> tuple[str, ...]:
-        return tuple(sorted(kind for (kind,) in admin.execute(f"{EFFECTS}%s", [reference])))
+        return kinds(admin.execute(f"{EFFECTS}%s", [reference]))
 
     def end_sessions(_: random.Random) -> None:
         admin.execute(
@@ -99,7 +105,7 @@ def mariadb(stack: ExitStack, folder: Path) -> Target:
             return list(cursor.fetchall())
 
     def effects(reference: str) -> tuple[str, ...]:
-        return tuple(sorted(kind for (kind,) in ask(f"{EFFECTS}%s", reference)))
+        return kinds(ask(f"{EFFECTS}%s", reference))
 
     def end_sessions(_: random.Random) -> None:
         query = "SELECT id FROM information_schema.processlist WHERE db = DATABASE()"
@@ -119,8 +125,7 @@ def sqlite_effects(path: Path) -> Callable[[str], tuple[str, ...]]:
 
     def effects(reference: str) -> tuple[str, ...]:
         with closing(sqlite3.connect(path)) as connection:
-            rows = connection.execute(f"{EFFECTS}?", [reference]).fetchall()
-        return tuple(sorted(kind for (kind,) in rows))
+            return kinds(connection.execute(f"{EFFECTS}?", [reference]))
 
     return effects
 
@@ -197,14 +202,7 @@ NEEDS = {"cached": "postgres", "redis": ""}
 
 @pytest.mark.parametrize("seconds", sizes(1, 10, "NEMESIS_SECONDS"))
 @pytest.mark.parametrize("name", few(TARGETS))
-def test_nemesis(
-    name: str,
-    seconds: int,
-    tmp_path: Path,
-    ledger: Ledger,
-    log: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_nemesis(name: str, seconds: int, tmp_path: Path, ledger: Ledger, log: Path) -> None:
     """However often workers are killed or paused, wires cut and servers restarted, and however
     clients retry: each key has its effects once, one response, and is not wedged.
     """
@@ -220,5 +218,33 @@ def test_nemesis(
         faults = {"kill": site.kill, "pause": site.pause, **target.faults}
         campaign.run(seconds, faults)
         campaign.assert_recovered(ledger)
-    with capsys.disabled():
-        print(f"\n{name}, seed {SEED}: {len(campaign.orders)} keys: {dict(campaign.told)}")
+    assert campaign.responses
+
+
+@pytest.fixture(scope="module")
+def server(postgres_wanted: None) -> Iterator[Restartable]:
+    with restartable_postgres() as server:
+        yield server
+
+
+@pytest.mark.parametrize("seconds", sizes(2, 10, "NEMESIS_SECONDS"))
+@pytest.mark.parametrize("atomic", ["", "1"], ids=["autocommit", "ATOMIC_REQUESTS"])
+def test_postgres_crashes_under_load(
+    server: Restartable, atomic: str, seconds: int, ledger: Ledger, log: Path
+) -> None:
+    """The same holds however often PostgreSQL crashes and comes back."""
+    import psycopg  # not at the top: there is none when the tests run on psycopg2
+
+    def effects(reference: str) -> tuple[str, ...]:
+        with psycopg.connect(server.url) as connection:
+            return kinds(connection.execute(f"{EFFECTS}%s", [reference]))
+
+    settings = {"DATABASE_URL": server.url, "ATOMIC_REQUESTS": atomic}
+    works = IN_DATABASE[:1] if atomic else IN_DATABASE  # leases need transactions of their own
+    target = Target(settings, works, {"crash": lambda _: server.crash_and_restart()}, effects)
+    with workers(target, ledger, log) as site:
+        campaign = Campaign(target, site.port, SEED)
+        campaign.run(seconds, target.faults)
+        campaign.assert_recovered(ledger)
+    assert campaign.told["crash"]
+    assert campaign.told["executed"]

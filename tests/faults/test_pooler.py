@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from tests.support.nightly import few, sizes
 
 from .faulty_servers import find_pgbouncer, pgbouncer
 from .ledger import Ledger
-from .processes import Ended, Order, Site, forks, site
+from .processes import Caller, Ended, Order, forks, site
 from .recovery import DRF, LEASED, STEPPED, TRANSACTIONAL, Bank, Mode, assert_done_once
 from .state import State
 
@@ -37,24 +37,17 @@ def pooled(state: State) -> Iterator[str]:
 
 
 @pytest.fixture
-def sites(pooled: str, ledger: Ledger, log: Path) -> Iterator[list[Site]]:
-    """Processes that keep their connections to the pool."""
+def sites(pooled: str, ledger: Ledger, log: Path) -> Iterator[list[int]]:
+    """The ports of processes that keep their connections to the pool."""
     with ExitStack() as stack:
-        environment = {"CONN_MAX_AGE": "600"}
-        yield [
-            stack.enter_context(site(pooled, ledger.url, log, **environment)) for _ in range(SITES)
-        ]
+        served = [site(pooled, ledger.url, log, CONN_MAX_AGE="600") for _ in range(SITES)]
+        yield [stack.enter_context(each) for each in served]
 
 
 @pytest.mark.parametrize("keys", sizes(2, 10))
 @pytest.mark.parametrize("mode", few(MODES), ids=str)
 def test_duplicates_through_a_pool(
-    sites: list[Site],
-    state: State,
-    ledger: Ledger,
-    mode: Mode,
-    keys: int,
-    capsys: pytest.CaptureFixture[str],
+    sites: list[int], state: State, ledger: Ledger, mode: Mode, keys: int
 ) -> None:
     """Of duplicates at once, through few connections, one is executed; the others receive its
     response, or are told to come back, and receive it then. None fails.
@@ -68,12 +61,9 @@ def test_duplicates_through_a_pool(
             assert ended.status == 409 or ended.body == executed.body, ended
             told[f"{ended.status}{' replayed' * ended.replayed}"] += 1
         for at in sites:
-            late = at.send(order)
+            late = _send(at, order)
             assert (late.replayed, late.body) == (True, executed.body)
         assert_done_once(mode, order, state, ledger)
-
-    with capsys.disabled():
-        print(f"\n{mode}, through PgBouncer: {dict(told)}")
     assert told["201"] == keys
     assert set(told) <= {"201", "201 replayed", "409"}
 
@@ -81,13 +71,7 @@ def test_duplicates_through_a_pool(
 @pytest.mark.parametrize("stride", sizes(4, 1))
 @pytest.mark.parametrize("mode", few([TRANSACTIONAL, STEPPED]), ids=str)
 def test_crash_behind_a_pool(
-    pooled: str,
-    state: State,
-    ledger: Ledger,
-    log: Path,
-    mode: Mode,
-    stride: int,
-    capsys: pytest.CaptureFixture[str],
+    pooled: str, state: State, ledger: Ledger, log: Path, mode: Mode, stride: int
 ) -> None:
     """The claim of a process that dies is gone at once with its transaction, or when its lease is
     over, though the pool keeps the connection that it was made over.
@@ -97,27 +81,22 @@ def test_crash_behind_a_pool(
         forks(pooled, ledger.url, log, **mode.undisturbed) as undisturbed,
     ):
         bank = Bank(workers, state, ledger)
-        points = bank.boundaries(mode, undisturbed.send(Order(mode.path)))[::stride]
-        orders = [Order(mode.path) for _ in points]
-        for order, strike in zip(orders, points, strict=True):
-            bank.kill(order, strike)
-            bank.assert_claim_is_bounded(mode, order)
-            state.database.wait_until_idle()
-            bank.assert_retried_at_once(mode, order)
-        state.wait_for_end_of_leases()
-        for order in orders:
-            bank.assert_recovered(mode, order)
-    with capsys.disabled():
-        print(f"\n{mode}, through PgBouncer: killed at {len(points)} points, each recovered")
+        points = bank.boundaries(mode, undisturbed.send(Order(mode.path)))
+        bank.assert_recovers(mode, points[::stride])
 
 
-def _send_at_once(sites: list[Site], order: Order) -> list[Ended]:
+def _send(port: int, order: Order) -> Ended:
+    with closing(Caller(port)) as caller:
+        return caller.send(order)
+
+
+def _send_at_once(sites: list[int], order: Order) -> list[Ended]:
     """The responses to as many duplicates, released together, over a connection each."""
     barrier = threading.Barrier(DUPLICATES, timeout=PATIENCE)
 
     def send(number: int) -> Ended:
         barrier.wait()
-        return sites[number % len(sites)].send(order)
+        return _send(sites[number % len(sites)], order)
 
     with ThreadPoolExecutor(DUPLICATES) as threads:
         return list(threads.map(send, range(DUPLICATES), timeout=PATIENCE))

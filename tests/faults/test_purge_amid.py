@@ -60,9 +60,7 @@ def die(at: Place, folder: Path, keys: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "pause"), [(3.0, 0.02), nightly(6.0, 0.02), nightly(6.0, 0.0)])
-def test_purge_amid_everything(
-    at: Place, seconds: float, pause: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_purge_amid_everything(at: Place, seconds: float, pause: float, tmp_path: Path) -> None:
     """No effect is done twice in a life, nothing that lives or runs is deleted, nothing is left."""
     keys = [new_key() for _ in range(KEYS)]
     doomed = [new_key() for _ in range(DEATHS)]
@@ -78,15 +76,11 @@ def test_purge_amid_everything(
         _purge_the_rest(at, purger)
 
     found = lives(at)
-    done = sum(map(len, found.values()))
     pairs = [pair for times in found.values() for pair in pairwise(times)]
     gaps = [done_again - began for (began, _), (_, done_again) in pairs]
-    with capsys.disabled():
-        print(f"\n{at.name}: {dict(said)}; {purged}; {done} effects, shortest life {min(gaps):.3f}")
     assert set(said) <= {"201", "409", "failed", "replayed"}
     assert set(found) == {*keys, *doomed, *slow}
     assert min(gaps) >= TTL
-    assert done > len(found)
     assert purged["purged"] > 0
     assert IdempotencyStep.objects.using(at.alias).count() == 0
 

@@ -83,9 +83,7 @@ def test_retry_is_replayed_at_once(site: Site, path: str) -> None:
 
 @pytest.mark.parametrize("rounds", sizes(3, 10))
 @pytest.mark.parametrize("path", few(PATHS))
-def test_duplicates_have_one_effect(
-    site: Site, path: str, rounds: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_duplicates_have_one_effect(site: Site, path: str, rounds: int) -> None:
     """Simultaneous duplicates in two processes have one effect, and all end in its response."""
     keys = [new_key() for _ in range(rounds)]
     said: list[int] = []
@@ -98,5 +96,3 @@ def test_duplicates_have_one_effect(
     assert set(said) <= {201, 409}
     assert [site.effects(key) for key in keys] == [1] * rounds
     assert all(site.lags(key) for key in keys)
-    with capsys.disabled():
-        print(f"\n{path}: {rounds} keys, twice each at once: {said.count(409)} told to wait")

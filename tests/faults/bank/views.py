@@ -35,14 +35,11 @@ def make(reference: str, kind: str) -> int:
 
 
 def enter(key: str, reference: str) -> int:
-    """Do something at the ledger, once for each key; the number of the entry."""
-    call = HttpCall(
-        settings.LEDGER_URL,
-        json.dumps({"reference": reference}).encode(),
-        {"Idempotency-Key": key},
-    )
+    """Do something at the ledger, once for each key; the number of the booking."""
+    body, headers = json.dumps({"reference": reference}).encode(), {"Idempotency-Key": key}
+    call = HttpCall(f"{settings.LEDGER_URL}/bookings", body, headers)
     with urlopen(call, timeout=PATIENCE) as response:
-        return int(json.load(response)["entry"])
+        return int(json.load(response)["booking"])
 
 
 def fail_if_asked(request: Any) -> None:
