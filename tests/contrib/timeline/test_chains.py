@@ -168,10 +168,7 @@ def remind(number: int) -> None:
 
 @override_settings(IDEMPOTENCY={"OUTBOX": CELERY})
 def test_after_commit() -> None:
-    """A call and a task that were asked for in a transaction have the message as their cause.
-
-    The record of the call has the reference of its message: the key and the scope are the same.
-    """
+    """A call and a task that were asked for in a transaction have the message as their cause."""
 
     def pay(execution: ExecutionContext) -> None:
         after_commit(send_receipt, 17)
@@ -190,7 +187,7 @@ def test_after_commit() -> None:
         assert titles(timeline) == [
             (0, "pay"),
             (1, f"{path} to after_commit"),
-            (2, path),
+            (2, f"after_commit {path}"),
             (3, ANY),
             (1, "tests.contrib.timeline.remind to celery"),
             (2, "tests.contrib.timeline.remind"),

@@ -6,7 +6,6 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import timedelta
 from importlib import import_module
 from inspect import isasyncgenfunction, isgeneratorfunction
 from typing import Any, Final
@@ -14,21 +13,16 @@ from typing import Any, Final
 from asgiref.sync import iscoroutinefunction
 from django.core.signing import BadSignature, Signer
 
-from ....engine import ExecutionContext, plan_call, run_plan
-from ....policy import Policy, digest
-from ..brokers.base import HANDLER_OUTAGES, Publisher, Refused
-from ..consumers import without_exits
+from ....policy import Policy
+from ..brokers.base import Refused
+from ..consumers import ANY, Consumer, Duplicate, Handled
 from ..events import Event
 from .publishing import as_json, publish
 from .topics import topic
 
 TOPIC: Final = "after_commit"
-SCOPE: Final = "call:after_commit"
-"""The scope of the records of calls; the key is the message's id."""
 
 _LAZY: Final = (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)
-_METHOD: Final = "CALL"
-_POLICY: Final = Policy(mode="leased", ttl=timedelta(days=30))
 
 
 def after_commit(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> str:
@@ -128,33 +122,36 @@ def found(path: str) -> Callable[..., Any]:
     return function
 
 
-class CallPublisher(Publisher):
-    """Calls the function of each message, in the process of the relay, one after the other."""
+class _Calls(Consumer):
+    """Looks for the function of a call first: where it cannot be called, no attempt begins."""
 
-    def send(self, message: Event) -> None:
-        _call(message)
+    def handle(self, event: Event, *, redelivered: bool = False) -> Handled | Duplicate:
+        _function_of(event)
+        self.max_attempts = topic(TOPIC).max_attempts
+        return super().handle(event, redelivered=redelivered)
 
-    def is_outage(self, error: Exception) -> bool:
-        return isinstance(error, HANDLER_OUTAGES)
+
+CALLS: Final = _Calls(TOPIC, policy=Policy(mode="leased"))
+"""Calls the function of each message of the topic, in the process of the relay."""
 
 
-def _call(message: Event) -> None:
-    """Call the function of a message, unless it was called for this message before.
+@CALLS.on(ANY)
+def call(event: Event) -> None:
+    """Call the function that a message names."""
+    _function_of(event)(*event.data["args"], **event.data["kwargs"])
+
+
+def _function_of(message: Event) -> Callable[..., Any]:
+    """The function that a message names.
 
     Raises:
-        Refused: another process has written it, or ``SECRET_KEY`` has changed; or it is not called
-            again, unless an operator asks for one more attempt.
-        OperationInProgress: another process is calling it.
-        OperationHeld: it was interrupted, and an operator must settle it.
-        StoreUnavailable: whether it was called is unknown.
+        Refused: another program has written it, or ``SECRET_KEY`` has changed.
         ImportError: the function's module cannot be imported.
         LookupError: there is no such function any more.
-        Exception: an error of the function.
     """
-    path, data, most = message.type, message.data, topic(TOPIC).max_attempts
+    path, data = message.type, message.data
     try:
-        text, args, kwargs = _text(path, data), data["args"], data["kwargs"]
-        _signer().unsign(f"{text}:{data['signature']}")
+        _signer().unsign(f"{_text(path, data)}:{data['signature']}")
     except (KeyError, TypeError, BadSignature) as error:
         raise Refused(
             f"The call of {path} is not signed with SECRET_KEY or one of SECRET_KEY_FALLBACKS. If "
@@ -162,27 +159,4 @@ def _call(message: Event) -> None:
             "program has written the message.",
             final=True,
         ) from error
-    function = found(path)
-    plan = plan_call(
-        _POLICY.resolved(),
-        key=message.id,
-        scope=SCOPE,
-        name=path,
-        content_digest=digest(text),
-        method=_METHOD,
-        caused_by=message.caused_by,
-    )
-
-    def call(execution: ExecutionContext) -> None:
-        begun = execution.attempt - 1
-        if begun >= most and execution.interrupted:
-            raise Refused(
-                f"Attempt {begun} at the call of {path} ended its process, for example because it "
-                "ran out of memory. It is not retried automatically. Correct the function, and "
-                "retry the message in the admin.",
-                final=True,
-            )
-        with without_exits():
-            function(*args, **kwargs)
-
-    run_plan(plan, call)
+    return found(path)

@@ -29,7 +29,10 @@ PUBLISHERS: Final = {
 }
 """The publishers of this package, by the names that ``BACKEND`` takes."""
 OWN: Final[Mapping[str, Mapping[str, Any]]] = {
-    "after_commit": {"BACKEND": f"{_MESSAGING}.outbox.calls.CallPublisher"},
+    "after_commit": {
+        "BACKEND": "local",
+        "OPTIONS": {"consumers": [f"{_MESSAGING}.outbox.calls.CALLS"]},
+    },
     "celery": {"BACKEND": "celery"},
 }
 """The built-in topics, for messages that only these publishers can send."""
