@@ -116,8 +116,6 @@ class OutboxMessage(models.Model):
     type = models.CharField(_("type"), max_length=255)
     group = ExactCharField(_("group"), max_length=255, default="", blank=True)
     payload = models.TextField(_("payload"))
-    # Whether the payload is bytes, in Base64; else it is JSON.
-    is_base64 = models.BooleanField(_("payload is Base64"), default=False, db_default=False)
     state = models.CharField(
         _("state"), max_length=16, choices=MessageState, default=MessageState.PENDING
     )

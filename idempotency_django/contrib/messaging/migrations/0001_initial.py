@@ -126,7 +126,6 @@ class Migration(migrations.Migration):
                 ('type', models.CharField(max_length=255, verbose_name='type')),
                 ('group', idempotency_django.models.ExactCharField(blank=True, default='', max_length=255, verbose_name='group')),
                 ('payload', models.TextField(verbose_name='payload')),
-                ('is_base64', models.BooleanField(db_default=False, default=False, verbose_name='payload is Base64')),
                 ('state', models.CharField(choices=[('pending', 'pending'), ('done', 'done'), ('dead', 'dead'), ('discarded', 'discarded')], default='pending', max_length=16, verbose_name='state')),
                 ('attempts', models.PositiveIntegerField(default=0, verbose_name='attempts')),
                 ('process_after', models.DateTimeField(blank=True, null=True, verbose_name='process after')),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 import re
@@ -67,8 +66,8 @@ def publish(
 
     Args:
         topic: a topic of ``IDEMPOTENCY["OUTBOX"]``.
-        data: what JSON can say and gives back as it was, or bytes; up to 100 lists and dicts within
-            one another.
+        data: what JSON can say and gives back as it was; up to 100 lists and dicts within one
+            another.
         type: what happened, such as ``"order.paid"``; up to 255 printable ASCII characters.
         group: messages of one topic and group are sent in the order of their commits, one at a
             time; up to 150 printable ASCII characters. ``None``: sent in no particular order. The
@@ -84,8 +83,8 @@ def publish(
     Raises:
         ImproperlyConfigured: no transaction is open on the database of messaging, or there is no
             such topic.
-        TypeError: the data is neither bytes nor what JSON gives back as it was: tuples and keys
-            that are no texts are not.
+        TypeError: the data is not what JSON gives back as it was: bytes, tuples and keys that are
+            no texts are not.
         ValueError: another argument cannot be used, or an id is that of another message.
     """
     _refuse_unfit("type", type, 255)
@@ -94,14 +93,12 @@ def publish(
     if dedup_id is not None and not isinstance(dedup_id, str):
         raise TypeError(f"The dedup_id {dedup_id!r} is not a string. Pass a string.")
     name, execution = topics.topic(topic).name, current_execution()
-    payload, is_base64 = _payload(type, data)
     row = OutboxMessage(
         topic=name,
         stream=f"{name}/{group}" if group else "",
         type=type,
         group=group or "",
-        payload=payload,
-        is_base64=is_base64,
+        payload=_payload(type, data),
         process_after=DatabaseNow(),
         caused_by=execution.reference if execution else "",
         dedup=None if dedup_id is None else digest(name, dedup_id),
@@ -150,19 +147,17 @@ def as_json(value: Any) -> str:
     return text
 
 
-def _payload(kind: str, data: Any) -> tuple[str, bool]:
-    """The data of a message of this type as it is stored, and whether that is Base64."""
-    if isinstance(data, bytes):
-        return base64.b64encode(data).decode(), True
+def _payload(kind: str, data: Any) -> str:
+    """The data of a message of this type as it is stored."""
     try:
         payload = as_json(data)
     except ValueError as error:
         raise TypeError(
             f"The data of the message {kind!r} is not JSON: {error}. Publish strings, numbers, "
-            "lists and dicts with string keys, or bytes."
+            "lists and dicts with string keys. Encode bytes, for example as Base64."
         ) from error
     validate_nesting(f"The data of the message {kind!r}", payload, data)
-    return payload, False
+    return payload
 
 
 # The ids of messages.
@@ -268,13 +263,12 @@ def _existing(row: OutboxMessage) -> OutboxMessage | None:
     rows = OutboxMessage.objects.using(using).filter(same)
     if connections[using].vendor == "mysql":
         rows = rows.select_for_update()  # a snapshot that is older than the message has no such row
-    return rows.only("message_id", "topic", "type", "group", "payload", "is_base64").first()
+    return rows.only("message_id", "topic", "type", "group", "payload").first()
 
 
 def _content(row: OutboxMessage) -> tuple[Any, ...]:
     """The content of a message for comparison; the order of keys in its data does not matter."""
-    data = row.payload if row.is_base64 else canonical(json.loads(row.payload))
-    return row.type, row.group, row.is_base64, data
+    return row.type, row.group, canonical(json.loads(row.payload))
 
 
 def _next_sequence(stream: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 import threading
@@ -60,7 +59,7 @@ class Outbox(GroupQueue):
         }
 
     def repeat(self, row: OutboxMessage, by: str) -> dict[str, Any]:
-        kept = ("topic", "stream", "type", "group", "payload", "is_base64", "caused_by")
+        kept = ("topic", "stream", "type", "group", "payload", "caused_by")
         copied = {name: getattr(row, name) for name in kept}
         write(OutboxMessage(**copied, process_after=DatabaseNow(), created_at=DatabaseNow()))
         return {}
@@ -71,7 +70,6 @@ OUTBOX: Final = Outbox()
 
 def event_of(message: OutboxMessage) -> Event:
     """The message, as publishers and consumers get it; its source is a slash and the topic."""
-    payload = message.payload
     extensions: dict[str, str | int | bool] = {
         CAUSED_BY: reference(message.message_id, f"outbox:{message.topic}")
     }
@@ -81,7 +79,7 @@ def event_of(message: OutboxMessage) -> Event:
         id=message.message_id,
         source=f"/{message.topic}",
         type=message.type,
-        data=base64.b64decode(payload) if message.is_base64 else json.loads(payload),
+        data=json.loads(message.payload),
         subject=message.group or None,
         time=with_zone(message.created_at, database()),
         extensions=extensions,

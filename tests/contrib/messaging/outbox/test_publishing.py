@@ -99,8 +99,8 @@ def test_discarded_with_a_dedup_id(using: str, broker: type[Broker]) -> None:
 @pytest.mark.parametrize("group", ["g", None], ids=["grouped", "ungrouped"])
 @pytest.mark.parametrize(
     "other",
-    [{"data": {"a": 2, "b": [1]}}, {"data": b"1"}, {"type": "order.sent"}, {"group": "other"}],
-    ids=["data", "bytes", "type", "group"],
+    [{"data": {"a": 2, "b": [1]}}, {"type": "order.sent"}, {"group": "other"}],
+    ids=["data", "type", "group"],
 )
 def test_other_content(
     using: str, other: dict[str, Any], group: str | None, broker: type[Broker]
@@ -125,7 +125,7 @@ def test_other_content(
 
 @pytest.mark.parametrize(
     "data",
-    [{1: 2}, {"a": [(1,)]}, [float("nan")], {1}],
+    [{1: 2}, {"a": [(1,)]}, [float("nan")], {1}, b"1"],
     ids=repr,
 )
 def test_data_that_json_would_change(using: str, data: Any) -> None:
