@@ -26,7 +26,6 @@ class MessagingConfig(AppConfig):
             timeline,  # noqa: F401  # registers the sources of messages
         )
         from .inbox import INBOX, check_receivers  # noqa: PLC0415
-        from .outbox import publishing  # noqa: PLC0415
         from .outbox.relay import OUTBOX  # noqa: PLC0415
         from .outbox.topics import check_outbox  # noqa: PLC0415
 
@@ -34,5 +33,4 @@ class MessagingConfig(AppConfig):
         register(check_outbox, Tags.compatibility)
         register_purge(INBOX.purge)
         register_purge(OUTBOX.purge)
-        register_purge(publishing.purge_streams)
         health.register_sources()

@@ -112,8 +112,11 @@ class Queue:
         with transaction.atomic(using=using):
             oldest = unlocked(self.over(older_than).order_by("purge_at", "pk"))
             keys = [*oldest.values_list("pk", flat=True)[:limit]]
-            deleted: int = self.all(using).filter(pk__in=keys).delete()[0]
-        return deleted
+            return self.delete(self.all(using).filter(pk__in=keys))
+
+    def delete(self, rows: QuerySet[Any]) -> int:
+        """Delete rows that are locked; return their number."""
+        return rows.delete()[0]
 
     def all(self, using: str) -> QuerySet[Any]:
         """The rows of the table."""

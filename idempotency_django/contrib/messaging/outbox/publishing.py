@@ -10,17 +10,16 @@ import time
 import uuid
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import IntegrityError, connections, transaction
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Q
 
 from ....engine import ExecutionContext, current_execution, current_step
-from ....models import DatabaseNow, unlocked
+from ....models import DatabaseNow
 from ....policy import canonical, digest
 from ...concurrency.locks import on_rollback
 from ..databases import database
@@ -284,27 +283,3 @@ def _next_sequence(stream: str) -> int:
     with connection.cursor() as cursor:
         cursor.execute(statement, [stream])
         return int(cursor.lastrowid if is_mysql else cursor.fetchone()[0])
-
-
-# The purge of numbers.
-
-
-def purge_streams(_: timedelta, limit: int) -> int:
-    """Delete up to that many numbers of groups without any message; how many there were.
-
-    It is unknown since when a group has none. The next message of such a group has the number 1
-    again. A group's last message keeps its number for as long as it is kept itself.
-    """
-    using = database()
-    with transaction.atomic(using=using):
-        empty = unlocked(_empty_streams(using).order_by("pk")).values_list("pk", flat=True)
-        streams = {*empty[:limit]}
-        # Publishers wait for the locks from here on: look again.
-        messages = OutboxMessage.objects.using(using).filter(stream__in=streams)
-        unused = streams - {*messages.values_list("stream", flat=True)}
-        return OutboxStream.objects.using(using).filter(pk__in=unused).delete()[0]
-
-
-def _empty_streams(using: str) -> QuerySet[OutboxStream]:
-    messages = OutboxMessage.objects.using(using).filter(stream=OuterRef("stream"))
-    return OutboxStream.objects.using(using).filter(~Exists(messages))

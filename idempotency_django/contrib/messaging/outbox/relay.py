@@ -15,18 +15,18 @@ from datetime import timedelta
 from operator import attrgetter
 from typing import Any, Final
 
-from django.db.models import Case, F, Q, QuerySet, Value, When
+from django.db.models import Case, Exists, F, Max, OuterRef, Q, QuerySet, Value, When
 
 from ....backoff import Backoff
 from ....errors import OperationInProgress
-from ....models import DatabaseNow
+from ....models import DatabaseNow, unlocked
 from ....stores import reference
 from ..brokers.base import Batch as Sending
 from ..brokers.base import Publisher, Refused
 from ..databases import database, reason, unindexed, with_zone
 from ..events import CAUSED_BY, Event
 from ..loops import handling, hanging
-from ..models import MessageState, OutboxMessage
+from ..models import MessageState, OutboxMessage, OutboxStream
 from ..queue import GroupQueue
 from .publishing import write
 from .topics import PUBLISHERS, Topic, topic, topics
@@ -63,6 +63,25 @@ class Outbox(GroupQueue):
         copied = {name: getattr(row, name) for name in kept}
         write(OutboxMessage(**copied, process_after=DatabaseNow(), created_at=DatabaseNow()))
         return {}
+
+    def delete(self, rows: QuerySet[OutboxMessage]) -> int:
+        """As :meth:`Queue.delete`. The number of a group goes with its last message.
+
+        A number that a publisher has locked stays: it is raised, or goes another time.
+        """
+        grouped = rows.filter(stream__gt="").values_list("stream")
+        last = dict(grouped.annotate(Max("sequence")))
+        deleted = super().delete(rows)
+        numbers = OutboxStream.objects.using(rows.db)
+        left = self.all(rows.db).filter(stream=OuterRef("pk"), stream__gt="")
+        of_last = numbers.filter(pk__in=last, last_sequence__in=last.values())
+        over = [
+            number.pk
+            for number in unlocked(of_last.filter(~Exists(left)))
+            if number.last_sequence == last[number.pk]
+        ]
+        numbers.filter(pk__in=over).delete()
+        return deleted
 
 
 OUTBOX: Final = Outbox()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from io import StringIO
 
 import pytest
@@ -14,10 +15,13 @@ from django.db.models import QuerySet
 
 from idempotency_django.contrib.messaging import Relay, publish
 from idempotency_django.contrib.messaging.models import OutboxMessage, OutboxStream
-from idempotency_django.contrib.messaging.outbox import publishing
+from idempotency_django.contrib.messaging.outbox import relay as relay_module
+from idempotency_django.contrib.messaging.outbox.relay import OUTBOX
 from idempotency_django.contrib.messaging.tasks import relay_outbox
+from idempotency_django.models import DatabaseNow
 from idempotency_django.tasks import purge_expired_keys
 from idempotency_django.testing import eventually, in_threads
+from tests.support.shared import LONG_AGO
 
 from .conftest import Broker, outbox
 from .test_relay import got, publish_each, refuse, states
@@ -49,7 +53,7 @@ def test_command(using: str) -> None:
     publish_each([7, 8], using, group="b")
     refuse(8)
     Relay().drain()
-    assert "Purged 7 " in command("purge_idempotency_keys", "--batch-size", "2")  # and a group
+    assert "Purged 6 " in command("purge_idempotency_keys", "--batch-size", "2")
     assert states(using) == {8: "pending"}
     assert list(OutboxStream.objects.using(using).values_list("stream", flat=True)) == ["orders/b"]
 
@@ -75,31 +79,77 @@ def test_group_whose_dead_letter_is_gone(using: str) -> None:
     assert [(message.subject, message.data) for message in Broker.got] == [("a", 2)]
 
 
+def purge(limit: int = 100) -> int:
+    """Purge one batch."""
+    return OUTBOX.purge(timedelta(0), limit)
+
+
+def test_numbers_of_a_group_with_messages(using: str) -> None:
+    """The numbers of a group stay while one of its messages is kept, whichever that is."""
+    publish_each([1, 2, 3], using, group="g")
+    Relay().drain()
+    rows = OutboxMessage.objects.using(using)
+    rows.filter(sequence=1).update(purge_at=DatabaseNow() + timedelta(days=1))
+    assert purge() == 2
+    publish_each([4], using, group="g")
+    assert list(rows.order_by("pk").values_list("sequence", flat=True)) == [1, 4]
+    rows.update(state="done", process_after=None, purge_at=LONG_AGO)
+    assert purge() == 2
+    assert not OutboxStream.objects.using(using).exists()
+
+
 def test_numbers_amid_publishing(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The numbers of a group stay if somebody publishes to it while a purge looks at them."""
     if connections[using].vendor != "postgresql":
         pytest.skip("only PostgreSQL says who waits")
-    monkeypatch.setattr(
-        publishing, "unlocked", QuerySet.select_for_update
-    )  # so that it looks, and waits
-    OutboxStream.objects.using(using).create(stream="orders/g", last_sequence=5)
+    # It looks, and waits.
+    monkeypatch.setattr(relay_module, "unlocked", QuerySet.select_for_update)
+    publish_each([1, 2], using, group="g")
+    Relay().drain()
     written, purged = threading.Event(), []
 
     def write() -> None:
         with transaction.atomic(using=using):
-            publish("orders", 6, type="n", group="g")
+            publish("orders", 3, type="n", group="g")
             written.set()
             eventually(lambda: waiting(using) == 1)
 
-    def purge() -> None:
+    def purge_meanwhile() -> None:
         assert written.wait(30)
-        purged.append(publishing.purge_streams(timedelta(0), 100))
+        purged.append(purge())
 
-    in_threads([write, purge])
-    assert purged == [0]
-    publish_each([7], using, group="g")
+    in_threads([write, purge_meanwhile])
+    assert purged == [2]
+    publish_each([4], using, group="g")
     numbers = OutboxMessage.objects.using(using).order_by("pk").values_list("sequence", flat=True)
-    assert list(numbers) == [6, 7]
+    assert list(numbers) == [3, 4]
+
+
+def test_numbers_never_go_back(using: str) -> None:
+    """However publishers, relays and purges interleave, a group's numbers rise while it has any."""
+    rows = OutboxMessage.objects.using(using)
+    writers = [1, 2]
+
+    def write() -> None:
+        try:
+            for number in range(100):
+                group = f"g{number % 2}"
+                with transaction.atomic(using=using):
+                    publish("orders", number, type="n", group=group)
+                    kept = rows.filter(group=group).order_by("pk")
+                    numbers = [*kept.values_list("sequence", flat=True)]
+                assert numbers == sorted({*numbers})
+        finally:
+            writers.pop()
+
+    def repeat(work: Callable[[], object]) -> None:
+        while writers:
+            work()
+
+    send = Relay(batch_size=5).send_batch
+    in_threads([write, write, partial(repeat, send), partial(repeat, partial(purge, 3))])
+    Relay().drain()
+    assert sorted(got()) == sorted([*range(100)] * 2)
 
 
 def waiting(using: str) -> int:
