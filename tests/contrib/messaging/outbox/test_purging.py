@@ -17,7 +17,6 @@ from idempotency_django.contrib.messaging import Relay, publish
 from idempotency_django.contrib.messaging.models import OutboxMessage, OutboxStream
 from idempotency_django.contrib.messaging.outbox import relay as relay_module
 from idempotency_django.contrib.messaging.outbox.relay import OUTBOX
-from idempotency_django.contrib.messaging.tasks import relay_outbox
 from idempotency_django.models import DatabaseNow
 from idempotency_django.tasks import purge_expired_keys
 from idempotency_django.testing import eventually, in_threads
@@ -157,10 +156,3 @@ def waiting(using: str) -> int:
     with connections[using].cursor() as cursor:
         cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
         return int(cursor.fetchone()[0])
-
-
-def test_relay_task(using: str) -> None:
-    """The Celery task sends what is due."""
-    publish_each([1, 2], using)
-    assert relay_outbox() == 2
-    assert got() == [1, 2]

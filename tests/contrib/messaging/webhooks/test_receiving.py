@@ -226,14 +226,6 @@ def test_database_down(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     assert inbox.states() == ["pending"]
 
 
-def test_celery(inbox: Inbox) -> None:
-    """The Celery task processes the inbox."""
-    from idempotency_django.contrib.messaging import tasks
-
-    deliver(Hook)
-    assert tasks.process_inbox() == {"done": 1}
-
-
 def test_command(inbox: Inbox, capsys: pytest.CaptureFixture[str]) -> None:
     """The command says what it has done; what failed is tried again, and not merely "pending"."""
 
