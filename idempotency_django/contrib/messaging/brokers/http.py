@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from asgiref.sync import async_to_sync, sync_to_async
-from django.utils.module_loading import import_string
 
 from ....backoff import retry_after
 from ....conf import seconds_of
@@ -58,20 +57,19 @@ class HttpPublisher(Publisher):
 
     The body is the message as a CloudEvent in JSON, which is signed as a whole. ``webhook-id`` is
     the message's id on every attempt. A response with a status from 200 to 299 confirms it.
-    Redirects are not followed.
+    Redirects are not followed. For several receivers, write a subclass with an :meth:`endpoint_of`
+    of its own. It needs neither ``url`` nor ``secrets``.
 
     Args:
         topic: the topic.
         url: where all messages are sent to.
         secrets: what they are signed with; see :class:`Endpoint`.
-        endpoint: instead of both, the path of a function that gets the event and
-            returns its ``Endpoint``, or ``None`` if the message has no receiver.
         timeout: for an attempt, from the connection to the response.
         client: further arguments of ``httpx.AsyncClient``, such as ``headers``, ``verify`` and
             ``proxy``.
 
     Raises:
-        ValueError: there is not exactly one way to find the endpoint, or it cannot be used.
+        ValueError: the URL or a secret cannot be used.
     """
 
     def __init__(
@@ -80,21 +78,18 @@ class HttpPublisher(Publisher):
         *,
         url: str = "",
         secrets: Sequence[str] = (),
-        endpoint: str = "",
         timeout: timedelta = timedelta(seconds=10),
         client: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(topic)
-        if bool(url) == bool(endpoint):
-            raise ValueError(
-                "it needs either url and secrets, or endpoint (the path of a function)"
-            )
         self._timeout = seconds_of("timeout", timeout)
         self._options: dict[str, Any] = {"trust_env": False, **(client or {})}
-        fixed = Endpoint(url, secrets) if url else None
-        self._endpoint_of: Callable[[Event], Endpoint | None] = (
-            import_string(endpoint) if endpoint else lambda _: fixed
-        )
+        if url or type(self).endpoint_of is HttpPublisher.endpoint_of:
+            self._endpoint = Endpoint(url, secrets)
+
+    def endpoint_of(self, message: Event) -> Endpoint | None:
+        """The receiver of a message; ``None``: it has none. An error is an attempt at it."""
+        return self._endpoint
 
     def publish(self, batch: Batch) -> None:
         async_to_sync(self._publish)(batch)
@@ -129,15 +124,15 @@ class HttpPublisher(Publisher):
             return error
 
     def _found(self, message: Event) -> Endpoint | Exception | None:
-        """The receiver of a message; an error of the function is the message's."""
+        """The receiver of a message; an error of :meth:`endpoint_of` is the message's."""
         try:
             with without_exits():
-                found = self._endpoint_of(message)
+                found = self.endpoint_of(message)
         except Exception as error:  # noqa: BLE001  # the others have receivers of their own
             return error
         if found is None or isinstance(found, Endpoint):
             return found
-        return TypeError(f"The function returned {found!r}, not an Endpoint or None.")
+        return TypeError(f"endpoint_of() returned {found!r}, not an Endpoint or None.")
 
 
 def _signed(message: Event, endpoint: Endpoint) -> tuple[dict[str, str], bytes]:
