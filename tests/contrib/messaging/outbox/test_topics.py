@@ -47,7 +47,17 @@ def ids(**idempotency: Any) -> list[str]:
         ({"BACKEND": BROKER, "BACKENDS": 1}, "unexpected keyword argument 'backends'"),
         ({"BACKEND": BROKER, "MAX_ATTEMPTS": 0}, "'MAX_ATTEMPTS' must be 1 or more"),
         ({"BACKEND": BROKER, "RETENTION": 7}, "'RETENTION' must be a timedelta"),
-        ({"BACKEND": "http", "OPTIONS": {"url": "https://a.example/", "secrets": ["whsec_c2VjcmV0"], "timeout": 30}}, "timeout"),
+        (
+            {
+                "BACKEND": "http",
+                "OPTIONS": {
+                    "url": "https://a.example/",
+                    "secrets": ["whsec_c2VjcmV0"],
+                    "timeout": 30,
+                },
+            },
+            "timeout",
+        ),
     ],
 )
 def test_topics(entry: Any, said: str) -> None:
