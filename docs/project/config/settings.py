@@ -54,6 +54,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 ROOT_URLCONF = "config.urls"
 STATIC_URL = "static/"
+TIME_ZONE = "UTC"
 USE_TZ = True
 
 IDEMPOTENCY = {
