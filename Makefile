@@ -133,8 +133,8 @@ nightly-psycopg2:
 # Projects with USE_TZ=False: tests of code that writes and compares times in messages.
 NAIVE := $(addprefix tests/contrib/,timeline/test_chains.py $(addprefix messaging/, \
     outbox/test_local.py outbox/test_outages.py outbox/test_publishing.py outbox/test_records.py \
-    outbox/test_relay.py publishing/test_after_commit.py publishing/test_http.py \
-    publishing/test_relayed.py webhooks/test_processing.py))
+    outbox/test_refusals.py outbox/test_relay.py publishing/test_after_commit.py \
+    publishing/test_http.py webhooks/test_processing.py))
 
 nightly-naive: export TEST_DATABASES := postgres,sqlite
 nightly-naive: export TEST_USE_TZ := 0

@@ -270,15 +270,6 @@ class TestSteps:
         assert effects() == 0
 
 
-def test_senders_apart() -> None:
-    """Two senders that use one id are two, by the source: neither reads the other's result."""
-    ledger = consumer("ledger")
-    first = ledger.handle(paid(source="peer-7"))
-    assert ledger.handle(paid(source="peer-8")) == Handled({"id": "1", "attempt": 1})
-    assert ledger.handle(paid(source="peer-7")) == Duplicate(first.result)
-    assert effects() == 2
-
-
 class TestFailures:
     def test_rolled_back(self, options: dict[str, Any]) -> None:
         """A handler that fails raises, and the next delivery runs it again."""

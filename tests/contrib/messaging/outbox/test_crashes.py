@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 import pytest
 from django.conf import settings
 
 from tests.support.nightly import nightly, sizes
-from tests.support.outside import ROOT, environment
+from tests.support.outside import environment, running
 
 from .test_storm import LONGEST
 
@@ -27,33 +26,16 @@ pytestmark = [
 )
 @pytest.mark.parametrize("name", list(settings.ALIASES))
 @pytest.mark.parametrize("stride", sizes(8, 3, "OUTBOX_STRIDE"))
-def test_crash_at_every_boundary(
-    name: str, mode: str, group: str, stride: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_crash_at_every_boundary(name: str, mode: str, group: str, stride: int) -> None:
     """Wherever a process is killed: one effect where it was published, one where it was consumed.
 
     ``make test`` takes each eighth boundary; ``OUTBOX_STRIDE=1 make nightly`` takes each.
     """
-    command = [
-        sys.executable,
-        "-m",
-        "tests.contrib.messaging.outbox.crashing",
-        mode,
-        group,
-        str(stride),
-    ]
-    ended = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environment(settings.ALIASES[name], LEASE_SECONDS="2"),
-        timeout=LONGEST,
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    counted = json.loads(ended.stdout)
+    crashing = ("-m", "tests.contrib.messaging.outbox.crashing", mode, group, str(stride))
+    env = environment(settings.ALIASES[name], LEASE_SECONDS="2")
+    with running(*crashing, env=env, stdout=subprocess.PIPE) as process:
+        said, _ = process.communicate(timeout=LONGEST)
+    counted = json.loads(said)
     once = {"published": 1, "consumed": 1, "messages": 1}
     assert {at: counts for at, counts in counted.items() if counts != once} == {}
     assert len(counted) * stride > 30
-    with capsys.disabled():
-        print(f"\n{name}, {mode}, {group!r}: killed at {len(counted)} boundaries")

@@ -30,7 +30,7 @@ def relayed() -> int:
     past = DatabaseNow() - timedelta(days=1)
     OutboxMessage.objects.filter(state="pending").update(process_after=past)
     IdempotencyKey.objects.exclude(lease_expires_at=None).update(lease_expires_at=past)
-    relay = ("-m", "tests.contrib.messaging.publishing.relay", json.dumps(OUTBOX))
+    relay = ("-m", "tests.contrib.messaging.outbox.relay", json.dumps(OUTBOX))
     with running(*relay, env=environment()) as process:
         return process.wait(LONGEST)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import asdict
@@ -20,7 +18,7 @@ from idempotency_django.errors import OperationInProgress
 from idempotency_django.testing import in_threads
 from tests.models import Effect
 from tests.support.nightly import sizes
-from tests.support.outside import ROOT, environment
+from tests.support.outside import environment, running
 
 from .storm import Orders
 
@@ -42,14 +40,9 @@ def test_storm(name: str, number: int, tmp_path: Path) -> None:
     messages = number if name == "postgres" else number // 3
     strikes = max(messages // 10, 5)
     orders = Orders(str(tmp_path / "log"), messages, seed=SEED, strikes=strikes)
-    command = [
-        sys.executable,
-        "-m",
-        "tests.contrib.messaging.outbox.storm",
-        json.dumps(asdict(orders)),
-    ]
-    env = environment(alias, LEASE_SECONDS="2")
-    subprocess.run(command, check=True, cwd=ROOT, env=env, timeout=LONGEST)
+    storm = ("-m", "tests.contrib.messaging.outbox.storm", json.dumps(asdict(orders)))
+    with running(*storm, env=environment(alias, LEASE_SECONDS="2")) as process:
+        assert process.wait(LONGEST) == 0
     events = [Event.from_json(line) for line in Path(orders.log).read_text().splitlines()]
 
     committed = Effect.objects.using(alias).filter(reference__startswith="committed ")

@@ -156,18 +156,6 @@ def test_error_of_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(tries) == 2
 
 
-def test_file_that_cannot_be_written(tmp_path: Path) -> None:
-    """Nothing begins where the file for the health is not one."""
-    begun = list[bool]()
-    with pytest.raises(OSError, match="nowhere"):
-        run(
-            [Part("relay", lambda: begun.append(True))],
-            threading.Event(),
-            health=f"{tmp_path}/nowhere/health",
-        )
-    assert not begun
-
-
 @pytest.mark.django_db(transaction=True)
 def test_exit_of_a_part() -> None:
     """A thread that exits ends the process with an error, for its supervisor to see."""

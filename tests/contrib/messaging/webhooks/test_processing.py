@@ -192,19 +192,6 @@ def test_repeat(inbox: Inbox, settings: Any, on_expired: str) -> None:
     assert inbox.effects() == ["shop m-1"] * 2
 
 
-def test_refused(inbox: Inbox) -> None:
-    """What cannot be done to a message in its state is refused, and changes nothing."""
-    deliver(Hook)
-    [row] = inbox.rows()
-    with pytest.raises(NotSettled, match="is now “pending”"):
-        settle(row, "repeat", by="ann")
-    process_due()
-    with pytest.raises(NotSettled, match="is now “done”"):
-        settle(row, "retry", by="ann")
-    assert inbox.states() == ["done"]
-    assert inbox.effects() == ["shop m-1"]
-
-
 def test_discard(inbox: Inbox) -> None:
     """A dead letter that is discarded is never handled and may be purged."""
     behaviour["shop"] = lambda event, _: fail(event, _) if event.id == "m-1" else None
