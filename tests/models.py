@@ -9,6 +9,3 @@ class Effect(models.Model):
     """One row for each time that a view really did something."""
 
     reference = models.CharField(max_length=100)
-
-    def __str__(self) -> str:
-        return self.reference

@@ -152,14 +152,11 @@ class TestKinds:
         assert plain.__name__ == "plain"
 
 
-class TestFailure:
-    """What is rolled back."""
-
-    def test_no_response(self, client: Client) -> None:
-        """A view that returns no response is told so, and nothing stays."""
-        with pytest.raises(TypeError, match="returned NoneType, not an HttpResponse"):
-            post(client, "/nothing/", new_key())
-        assert effects() == 0
+def test_no_response(client: Client) -> None:
+    """A view that returns no response is told so, and nothing stays."""
+    with pytest.raises(TypeError, match="returned NoneType, not an HttpResponse"):
+        post(client, "/nothing/", new_key())
+    assert effects() == 0
 
 
 class TestMisuse:

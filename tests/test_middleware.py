@@ -187,12 +187,6 @@ class TestNeighbours:
         assert effects("error") == 0
         assert IdempotencyKey.objects.get().attempt == 2
 
-    def test_order(self, client: Client, settings: Any) -> None:
-        """It refuses to start before another middleware, whose checks it could skip."""
-        settings.MIDDLEWARE = [PATH, f"{__name__}.HandlesErrors"]
-        with pytest.raises(ImproperlyConfigured, match="not the last in MIDDLEWARE"):
-            post(client, "/plain/", new_key())
-
     def test_check_of_a_handler(self, settings: Any) -> None:
         """What a project's own handler puts around views is around those that run here, too."""
         settings.MIDDLEWARE = [PATH]
@@ -222,12 +216,9 @@ class TestNeighbours:
         assert IdempotencyMiddleware(wrapt.FunctionWrapper(inner, trace))
 
 
-class TestAsync:
-    """Under ASGI sync views keep their transaction; async views have leases."""
+def test_is_a_coroutine_under_asgi() -> None:
+    """Django sees which kind it is."""
 
-    def test_is_a_coroutine_under_asgi(self) -> None:
-        """Django sees which kind it is."""
-
-        handler = BaseHandler()
-        assert iscoroutinefunction(IdempotencyMiddleware(handler._get_response_async))
-        assert not iscoroutinefunction(IdempotencyMiddleware(handler._get_response))
+    handler = BaseHandler()
+    assert iscoroutinefunction(IdempotencyMiddleware(handler._get_response_async))
+    assert not iscoroutinefunction(IdempotencyMiddleware(handler._get_response))

@@ -196,33 +196,22 @@ class TestFinding:
             ("user:42|", {"order-18", "~"}),
             ("~", {"~"}),
             ("", {"order-17", "order-18", "~"}),
-        ],
-    )
-    def test_search(self, alias: str, auditor: Client, text: str, found: set[str]) -> None:
-        """A search finds the keys and the scopes that begin with it, to the letter."""
-        record(alias, key="order-17", scope="user:1|POST /api/charges/")
-        record(alias, key="order-18", scope="user:42|POST /api/charges/")
-        record(alias, key="~", scope="user:42|POST /x/")
-        assert set(listed(auditor, q=text)) == found
-
-    @pytest.mark.parametrize(
-        ("text", "keys"),
-        [
-            ("/api/orders/1", {"a", "b"}),
-            ("/kunden/m\N{LATIN SMALL LETTER U WITH DIAERESIS}ller/", {"c"}),
-            ("user:81", {"b"}),
+            ("/api/orders/1", {"order-17", "order-18"}),
+            ("/kunden/müller/", {"~"}),
+            ("user:81", {"order-18"}),
             ("orders", set()),
             ("/api/%", set()),
         ],
     )
-    def test_search_by_path_and_caller(
-        self, alias: str, auditor: Client, text: str, keys: set[str]
-    ) -> None:
-        """A search finds the paths and the principals that begin with it."""
-        record(alias, key="a", scope="s", path="/api/orders/1/", principal="user:8")
-        record(alias, key="b", scope="s", path="/api/orders/17/", principal="user:81")
-        record(alias, key="c", scope="s", path="/kunden/müller/", principal="tenant:1")
-        assert set(listed(auditor, q=text)) == keys
+    def test_search(self, alias: str, auditor: Client, text: str, found: set[str]) -> None:
+        """A search finds the keys, scopes, paths and callers that begin with it, to the letter."""
+        for key, scope, path, principal in (
+            ("order-17", "user:1|POST /api/charges/", "/api/orders/1/", "user:8"),
+            ("order-18", "user:42|POST /api/charges/", "/api/orders/17/", "user:81"),
+            ("~", "user:42|POST /x/", "/kunden/müller/", "tenant:1"),
+        ):
+            record(alias, key=key, scope=scope, path=path, principal=principal)
+        assert set(listed(auditor, q=text)) == found
 
     def test_search_among_the_newest(
         self, alias: str, auditor: Client, monkeypatch: pytest.MonkeyPatch
@@ -573,10 +562,6 @@ class TestTimeline:
             (  # which no purge deletes
                 {"in_progress": True, "lease_expires_at": NOW, "hold": True},
                 ["created", "lease ended", "expires"],
-            ),
-            (
-                {"attempt": 2, "last_replayed_at": NOW + timedelta(hours=1), "replay_count": 1},
-                ["attempt 2 began", "completed", "replayed", "expires", "may be purged"],
             ),
         ],
     )

@@ -32,7 +32,6 @@ from idempotency_django.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.usefixtures("no_receivers")
 
-OURS = "idempotency_django.middleware.IdempotencyMiddleware"
 MEMORY = "idempotency_django.stores.memory.MemoryStore"
 DATABASE = "idempotency_django.stores.database.DatabaseStore"
 

@@ -1,7 +1,7 @@
 """Every adapter as a table: what the promises that all of them make are tested over.
 
 An adapter serves a piece of work, protected by a policy, at ``/job/``. The work gets the request
-and a reference; it returns an :class:`Result`, in HTTP also a response of Django's, or it raises.
+and a reference; it returns a :class:`Result` or a response of Django's, or it raises.
 Each adapter says it in the words of its framework. All ask ``Gate`` for every request.
 """
 
@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 from asgiref.sync import sync_to_async
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.test import Client
 from django.views.decorators.http import require_http_methods
 from ninja import NinjaAPI, Router, Schema, Status
 from ninja.throttling import BaseThrottle as NinjaThrottle
@@ -31,7 +30,6 @@ from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
 from idempotency_django.policy import Policy
 from tests.models import Effect
-from tests.support.shared import assert_problem, assert_replays, is_replay, post
 from tests.support.ways import Base
 
 
@@ -260,7 +258,7 @@ def ninja_async(policy: Policy) -> Any:
 
 @dataclass(frozen=True)
 class Adapter:
-    """One adapter, and how to talk to what it serves.
+    """One adapter.
 
     Attributes:
         serve: makes the view with a policy.
@@ -271,30 +269,6 @@ class Adapter:
     serve: Callable[[Policy], Any]
     closed: int
     is_async: bool = False
-
-    def send(self, client: Client, key: str | None, reference: str, **options: Any) -> Any:
-        """Send a request."""
-        return post(client, "/job/", key, reference, **options)
-
-    def is_success(self, response: Any) -> bool:
-        """Whether the work was done, now or before."""
-        return bool(response.status_code < 400)
-
-    def assert_replays(self, first: Any, second: Any) -> None:
-        """The second response is the first one again."""
-        assert_replays(first, second)
-
-    def assert_executed(self, response: Any) -> None:
-        """The work was done now."""
-        assert self.is_success(response), response.content
-        assert not is_replay(response)
-
-    def assert_refused(self, response: Any, status: int, slug: str) -> dict[str, Any]:
-        """The request was refused with this problem, whose members are returned."""
-        problem = assert_problem(response, status, slug)
-        if "Retry-After" in response:
-            problem["retry_after"] = int(response["Retry-After"])
-        return problem
 
 
 ADAPTERS: dict[str, Adapter] = {

@@ -7,7 +7,7 @@ What holds for every adapter is in ``test_adapters.py``, and the probes of all w
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count, product
 from typing import Any
 
@@ -15,7 +15,6 @@ import pytest
 from django.contrib.auth.models import User
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connection
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
@@ -51,14 +50,10 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class Order(Schema):
-    """What is asked for."""
-
     reference: str
 
 
 class Made(Schema):
-    """What the client gets."""
-
     number: int
 
 
@@ -378,12 +373,10 @@ class TestMiddleware:
 
 
 def create_again(request: HttpRequest, order: Order) -> Any:
-    """Make an effect, each time."""
     return create(request, order)
 
 
 def unprotected(request: HttpRequest, order: Order) -> Any:
-    """Make an effect, each time."""
     return create(request, order)
 
 
@@ -418,20 +411,11 @@ def test_openapi(serve: Serve) -> None:
     assert schema == api.get_openapi_schema()
 
 
-class TestAtomicRequests:
-    """Django opens the transaction around the operation: ninja's view cannot give it away."""
-
-    @pytest.fixture(autouse=True)
-    def _atomic(self) -> Iterator[None]:
-        connection.settings_dict["ATOMIC_REQUESTS"] = True
-        yield
-        connection.settings_dict["ATOMIC_REQUESTS"] = False
-
-    def test_leased_is_refused(self, serve: Serve, client: Client) -> None:
-        """A lease could not be seen by others, so the operation is refused before it runs."""
-        serve(orders(policy=Policy(mode="leased")))
-        with pytest.raises(
-            ImproperlyConfigured, match=r"In django-ninja, .* turn ATOMIC_REQUESTS off"
-        ):
-            post(client, "/v0/orders", new_key())
-        assert effects() == 0
+def test_leased_with_atomic_requests(serve: Serve, client: Client, always_atomic: None) -> None:
+    """Others could not see a lease within Django's transaction, which ninja's view cannot give
+    away: the operation is refused before it runs.
+    """
+    serve(orders(policy=Policy(mode="leased")))
+    with pytest.raises(ImproperlyConfigured, match=r"In django-ninja, .* ATOMIC_REQUESTS off"):
+        post(client, "/v0/orders", new_key())
+    assert effects() == 0

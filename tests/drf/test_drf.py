@@ -188,28 +188,22 @@ def noting_handler(error: Exception, context: Any) -> None:
     noted.append(error)
 
 
-class TestFailure:
-    """What is rolled back, and what is kept of it."""
-
-    def test_raised_4xx_is_released(self, client: Client) -> None:
-        """A raised error of REST framework rolls back and is not stored."""
-        key = new_key()
-        for _ in range(2):
-            response = post(client, "/plain/", key, "raise:400")
-            assert response.status_code == 400
-            assert not is_replay(response)
-        assert effects("raise:400") == 0
-        assert record(key).attempt == 2
+def test_raised_4xx_is_released(client: Client) -> None:
+    """A raised error of REST framework rolls back and is not stored."""
+    key = new_key()
+    for _ in range(2):
+        response = post(client, "/plain/", key, "raise:400")
+        assert response.status_code == 400
+        assert not is_replay(response)
+    assert effects("raise:400") == 0
+    assert record(key).attempt == 2
 
 
-class TestIdentity:
-    """Whose response it is."""
-
-    def test_operations_do_not_share_keys(self, client: Client) -> None:
-        """The same key on another route is another operation."""
-        key = new_key()
-        post(client, "/plain/", key)
-        assert not is_replay(post(client, "/below/", key))
+def test_operations_do_not_share_keys(client: Client) -> None:
+    """The same key on another route is another operation."""
+    key = new_key()
+    post(client, "/plain/", key)
+    assert not is_replay(post(client, "/below/", key))
 
 
 class TestConfiguration:

@@ -336,30 +336,27 @@ class TestChangedSteps:
                 attempt(store, leased(), lambda e: e.step(name, lambda: 1))  # noqa: B023
 
 
-class TestThreads:
-    """Steps in threads of the handler's."""
+def test_one_name_in_two_threads() -> None:
+    """Of two threads that call one step at once, the second is refused before it runs."""
+    done: list[str] = []
+    begun, refused = Event(), Event()
 
-    def test_one_name_twice(self) -> None:
-        """Of two threads that call one step at once, the second is refused before it runs."""
-        done: list[str] = []
-        begun, refused = Event(), Event()
+    def wait() -> None:
+        done.append("a")
+        begun.set()
+        assert refused.wait(PATIENCE)
 
-        def wait() -> None:
-            done.append("a")
-            begun.set()
-            assert refused.wait(PATIENCE)
+    def handler(execution: ExecutionContext) -> None:
+        with ThreadPoolExecutor(1) as thread:
+            first = thread.submit(_in_thread, execution.step, "a", wait)
+            assert begun.wait(PATIENCE)
+            with pytest.raises(ValueError, match="two steps with the name 'a'"):
+                execution.step("a", wait)
+            refused.set()
+            first.result(PATIENCE)
 
-        def handler(execution: ExecutionContext) -> None:
-            with ThreadPoolExecutor(1) as thread:
-                first = thread.submit(_in_thread, execution.step, "a", wait)
-                assert begun.wait(PATIENCE)
-                with pytest.raises(ValueError, match="two steps with the name 'a'"):
-                    execution.step("a", wait)
-                refused.set()
-                first.result(PATIENCE)
-
-        assert isinstance(attempt(DatabaseStore("default"), leased(), handler), Executed)
-        assert done == ["a"]
+    assert isinstance(attempt(DatabaseStore("default"), leased(), handler), Executed)
+    assert done == ["a"]
 
 
 def _in_thread(function: Any, *args: Any) -> object:

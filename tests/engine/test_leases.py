@@ -1,4 +1,4 @@
-"""Leases: the heartbeat, late owners, stores that cannot be reached, and transactions around."""
+"""Leases: the heartbeat, late owners, and stores that cannot be reached."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 from django.db import (
     DatabaseError,
     IntegrityError,
@@ -26,11 +25,8 @@ from django.db import (
     connections,
     transaction,
 )
-from django.test import Client
-from django.urls import path
 
 from idempotency_django import engine
-from idempotency_django.decorators import idempotent
 from idempotency_django.engine import (
     Executed,
     Held,
@@ -50,19 +46,10 @@ from idempotency_django.testing import PATIENCE, eventually
 from tests.models import Effect
 from tests.support.attempts import LEASE, STORED, attempt, found, interrupt, leased, taken_over
 from tests.support.nightly import few
-from tests.support.shared import (
-    assert_replays,
-    cut_connection,
-    effects,
-    new_key,
-    post,
-    record,
-)
-from tests.support.views import create, during
+from tests.support.shared import cut_connection, effects
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
-    pytest.mark.urls(__name__),
     pytest.mark.usefixtures("sent"),  # so that every signal has somebody who listens
 ]
 
@@ -115,11 +102,11 @@ for each in ("acquire", "complete", "fail", "get", "extend"):
 
 
 class WatchedMemory(Watched, MemoryStore):
-    """In memory."""
+    pass
 
 
 class WatchedDatabase(Watched, DatabaseStore):
-    """In the database."""
+    pass
 
 
 @pytest.fixture(params=[WatchedMemory, WatchedDatabase])
@@ -748,61 +735,29 @@ class TestKnownEnd:
 
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no connection to lose")
 @pytest.mark.driver
-class TestBrokenConnection:
-    """The handler's connection ends while it runs."""
+def test_connection_that_is_lost() -> None:
+    """A handler that fails with it leaves the key free at once."""
+    store, operation = DatabaseStore("default"), leased()
 
-    def test_raises(self) -> None:
-        """A handler that fails with it leaves the key free at once."""
-        store, operation = DatabaseStore("default"), leased()
+    def handler(execution: ExecutionContext) -> None:
+        cut_connection()
+        Effect.objects.count()
 
-        def handler(execution: ExecutionContext) -> None:
-            cut_connection()
-            Effect.objects.count()
-
-        with pytest.raises((DatabaseError, InterfaceError)):
-            attempt(store, operation, handler)
-        assert found(store, operation).status is Status.FAILED
-        assert isinstance(attempt(store, operation, effect), Executed)
+    with pytest.raises((DatabaseError, InterfaceError)):
+        attempt(store, operation, handler)
+    assert found(store, operation).status is Status.FAILED
+    assert isinstance(attempt(store, operation, effect), Executed)
 
 
-class TestInterrupted:
-    """An attempt whose lease ended while it was in progress."""
-
-    def test_hold(self, store: Watched, sent: list[str]) -> None:
-        """A held one waits for an operator, whoever asks."""
-        operation = leased(hold=True)
-        assert isinstance(store.acquire(operation), Claim)
-        interrupt(store, operation)
-        for wait in (None, LONG):
-            assert isinstance(attempt(store, operation, effect, wait=wait), Held)
-        assert effects() == 0
-        assert sent == ["conflicted"] * 2
-
-
-urlpatterns = [
-    path("non-atomic/", transaction.non_atomic_requests(idempotent(mode="leased")(create))),
-    path("nested/", transaction.atomic(idempotent(mode="leased")(create))),
-]
-
-
-class TestRequests:
-    """What a client sees."""
-
-    def test_transaction_around_it(self, client: Client) -> None:
-        """A transaction of the project's around the view is refused: it would hide the claim."""
-        with pytest.raises(ImproperlyConfigured, match="must commit on its own"):
-            post(client, "/nested/", new_key())
-        assert effects() == 0
-
-    @pytest.mark.driver
-    def test_non_atomic_requests(self, client: Client, always_atomic: None) -> None:
-        """``ATOMIC_REQUESTS`` would hide it, too, unless the view has the mark."""
-        key, seen = new_key(), []
-        with during(lambda: seen.append((record(key).status, connection.in_atomic_block))):
-            first = post(client, "/non-atomic/", key)
-        assert seen == [("in_progress", False)]
-        assert_replays(first, post(client, "/non-atomic/", key))
-        assert effects() == 1
+def test_hold(store: Watched, sent: list[str]) -> None:
+    """A held one waits for an operator, whoever asks."""
+    operation = leased(hold=True)
+    assert isinstance(store.acquire(operation), Claim)
+    interrupt(store, operation)
+    for wait in (None, LONG):
+        assert isinstance(attempt(store, operation, effect, wait=wait), Held)
+    assert effects() == 0
+    assert sent == ["conflicted"] * 2
 
 
 @pytest.mark.driver

@@ -122,21 +122,18 @@ def off(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("off")
-class TestSetting:
-    """``AUTOCOMMIT: False``: no transaction of ours would ever be committed."""
-
-    @pytest.mark.parametrize("atomic_requests", [True, False])
-    @pytest.mark.parametrize("url", ["/view/", "/leased/"])
-    def test_refused(
-        self, client: Client, url: str, atomic_requests: bool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A request with a key is refused where nothing would be committed."""
-        monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", atomic_requests)
-        within = atomic_requests and url == "/leased/"
-        told = "non_atomic_requests" if within else "AUTOCOMMIT"
-        with pytest.raises(ImproperlyConfigured, match=told):
-            post(client, url, new_key(), "durable")
-        assert effects("before") == 0
+@pytest.mark.parametrize("atomic_requests", [True, False])
+@pytest.mark.parametrize("url", ["/view/", "/leased/"])
+def test_autocommit_off_is_refused(
+    client: Client, url: str, atomic_requests: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request with a key is refused where nothing would be committed."""
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", atomic_requests)
+    within = atomic_requests and url == "/leased/"
+    told = "non_atomic_requests" if within else "AUTOCOMMIT"
+    with pytest.raises(ImproperlyConfigured, match=told):
+        post(client, url, new_key(), "durable")
+    assert effects("before") == 0
 
 
 class TestLeftOff:

@@ -173,29 +173,26 @@ class TestProtected:
         assert effects() == 0
 
 
-class TestSideBySide:
-    """Duplicates that arrive while the first is being executed."""
+def test_wait() -> None:
+    """With ``on_conflict="wait"`` the duplicates get the first response when it is there."""
+    key = new_key()
 
-    def test_wait(self) -> None:
-        """With ``on_conflict="wait"`` the duplicates get the first response when it is there."""
-        key = new_key()
+    async def work() -> list[HttpResponse]:
+        gate = gates["a"] = Gate()
+        client = AsyncClient()
+        first = asyncio.ensure_future(post(client, "/waiting/", key))
+        await asyncio.wait_for(gate.reached.wait(), PATIENCE)
+        others = [asyncio.ensure_future(post(client, "/waiting/", key)) for _ in range(5)]
+        # The loop is free while they wait: this one gets a response.
+        assert (await post(client, "/waiting/", new_key(), "b")).status_code == 201
+        assert not any(other.done() for other in others)
+        gate.opened.set()
+        return await asyncio.gather(first, *others)
 
-        async def work() -> list[HttpResponse]:
-            gate = gates["a"] = Gate()
-            client = AsyncClient()
-            first = asyncio.ensure_future(post(client, "/waiting/", key))
-            await asyncio.wait_for(gate.reached.wait(), PATIENCE)
-            others = [asyncio.ensure_future(post(client, "/waiting/", key)) for _ in range(5)]
-            # The loop is free while they wait: this one gets a response.
-            assert (await post(client, "/waiting/", new_key(), "b")).status_code == 201
-            assert not any(other.done() for other in others)
-            gate.opened.set()
-            return await asyncio.gather(first, *others)
-
-        first, *others = in_loop(work)
-        for other in others:
-            assert_replays(first, other)
-        assert effects() == 1
+    first, *others = in_loop(work)
+    for other in others:
+        assert_replays(first, other)
+    assert effects() == 1
 
 
 class CancelledAt:

@@ -98,20 +98,8 @@ def test_store_out_of_reach(client: Client, where: str) -> None:
 
 # How an error is shown.
 
-CLASSES = [
-    errors.KeyMissing,
-    errors.KeyMalformed,
-    errors.KeyGuessable,
-    errors.OperationInProgress,
-    errors.FingerprintMismatch,
-    errors.ResponseNotStored,
-    errors.StoreUnavailable,
-    errors.ClaimLost,
-    errors.StepsChanged,
-]
 
-
-@pytest.mark.parametrize("error_class", CLASSES)
+@pytest.mark.parametrize("error_class", sorted(all_errors(), key=str))
 def test_problem(error_class: type[errors.IdempotencyError]) -> None:
     """An error is a problem (RFC 9457) whose type is the address of its explanation."""
     response = problem_response(error_class("What was wrong: é."))

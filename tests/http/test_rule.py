@@ -128,7 +128,6 @@ class Called:
         like(view, self)
 
     def __call__(self, *args: Any) -> Any:
-        """Ask, and call the view."""
         ask(args)
         return self.view(*args)
 
@@ -177,11 +176,9 @@ class Checking(ContextDecorator):
     """A context manager that nothing is known of, as a decorator."""
 
     def __enter__(self) -> None:
-        """Ask."""
         ask_of_now()
 
-    def __exit__(self, *_: Any) -> None:
-        """Do nothing."""
+    def __exit__(self, *_: Any) -> None: ...
 
 
 @contextmanager
@@ -194,7 +191,6 @@ class AtomicLike(transaction.Atomic):
     """A subclass of Django's ``Atomic`` that does more."""
 
     def __enter__(self) -> None:
-        """Ask."""
         ask_of_now()
         super().__enter__()
 
@@ -407,28 +403,27 @@ def cases(places: Any, *without: set[str]) -> list[Any]:
 
 
 @pytest.mark.django_db
-class TestChecks:
-    """Whatever checks the caller does so before each replay, or nothing runs."""
+@pytest.mark.parametrize(
+    ("make", "check"),
+    [
+        *cases(FUNCTIONS),
+        *cases(ABOVE),
+        *cases(METHODS, OBJECTS, REQUEST_FIRST),
+        *cases(METHODS_ABOVE, OBJECTS, REQUEST_FIRST),
+    ],
+)
+def test_everywhere(make: Any, check: Decorator, settings: Any) -> None:
+    """Whatever checks the caller does so before each replay, or nothing runs: below ``@idempotent``
+    it is refused, above it and around ``as_view()`` it is asked.
+    """
+    meet(lambda: make(check), settings)
 
-    @pytest.mark.parametrize(
-        ("make", "check"),
-        [
-            *cases(FUNCTIONS),
-            *cases(ABOVE),
-            *cases(METHODS, OBJECTS, REQUEST_FIRST),
-            *cases(METHODS_ABOVE, OBJECTS, REQUEST_FIRST),
-        ],
-    )
-    def test_everywhere(self, make: Any, check: Decorator, settings: Any) -> None:
-        """Below ``@idempotent`` it is refused, above it and around ``as_view()`` it is asked. Only
-        the middleware may not see that.
-        """
-        meet(lambda: make(check), settings)
 
-    @pytest.mark.parametrize("place", [name for name in FUNCTIONS if "@idempotent" not in name])
-    def test_unseen(self, place: str, settings: Any) -> None:
-        """What the middleware protects may not hide its view in an object either."""
-        meet(lambda: FUNCTIONS[place](by_a_dict), settings)
+@pytest.mark.django_db
+@pytest.mark.parametrize("place", [name for name in FUNCTIONS if "@idempotent" not in name])
+def test_unseen(place: str, settings: Any) -> None:
+    """What the middleware protects may not hide its view in an object either."""
+    meet(lambda: FUNCTIONS[place](by_a_dict), settings)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -547,7 +542,6 @@ class Allowed(UserPassesTestMixin):
     raise_exception = True
 
     def test_func(self) -> bool:
-        """Ask."""
         return bool(self.request.headers.get("X-Allowed") == "yes")  # type: ignore[attr-defined]
 
 
@@ -559,7 +553,6 @@ class ByASetup(View):
     post = handler
 
     def setup(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
-        """Ask, after Django has."""
         super().setup(request, *args, **kwargs)
         ask([request])
 
@@ -570,7 +563,6 @@ class ByAnInitial(APIView):
     post = handler
 
     def initial(self, request: Any, *args: Any, **kwargs: Any) -> None:
-        """Ask, after REST framework has."""
         super().initial(request, *args, **kwargs)
         ask([request])
 
@@ -579,7 +571,6 @@ class ByADispatch(View):
     post = handler
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        """Ask first."""
         ask([request])
         return super().dispatch(request, *args, **kwargs)
 
@@ -596,7 +587,6 @@ class WithAnAttribute(ByMixin):
     """The handler is an attribute of the instance."""
 
     def setup(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
-        """Replace the handler."""
         super().setup(request, *args, **kwargs)
         self.post = wrapping(self.post)
 
@@ -732,8 +722,7 @@ class GuardedSave(generics.CreateAPIView):
     """A check below ``create()``, which is REST framework's as well."""
 
     @guard
-    def perform_create(self, serializer: Any) -> None:
-        """Save."""
+    def perform_create(self, serializer: Any) -> None: ...
 
 
 class GuardedAction(mixins.CreateModelMixin, generics.GenericAPIView[Any]):
@@ -742,7 +731,6 @@ class GuardedAction(mixins.CreateModelMixin, generics.GenericAPIView[Any]):
     create = guard(handler)
 
     def post(self, request: Request) -> Any:
-        """Pass the work on."""
         return self.create(request)
 
 
@@ -754,7 +742,6 @@ class BySuper(GuardedBase):
     """The decorated handler is another class's."""
 
     def post(self, request: HttpRequest) -> HttpResponse:
-        """Call the one of the base."""
         response: HttpResponse = super().post(request)
         return response
 
@@ -763,7 +750,6 @@ class ByName(GuardedBase):
     """Likewise."""
 
     def post(self, request: HttpRequest) -> HttpResponse:
-        """Call the one of the base."""
         response: HttpResponse = GuardedBase.post(self, request)
         return response
 
@@ -797,15 +783,12 @@ class Plain(viewsets.ModelViewSet):
     """What decides nothing about callers may stand on such methods, too."""
 
     @transaction.atomic
-    def perform_create(self, serializer: Any) -> None:
-        """Save."""
+    def perform_create(self, serializer: Any) -> None: ...
 
     @functools.cache  # noqa: B019  # a lookup does no work
-    def get_queryset(self) -> Any:
-        """Look up."""
+    def get_queryset(self) -> Any: ...
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
-        """Call REST framework's."""
         return super().update(*args, **kwargs)
 
 

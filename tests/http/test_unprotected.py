@@ -27,7 +27,7 @@ from tests.support.shared import (
     new_key,
     post,
 )
-from tests.support.ways import REFUSED, WAYS, Guard, Refusal, Way
+from tests.support.ways import REFUSED, WAYS, Refusal, Way, by_an_object, handler
 
 pytestmark = pytest.mark.urls("tests.support.ways")
 
@@ -87,23 +87,13 @@ def test_refused(refusal: Refusal, alice: Client, settings: Any, caplog: Any) ->
     assert effects() == 0
 
 
-def hides(view: Any) -> Any:
-    """A decorator that says nothing of the view inside it, and has an object call that."""
-    guard = Guard(view)
-
-    def inner(*args: Any) -> Any:
-        return guard.run(*args)
-
-    return inner
-
-
 def of_a_class(*bases: type) -> Any:
-    """A view whose handler has such a decorator above ``@idempotent``."""
-    return ways.a_class(hides(idempotent(ways.other_name_method())), *bases).as_view()
+    """A view whose handler has a decorator above ``@idempotent`` that leaves it to an object."""
+    return ways.a_class(by_an_object(idempotent(handler())), *bases).as_view()
 
 
 HIDDEN = {
-    "function": lambda: hides(idempotent(ways.other_name)),
+    "function": lambda: by_an_object(idempotent(ways.plain)),
     "class": of_a_class,
     "drf": lambda: of_a_class(ways.Base),
     "mixin": lambda: of_a_class(*ways.mixed(ways.Base)),

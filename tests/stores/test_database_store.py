@@ -127,44 +127,39 @@ class TestFaults:
             DatabaseStore("default").acquire(an_operation(lease=timedelta(seconds=30)))
 
 
-class TestLock:
-    """Who holds a key, and what others see."""
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite's lock is the database's")
+@pytest.mark.parametrize("first", ["failed", "expired"])
+def test_contender_between_look_and_lock(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another request made of the key before it was locked is not taken for a response."""
+    lease = timedelta(seconds=30)
+    store, operation = DatabaseStore("default"), an_operation(lease=lease)
+    other = an_operation(key=operation.key, lease=lease, fingerprint="0" * 64)
+    claim = store.acquire(operation)
+    assert isinstance(claim, Claim)
+    if first == "failed":
+        assert store.fail(claim, "no")
+    else:
+        assert store.complete(claim, RESPONSE)
+        IdempotencyKey.objects.update(expires_at=DatabaseNow() - timedelta(hours=1))
+    locked, intruded = DatabaseStore._is_free, list[bool]()
 
-    @pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite's lock is the database's")
-    @pytest.mark.parametrize("first", ["failed", "expired"])
-    def test_contender_between_look_and_lock(
-        self, first: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """What another request made of the key before it was locked is not taken for a response."""
-        lease = timedelta(seconds=30)
-        store, operation = DatabaseStore("default"), an_operation(lease=lease)
-        other = an_operation(key=operation.key, lease=lease, fingerprint="0" * 64)
-        claim = store.acquire(operation)
+    def intrude() -> None:
+        claim = store.acquire(other)
         assert isinstance(claim, Claim)
-        if first == "failed":
-            assert store.fail(claim, "no")
-        else:
-            assert store.complete(claim, RESPONSE)
-            IdempotencyKey.objects.update(expires_at=DatabaseNow() - timedelta(hours=1))
-        locked, intruded = DatabaseStore._is_free, list[bool]()
+        with store.durable("It"):
+            assert store.save_step(claim, Step(name="a", attempt=claim.attempt, result="1"))
+        assert store.fail(claim, "no")
 
-        def intrude() -> None:
-            claim = store.acquire(other)
-            assert isinstance(claim, Claim)
-            with store.durable("It"):
-                assert store.save_step(claim, Step(name="a", attempt=claim.attempt, result="1"))
-            assert store.fail(claim, "no")
+    def before_another(*args: Any) -> bool:
+        is_free = locked(*args)
+        if not intruded:
+            intruded.append(True)
+            in_threads([intrude])
+        return is_free
 
-        def before_another(*args: Any) -> bool:
-            is_free = locked(*args)
-            if not intruded:
-                intruded.append(True)
-                in_threads([intrude])
-            return is_free
-
-        monkeypatch.setattr(DatabaseStore, "_is_free", before_another)
-        assert isinstance(decide(store.acquire(operation), operation), Mismatched)
-        assert intruded == [True]
+    monkeypatch.setattr(DatabaseStore, "_is_free", before_another)
+    assert isinstance(decide(store.acquire(operation), operation), Mismatched)
+    assert intruded == [True]
 
 
 def test_odd_texts_are_storable(client: Client) -> None:

@@ -23,7 +23,6 @@ from idempotency_django.errors import OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores import Store
 from idempotency_django.stores.database import DIALECTS, DatabaseStore
-from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim, Operation, Record, Status
 from idempotency_django.testing import MOMENT, RESPONSE, an_operation, in_threads
 from tests.models import Effect
@@ -167,13 +166,6 @@ class TestMariaDB:
             store.acquire(operation)
 
 
-def test_replay_of_what_is_gone() -> None:
-    """A replay of a record that was purged meanwhile is not counted anywhere."""
-    MemoryStore("memory").record_replay(
-        Record(key="k", scope="s", status=Status.COMPLETED), an_operation()
-    )
-
-
 def stored() -> Operation:
     """An operation that another connection has executed and completed."""
     operation = an_operation(count_replays=False)
@@ -291,7 +283,6 @@ def run_batch(store: DatabaseStore, operations: list[Operation]) -> list[str]:
 
 @on_postgresql
 @pytest.mark.parametrize("combines", [True, False])
-@on_postgresql
 def test_statements(store: DatabaseStore, combines: bool) -> None:
     """One look at all keys, locks first, and one INSERT of what is new."""
     store.combine_statements = combines
@@ -320,7 +311,6 @@ def test_busy_keys(store: DatabaseStore) -> None:
 
 @on_postgresql
 @pytest.mark.parametrize("analyzed", [True, False])
-@on_postgresql
 def test_plans(store: DatabaseStore, analyzed: bool) -> None:
     """Rows are found by their indexes, also if the statistics say that the table is empty."""
     table, connection = IdempotencyKey._meta.db_table, connections[store.using]
@@ -382,7 +372,6 @@ def locked() -> Iterator[None]:
 
 @on_sqlite
 @pytest.mark.parametrize("kind", ["step", "fence", "handler"])
-@on_sqlite
 def test_transaction_that_cannot_begin(impatient: DatabaseStore, kind: str) -> None:
     """So is whatever a claim's owner begins: a step, a fenced or its handler's transaction."""
     claim = impatient.acquire(an_operation(lease=timedelta(seconds=30)))
@@ -400,7 +389,6 @@ def test_transaction_that_cannot_begin(impatient: DatabaseStore, kind: str) -> N
 
 @on_sqlite
 @pytest.mark.parametrize("kind", ["request", "step", "fence"])
-@on_sqlite
 def test_transaction_that_cannot_end(impatient: DatabaseStore, kind: str) -> None:
     """At COMMIT, where a reader is in the way, nobody says that nothing was executed; but what
     is one transaction as a whole is said to have rolled back.
@@ -483,7 +471,6 @@ def assert_busy(response: Any) -> None:
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="the views write to the default database")
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("url", ["/view/", "/drf/", "/leased/", "/accepted/"])
-@on_sqlite
 def test_new_key(client: Client, url: str) -> None:
     """A request with a new key is told that the database is busy, and runs at the next try."""
     key = new_key()

@@ -103,19 +103,16 @@ class TestWithoutDefault:
             stores[Policy().resolved().store]
 
 
-class TestOptions:
-    """Typos in a declaration."""
-
-    @pytest.mark.parametrize(
-        ("backend", "typo"),
-        [(DATABASE, "usign"), (CACHED, "maxage"), (REDIS, "cashe"), (MEMORY, "size")],
-    )
-    def test_typos(self, backend: str, typo: str) -> None:
-        """An option that a store does not take is refused, and named."""
-        with configured(default={"BACKEND": backend, "OPTIONS": {typo: 1}}):
-            [message] = found()
-            assert message.id == "idempotency_django.E003"
-            assert f"{typo!r}" in message.msg
+@pytest.mark.parametrize(
+    ("backend", "typo"),
+    [(DATABASE, "usign"), (CACHED, "maxage"), (REDIS, "cashe"), (MEMORY, "size")],
+)
+def test_typos_of_options(backend: str, typo: str) -> None:
+    """An option that a store does not take is refused, and named."""
+    with configured(default={"BACKEND": backend, "OPTIONS": {typo: 1}}):
+        [message] = found()
+        assert message.id == "idempotency_django.E003"
+        assert f"{typo!r}" in message.msg
 
 
 class Forgetful(MemoryStore):
@@ -156,15 +153,10 @@ class TestValidate:
             assert len(Forgetful.validated) == 1
 
 
-class TestMemoryStoreInProduction:
-    """Records in the memory of one process."""
-
-    @pytest.mark.parametrize("debug", [True, False])
-    def test_warning(self, debug: bool) -> None:
-        """A store in memory is warned of unless DEBUG is on."""
-        with configured(default=DATABASE, quick=MEMORY), override_settings(DEBUG=debug):
-            messages = found()
-        assert [message.id for message in messages] == (
-            [] if debug else ["idempotency_django.W026"]
-        )
-        assert debug or "'quick'" in messages[0].msg
+@pytest.mark.parametrize("debug", [True, False])
+def test_memory_store_in_production(debug: bool) -> None:
+    """A store in memory is warned of unless DEBUG is on."""
+    with configured(default=DATABASE, quick=MEMORY), override_settings(DEBUG=debug):
+        messages = found()
+    assert [message.id for message in messages] == ([] if debug else ["idempotency_django.W026"])
+    assert debug or "'quick'" in messages[0].msg

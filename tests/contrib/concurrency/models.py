@@ -16,32 +16,17 @@ class Ticket(Versioned, models.Model):
     edited_at = models.DateTimeField(auto_now=True)
     version = VersionField()
 
-    class Meta:
-        app_label = "tests"
-
-    def __str__(self) -> str:
-        return self.title
-
 
 class UrgentTicket(Ticket):
     """Two tables, of which the first one has the version."""
 
     deadline = models.CharField(max_length=20, default="today")
 
-    class Meta:
-        app_label = "tests"
-
 
 class Base(models.Model):
     """A table without a version."""
 
     name = models.CharField(max_length=100, default="")
-
-    class Meta:
-        app_label = "tests"
-
-    def __str__(self) -> str:
-        return self.name
 
 
 class Extended(Versioned, Base):
@@ -50,9 +35,6 @@ class Extended(Versioned, Base):
     note = models.CharField(max_length=100, default="")
     revision = VersionField()
 
-    class Meta:
-        app_label = "tests"
-
 
 class Seat(models.Model):
     """A table whose primary keys are chosen, without a version."""
@@ -60,18 +42,9 @@ class Seat(models.Model):
     code = models.CharField(max_length=4, primary_key=True)
     row = models.CharField(max_length=4, default="")
 
-    class Meta:
-        app_label = "tests"
-
-    def __str__(self) -> str:
-        return self.code
-
 
 class SeatTicket(Seat, Ticket):
     """Three tables: the version and the state are in that of the second parent."""
-
-    class Meta:
-        app_label = "tests"
 
 
 class UrgentProxy(UrgentTicket):
@@ -79,7 +52,6 @@ class UrgentProxy(UrgentTicket):
 
     class Meta:
         proxy = True
-        app_label = "tests"
 
 
 class Country(Versioned, models.Model):
@@ -89,23 +61,11 @@ class Country(Versioned, models.Model):
     name = models.CharField(max_length=100)
     version = VersionField()
 
-    class Meta:
-        app_label = "tests"
-
-    def __str__(self) -> str:
-        return self.name
-
 
 class Owner(models.Model):
     """Whom a payment belongs to."""
 
     name = models.CharField(max_length=100, unique=True, null=True)  # noqa: DJ001  # for its NULLs
-
-    class Meta:
-        app_label = "tests"
-
-    def __str__(self) -> str:
-        return str(self.name)
 
 
 class Deed(Versioned, models.Model):
@@ -113,12 +73,6 @@ class Deed(Versioned, models.Model):
 
     owner = models.ForeignKey(Owner, on_delete=models.CASCADE)
     version = VersionField()
-
-    class Meta:
-        app_label = "tests"
-
-    def __str__(self) -> str:
-        return str(self.owner)
 
 
 class Payment(models.Model):
@@ -130,10 +84,6 @@ class Payment(models.Model):
     receipt = models.CharField(max_length=20, null=True, unique=True)  # noqa: DJ001  # the same
 
     class Meta:
-        app_label = "tests"
         constraints = [
             models.UniqueConstraint(fields=["owner", "amount"], name="one_amount_per_owner"),
         ]
-
-    def __str__(self) -> str:
-        return str(self.order)

@@ -29,7 +29,7 @@ def test_constraints() -> None:
     """A constraint counts if it is of the very fields, and for all rows."""
     with isolate_apps("tests"):
 
-        class Keyed(models.Model):  # noqa: DJ008
+        class Keyed(models.Model):
             a = models.IntegerField()
             b = models.IntegerField()
             c = models.IntegerField()

@@ -172,22 +172,21 @@ class TestSave:
         assert row(ticket).version == 2
 
 
-class TestDelete:
-    def test_stale(self, using: str) -> None:
-        """A stale delete is refused, and a transaction around it stays usable; a current one is
-        done.
-        """
-        ticket = new(using)
-        row(ticket).save()
+def test_stale_delete(using: str) -> None:
+    """A stale delete is refused, and a transaction around it stays usable; a current one is
+    done.
+    """
+    ticket = new(using)
+    row(ticket).save()
+    with pytest.raises(ConcurrentModification):
+        ticket.delete()
+    with transaction.atomic(using=using):
         with pytest.raises(ConcurrentModification):
             ticket.delete()
-        with transaction.atomic(using=using):
-            with pytest.raises(ConcurrentModification):
-                ticket.delete()
-            assert Ticket.objects.using(using).exists()
-        assert row(ticket).version == 2
-        assert row(ticket).delete()[0] == 1
-        assert not Ticket.objects.using(using).exists()
+        assert Ticket.objects.using(using).exists()
+    assert row(ticket).version == 2
+    assert row(ticket).delete()[0] == 1
+    assert not Ticket.objects.using(using).exists()
 
 
 class TestInheritance:
@@ -312,7 +311,7 @@ def isolated() -> Iterator[None]:
 def test_check_of_field(isolated: None) -> None:
     """A version field in a model that is not Versioned protects nothing: a check says so."""
 
-    class Plain(models.Model):  # noqa: DJ008
+    class Plain(models.Model):
         version = VersionField()
 
     assert [error.id for error in Plain.check() if "idempotency" in str(error.id)] == [
@@ -323,10 +322,10 @@ def test_check_of_field(isolated: None) -> None:
 def test_check_of_model(isolated: None) -> None:
     """A Versioned model without a version field, or with two, is refused by a check."""
 
-    class Without(Versioned, models.Model):  # noqa: DJ008
+    class Without(Versioned, models.Model):
         pass
 
-    class Twice(Versioned, models.Model):  # noqa: DJ008
+    class Twice(Versioned, models.Model):
         one = VersionField()
         two = VersionField()
 

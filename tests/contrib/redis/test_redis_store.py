@@ -140,13 +140,6 @@ def found(store: RedisStore, operation: Operation) -> Record:
     return record
 
 
-def interrupted(store: RedisStore, operation: Operation) -> Claim:
-    """A claim whose lease is over."""
-    late = claim(store, operation)
-    eventually(lambda: store.get(operation.key, operation.scope).interrupted)  # type: ignore[union-attr]
-    return late
-
-
 def stored(store: RedisStore, redis: Redis, operation: Operation) -> dict[bytes, bytes]:
     """What the server holds of it."""
     return redis.hgetall(store.redis_key(operation.key, operation.scope))
@@ -159,22 +152,19 @@ def lives(store: RedisStore, redis: Redis, operation: Operation) -> timedelta | 
     return None if left == -1 else timedelta(milliseconds=left)
 
 
-class TestRoundTrips:
-    """What protection costs."""
-
-    def test_first_request_and_replay(self, port: int) -> None:
-        """A first request takes two round trips, a counted replay and a refusal one each."""
-        store, operation = probed(port), leased(extend_on_replay=True)
-        store.complete(claim(store, leased()), RESPONSE)  # makes the scripts known
-        Probe.sent = 0
-        owner = claim(store, operation)
-        assert Probe.sent == 1
-        assert found(store, operation).status is Status.IN_PROGRESS
-        assert Probe.sent == 2
-        assert store.complete(owner, RESPONSE)
-        assert Probe.sent == 3
-        assert found(store, operation).counted
-        assert Probe.sent == 4
+def test_round_trips(port: int) -> None:
+    """A first request takes two round trips, a counted replay and a refusal one each."""
+    store, operation = probed(port), leased(extend_on_replay=True)
+    store.complete(claim(store, leased()), RESPONSE)  # makes the scripts known
+    Probe.sent = 0
+    owner = claim(store, operation)
+    assert Probe.sent == 1
+    assert found(store, operation).status is Status.IN_PROGRESS
+    assert Probe.sent == 2
+    assert store.complete(owner, RESPONSE)
+    assert Probe.sent == 3
+    assert found(store, operation).counted
+    assert Probe.sent == 4
 
 
 class TestLeases:
@@ -310,27 +300,24 @@ class TestBrokenRecords:
         assert redis.dump(name) == before
 
 
-class TestScripts:
-    """The scripts are known to the server by their digest, or sent again."""
+def test_flushed_scripts(port: int, store: RedisStore, redis: Redis) -> None:
+    """Every step works when the server has forgotten the scripts."""
 
-    def test_flushed(self, port: int, store: RedisStore, redis: Redis) -> None:
-        """Every step works when the server has forgotten the scripts."""
+    def forgotten(step: Callable[[], Any]) -> Any:
+        redis.script_flush()
+        return step()
 
-        def forgotten(step: Callable[[], Any]) -> Any:
-            redis.script_flush()
-            return step()
-
-        owner = forgotten(lambda: claim(store, leased()))
-        operation = owner.operation
-        assert forgotten(lambda: store.extend(owner, 60))
-        assert forgotten(lambda: store.fail(owner, "no"))
-        second = forgotten(lambda: claim(store, operation))
-        assert forgotten(lambda: store.complete(second, RESPONSE))
-        record = forgotten(lambda: store.get(operation.key, operation.scope))
-        assert record.payload == RESPONSE
-        forgotten(lambda: store.record_replay(record, operation))
-        assert forgotten(lambda: found(store, operation)).payload == RESPONSE
-        assert stored(store, redis, operation)[b"replays"] == b"2"
+    owner = forgotten(lambda: claim(store, leased()))
+    operation = owner.operation
+    assert forgotten(lambda: store.extend(owner, 60))
+    assert forgotten(lambda: store.fail(owner, "no"))
+    second = forgotten(lambda: claim(store, operation))
+    assert forgotten(lambda: store.complete(second, RESPONSE))
+    record = forgotten(lambda: store.get(operation.key, operation.scope))
+    assert record.payload == RESPONSE
+    forgotten(lambda: store.record_replay(record, operation))
+    assert forgotten(lambda: found(store, operation)).payload == RESPONSE
+    assert stored(store, redis, operation)[b"replays"] == b"2"
 
 
 class TestBrokenConnections:
@@ -520,40 +507,37 @@ class TestChecks:
             assert self.ids(at(port)) == ["W015"]
 
 
-class TestSentinel:
-    """A primary, its replica, and a sentinel that tells them apart."""
-
-    def test_fail_over(self, settings: Any) -> None:
-        """After a fail-over a claim that the replica had received is still its owner's."""
-        with (
-            valkey_at(port := free_port()) as primary,
-            replica_of(port) as replica,
-            sentinel_of(port, "keys") as sentinel,
-        ):
-            options = {
-                "CLIENT_CLASS": "django_redis.client.SentinelClient",
-                "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
-                "SENTINELS": [("127.0.0.1", sentinel)],
-                "SOCKET_TIMEOUT": 30,
-            }
-            backend = "django_redis.cache.RedisCache"
-            settings.CACHES = {
-                "keys": {"BACKEND": backend, "LOCATION": "redis://keys/0", "OPTIONS": options}
-            }
-            store = RedisStore("redis", cache="keys")
-            assert store.check() == []
-            owner = claim(store, leased())
-            with client(replica) as redis:
-                eventually(lambda: stored(store, redis, owner.operation))
-            assert primary.pid is not None
-            os.kill(primary.pid, signal.SIGKILL)
-            with pytest.raises(StoreUnavailable):
-                store.acquire(leased())
-            give_up(sentinel, "keys")
-            eventually(lambda: isinstance(asked_of(store, leased()), Claim))
-            assert found(store, owner.operation).status is Status.IN_PROGRESS
-            assert store.complete(owner, RESPONSE)
-            get_redis_connection("keys").connection_pool.disconnect()
+def test_fail_over(settings: Any) -> None:
+    """After a fail-over a claim that the replica had received is still its owner's."""
+    with (
+        valkey_at(port := free_port()) as primary,
+        replica_of(port) as replica,
+        sentinel_of(port, "keys") as sentinel,
+    ):
+        options = {
+            "CLIENT_CLASS": "django_redis.client.SentinelClient",
+            "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
+            "SENTINELS": [("127.0.0.1", sentinel)],
+            "SOCKET_TIMEOUT": 30,
+        }
+        backend = "django_redis.cache.RedisCache"
+        settings.CACHES = {
+            "keys": {"BACKEND": backend, "LOCATION": "redis://keys/0", "OPTIONS": options}
+        }
+        store = RedisStore("redis", cache="keys")
+        assert store.check() == []
+        owner = claim(store, leased())
+        with client(replica) as redis:
+            eventually(lambda: stored(store, redis, owner.operation))
+        assert primary.pid is not None
+        os.kill(primary.pid, signal.SIGKILL)
+        with pytest.raises(StoreUnavailable):
+            store.acquire(leased())
+        give_up(sentinel, "keys")
+        eventually(lambda: isinstance(asked_of(store, leased()), Claim))
+        assert found(store, owner.operation).status is Status.IN_PROGRESS
+        assert store.complete(owner, RESPONSE)
+        get_redis_connection("keys").connection_pool.disconnect()
 
 
 def asked_of(store: RedisStore, operation: Operation) -> Claim | Record | None:
