@@ -7,22 +7,41 @@ import sys
 
 import pytest
 
-PROGRAM = """
+MISSING = """
 import sys
 from importlib.abc import MetaPathFinder
 
 class Missing(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == {package!r}:
+        if name.partition(".")[0] in {packages!r}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Missing())
+"""
+"""The beginning of a program for which these packages are not installed."""
+
+IMPORT = """
 try:
     from {module} import {name}
 except ImportError as error:
     assert isinstance(error, ModuleNotFoundError)
     print(error)
 """
+
+CLIENT = """
+import idempotency_django.client as client
+
+client.IdempotentClient()
+client.AsyncIdempotentClient()
+assert client.key_for("order", 17) == client.key_for("order", 17)
+assert not [name for name in {packages!r} if name in sys.modules]
+"""
+
+
+def run(program: str) -> str:
+    """What a program prints, in a process of its own."""
+    command = [sys.executable, "-W", "error", "-c", program]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
 @pytest.mark.parametrize(
@@ -45,9 +64,12 @@ except ImportError as error:
 )
 def test_missing_extra(package: str, module: str, name: str, extra: str) -> None:
     """An import for which an extra is missing says how to install it."""
-    program = PROGRAM.format(package=package, module=module, name=name)
-    said = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60
-    ).stdout
+    said = run(MISSING.format(packages=[package]) + IMPORT.format(module=module, name=name))
     assert f'pip install "idempotency-django[{extra}]"' in said
     assert package in said
+
+
+def test_client_alone() -> None:
+    """The clients are imported and made where there is no Django."""
+    packages = ["django", "rest_framework", "asgiref", "http_sf"]
+    run(MISSING.format(packages=packages) + CLIENT.format(packages=packages))

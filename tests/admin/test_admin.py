@@ -141,13 +141,6 @@ class TestList:
         assert IdempotencyKey.objects.using(ALIASES[0]).get().status == "failed"
         assert [query["sql"] for query in queries] == []
 
-    def test_a_store_without_a_database(self, operator: Client) -> None:
-        """Where the default store is no database, the admin shows the records that are there."""
-        record(key="left-over")
-        memory = {"BACKEND": "idempotency_django.stores.memory.MemoryStore"}
-        with override_settings(IDEMPOTENCY={"STORES": {"default": memory}}):
-            assert listed(operator) == ["left-over"]
-
 
 class ReadsElsewhere:
     """A router that sends reads of the records to another database."""

@@ -10,8 +10,9 @@ import pytest
 from django_redis import get_redis_connection
 
 from idempotency_django.contrib.redis import RedisStore
-from idempotency_django.stores.records import Operation, Record
+from idempotency_django.stores.records import Operation
 from idempotency_django.testing import RESPONSE, an_operation
+from idempotency_django.testing.contract import as_record
 from tests.contract import clocks
 from tests.contract.batches import BatchesContract
 from tests.support.servers import Server
@@ -48,8 +49,7 @@ class TestRedisStore(BatchesContract):
             key=operation.key, ttl=self.LONG, extend_on_replay=True, count_replays=False
         )
         self.completed(operation)
-        found = self.store.acquire(longer)
-        assert isinstance(found, Record)
+        found = as_record(self.store.acquire(longer))
         assert found.counted
         self._outlives(operation)
 

@@ -23,8 +23,9 @@ from idempotency_django.contrib.cached import CachedStore
 from idempotency_django.decorators import idempotent
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.stores import stores
-from idempotency_django.stores.records import Claim, Record
+from idempotency_django.stores.records import Record
 from idempotency_django.testing import RESPONSE, an_operation
+from idempotency_django.testing.contract import as_claim, as_record
 from tests.models import Effect
 from tests.support.servers import Server
 from tests.support.shared import assert_replays, completed, effects, new_key, post
@@ -107,8 +108,7 @@ def test_nothing_is_cached_before_the_commit(store: CachedStore) -> None:
     """What is rolled back was never in the cache."""
     operation = an_operation()
     with pytest.raises(InterruptedError), store.transaction():
-        claim = store.acquire(operation)
-        assert isinstance(claim, Claim)
+        claim = as_claim(store.acquire(operation))
         store.complete(claim, RESPONSE)
         assert store.recall(operation) is None
         raise InterruptedError
@@ -171,8 +171,7 @@ def test_forgotten_stays_so(store: CachedStore) -> None:
 def test_cached_too_late(store: CachedStore, cache: Any) -> None:
     """Who read a response longer ago than the forgotten stays forgotten does not cache it."""
     operation = completed(store)
-    under_way = store.acquire(replace(operation, lease=timedelta(seconds=30)))
-    assert isinstance(under_way, Record)
+    under_way = as_record(store.acquire(replace(operation, lease=timedelta(seconds=30))))
     cache.clear()
     store._remember(under_way, time.monotonic() - store.max_age)
     assert store.recall(operation) is None
@@ -187,8 +186,7 @@ def test_rubbish_in_the_cache(store: CachedStore, cache: Any, rubbish: object) -
     cache.set(store._name(operation.key, operation.scope), rubbish)
     assert store.recall(operation) is None
     with store.transaction():
-        found = store.acquire(operation)
-    assert isinstance(found, Record)
+        found = as_record(store.acquire(operation))
     assert found.payload == RESPONSE
 
 

@@ -31,6 +31,7 @@ from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim, Operation, Record, Status, Step
 from idempotency_django.testing import PATIENCE
+from idempotency_django.testing.contract import as_claim
 from tests.models import Effect
 from tests.settings import ALIASES
 from tests.support.attempts import STORED, attempt, found, interrupt, leased, taken_over
@@ -68,8 +69,7 @@ def failed_after(store: Store, operation: Operation, handler: Handler) -> None:
 def stored(store: Store, operation: Operation) -> list[Step]:
     """The steps that are stored, read by an owner."""
     failed_after(store, operation, lambda execution: None)
-    claim = store.acquire(operation)
-    assert isinstance(claim, Claim)
+    claim = as_claim(store.acquire(operation))
     steps = list(store.steps(claim))
     assert store.fail(claim, "only looked")
     return steps

@@ -17,6 +17,7 @@ from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim, Operation, Payload, Status
 from idempotency_django.testing import an_operation
+from idempotency_django.testing.contract import as_claim
 from tests.models import Effect
 from tests.support.attempts import LEASE, attempt, found, interrupt
 from tests.support.shared import effects
@@ -71,8 +72,7 @@ def test_held_after_the_last_attempt(way: Any) -> None:
 
 def die(store: Store, operation: Operation) -> Claim:
     """An attempt whose process died."""
-    claim = store.acquire(replace(operation, lease=LEASE))
-    assert isinstance(claim, Claim)
+    claim = as_claim(store.acquire(replace(operation, lease=LEASE)))
     interrupt(store, operation)
     return claim
 

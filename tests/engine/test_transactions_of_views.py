@@ -17,8 +17,8 @@ from django.urls import path
 from idempotency_django.decorators import idempotent
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores.database import DatabaseStore
-from idempotency_django.stores.records import Claim, Record
 from idempotency_django.testing import RESPONSE, an_operation, in_threads
+from idempotency_django.testing.contract import as_claim, as_record
 from tests.models import Effect
 from tests.support.factories import ago
 from tests.support.shared import (
@@ -276,21 +276,17 @@ def test_row_of_an_earlier_attempt() -> None:
     """If a claim on a row is committed too early, it is interrupted after a minute, everywhere."""
     store, operation = DatabaseStore("default"), an_operation()
     with store.transaction():
-        failed = store.acquire(operation)
-        assert isinstance(failed, Claim)
+        failed = as_claim(store.acquire(operation))
         assert store.fail(failed, "ValueError")
     with store.transaction():
-        late = store.acquire(operation)
-    assert isinstance(late, Claim)
+        late = as_claim(store.acquire(operation))
     with store.transaction():
-        found = store.acquire(operation)
-    assert isinstance(found, Record)
+        found = as_record(store.acquire(operation))
     assert found.lease_left is not None
     assert 50 < found.lease_left <= 60
     IdempotencyKey.objects.update(lease_expires_at=ago(seconds=1))
     with store.transaction():
-        claim = store.acquire(operation)
-        assert isinstance(claim, Claim)
+        claim = as_claim(store.acquire(operation))
         assert (claim.attempt, claim.interrupted) == (3, True)
         assert store.complete(claim, RESPONSE)
     with store.transaction():

@@ -31,6 +31,7 @@ from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores.memory import MemoryStore
 from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.testing import PATIENCE, an_operation
+from idempotency_django.testing.contract import as_claim
 from tests.models import Effect
 from tests.support.shared import (
     assert_replays,
@@ -436,8 +437,7 @@ class TestCancelledWhileAsking:
 
         async def work() -> None:
             store, operation = Flaky(), an_operation(lease=LEASE)
-            held = store.acquire(operation)
-            assert isinstance(held, Claim)
+            held = as_claim(store.acquire(operation))
             store.asked.clear()
             patience = timedelta(seconds=PATIENCE)
             waiting = arun(store, operation, wait=patience)

@@ -16,8 +16,9 @@ from idempotency_django.errors import OperationInProgress, StoreUnavailable
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.stores.database import DatabaseStore
-from idempotency_django.stores.records import Claim, Step
+from idempotency_django.stores.records import Step
 from idempotency_django.testing import RESPONSE, an_operation, in_threads
+from idempotency_django.testing.contract import as_claim
 from tests.support.shared import assert_replays, new_key, post, record
 from tests.support.views import Mixed
 
@@ -91,8 +92,7 @@ class TestFaults:
             raise OperationalError("server closed the connection unexpectedly")
 
         with transaction.atomic():
-            claim = store.acquire(operation)
-            assert isinstance(claim, Claim)
+            claim = as_claim(store.acquire(operation))
             monkeypatch.setattr(type(store._dialect), "claim", lost)
             monkeypatch.setattr(type(store._dialect), "execute", lost)
             monkeypatch.setattr(type(store._dialect), "execute_last", lost)
@@ -134,8 +134,7 @@ def test_contender_between_look_and_lock(first: str, monkeypatch: pytest.MonkeyP
     lease = timedelta(seconds=30)
     store, operation = DatabaseStore("default"), an_operation(lease=lease)
     other = an_operation(key=operation.key, lease=lease, fingerprint="0" * 64)
-    claim = store.acquire(operation)
-    assert isinstance(claim, Claim)
+    claim = as_claim(store.acquire(operation))
     if first == "failed":
         assert store.fail(claim, "no")
     else:
@@ -144,8 +143,7 @@ def test_contender_between_look_and_lock(first: str, monkeypatch: pytest.MonkeyP
     locked, intruded = DatabaseStore._is_free, list[bool]()
 
     def intrude() -> None:
-        claim = store.acquire(other)
-        assert isinstance(claim, Claim)
+        claim = as_claim(store.acquire(other))
         with store.durable("It"):
             assert store.save_step(claim, Step(name="a", attempt=claim.attempt, result="1"))
         assert store.fail(claim, "no")
@@ -169,8 +167,7 @@ def test_odd_texts_are_storable(client: Client) -> None:
     )
     store = DatabaseStore("default")
     with store.transaction():
-        claim = store.acquire(operation)
-        assert isinstance(claim, Claim)
+        claim = as_claim(store.acquire(operation))
         assert store.complete(claim, RESPONSE)
     row = record(operation.key)
     assert "\0" not in row.path + row.operation + row.principal

@@ -25,6 +25,7 @@ from idempotency_django.stores import Store
 from idempotency_django.stores.database import DIALECTS, DatabaseStore
 from idempotency_django.stores.records import Claim, Operation, Record, Status
 from idempotency_django.testing import MOMENT, RESPONSE, an_operation, in_threads
+from idempotency_django.testing.contract import as_claim, as_record
 from tests.models import Effect
 from tests.support.factories import IdempotencyKeyFactory
 from tests.support.plans import nodes, rows_read
@@ -57,8 +58,7 @@ class TestMariaDB:
 
     def execute(self, store: DatabaseStore, operation: Operation) -> None:
         with store.transaction():
-            claim = store.acquire(operation)
-            assert isinstance(claim, Claim)
+            claim = as_claim(store.acquire(operation))
             assert store.complete(claim, RESPONSE)
 
     @pytest.mark.parametrize("rolls_back", [False, True])
@@ -144,8 +144,7 @@ class TestMariaDB:
         connection: Any = connections[store.using]
         monkeypatch.setattr(connection, "mysql_is_mariadb", is_mariadb)
         with connection.execute_wrapper(locked), store.transaction():
-            found = store.acquire(an_operation())
-        assert isinstance(found, Record)
+            found = as_record(store.acquire(an_operation()))
         assert found.status is Status.IN_PROGRESS
         assert len(sent) == tries
 
@@ -173,8 +172,7 @@ def stored() -> Operation:
     def execute() -> None:
         store = DatabaseStore("default")
         with transaction.atomic():
-            claim = store.acquire(operation)
-            assert isinstance(claim, Claim)
+            claim = as_claim(store.acquire(operation))
             store.complete(claim, RESPONSE)
 
     in_threads([execute])
@@ -197,14 +195,12 @@ def test_record_that_a_snapshot_does_not_show(level: str, last: bool) -> None:
             cursor.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
         assert Effect.objects.count() == 0  # from here on it sees what was committed before
         operation = stored()
-        claim = store.acquire(operation)
-        assert isinstance(claim, Claim)
+        claim = as_claim(store.acquire(operation))
         Effect.objects.create(reference="a")
         store.complete(claim, RESPONSE, last=last)
     assert Effect.objects.count() == 0
     with transaction.atomic():
-        found = store.acquire(operation)
-    assert isinstance(found, Record)
+        found = as_record(store.acquire(operation))
     assert found.status is Status.COMPLETED
 
 
@@ -374,8 +370,7 @@ def locked() -> Iterator[None]:
 @pytest.mark.parametrize("kind", ["step", "fence", "handler"])
 def test_transaction_that_cannot_begin(impatient: DatabaseStore, kind: str) -> None:
     """So is whatever a claim's owner begins: a step, a fenced or its handler's transaction."""
-    claim = impatient.acquire(an_operation(lease=timedelta(seconds=30)))
-    assert isinstance(claim, Claim)
+    claim = as_claim(impatient.acquire(an_operation(lease=timedelta(seconds=30))))
     begins = {
         "step": impatient.durable("It"),
         "fence": impatient.fenced(claim),
@@ -405,8 +400,7 @@ def test_transaction_that_cannot_end(impatient: DatabaseStore, kind: str) -> Non
             stack.enter_context(impatient.transaction())
             found = impatient.acquire(operation)
         else:
-            found = impatient.acquire(operation)
-            assert isinstance(found, Claim)
+            found = as_claim(impatient.acquire(operation))
             begun = impatient.durable("It") if kind == "step" else impatient.fenced(found)
             stack.enter_context(begun)
         assert isinstance(found, Claim)

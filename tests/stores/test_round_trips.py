@@ -23,6 +23,7 @@ from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores import stores
 from idempotency_django.stores.records import Claim
 from idempotency_django.testing import an_operation, eventually, in_threads
+from idempotency_django.testing.contract import as_claim
 from tests.models import Effect
 from tests.support.shared import assert_problem, assert_replays, effects, new_key, post, record
 
@@ -392,8 +393,7 @@ class TestEitherWay:
     def test_fence(self, refusal: str | None) -> None:
         """An owner commits; a late one does not, and what the database refuses is told."""
         store, operation = stores["default"], an_operation(lease=timedelta(milliseconds=1))
-        late = store.acquire(operation)
-        assert isinstance(late, Claim)
+        late = as_claim(store.acquire(operation))
         with store.fenced(late):
             Effect.objects.create(reference="a")
         assert effects() == 1
@@ -408,8 +408,7 @@ class TestEitherWay:
     def test_fence_of_a_late_snapshot(self) -> None:
         """Whoever does not see that its claim was taken over has not committed, and is told so."""
         store, operation = stores["default"], an_operation(lease=timedelta(milliseconds=1))
-        late = store.acquire(operation)
-        assert isinstance(late, Claim)
+        late = as_claim(store.acquire(operation))
 
         def take_over() -> None:
             eventually(lambda: isinstance(store.acquire(operation), Claim))

@@ -18,8 +18,9 @@ from rest_framework import serializers
 from idempotency_django.errors import State
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.stores import Store
-from idempotency_django.stores.records import Claim, Operation
+from idempotency_django.stores.records import Operation
 from idempotency_django.testing import RESPONSE, an_operation, eventually, in_threads
+from idempotency_django.testing.contract import as_claim
 from tests.models import Effect
 
 LONG_AGO = DatabaseNow() - timedelta(days=3650)
@@ -92,8 +93,7 @@ def completed(store: Store, **changes: Any) -> Operation:
     """An operation that was executed."""
     operation = an_operation(**changes)
     with store.transaction():
-        claim = store.acquire(operation)
-        assert isinstance(claim, Claim)
+        claim = as_claim(store.acquire(operation))
         assert store.complete(claim, RESPONSE)
     return operation
 

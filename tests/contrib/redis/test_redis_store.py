@@ -23,6 +23,7 @@ from idempotency_django.contrib.redis import RedisStore
 from idempotency_django.errors import StoreUnavailable
 from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.testing import RESPONSE, an_operation, eventually, in_threads
+from idempotency_django.testing.contract import as_claim, as_record
 from tests.support.redis_servers import (
     client,
     give_up,
@@ -128,16 +129,12 @@ def leased(**changes: Any) -> Operation:
 
 def claim(store: RedisStore, operation: Operation) -> Claim:
     """Claim an operation that is free."""
-    found = store.acquire(operation)
-    assert isinstance(found, Claim)
-    return found
+    return as_claim(store.acquire(operation))
 
 
 def found(store: RedisStore, operation: Operation) -> Record:
     """Ask for an operation that is not free."""
-    record = store.acquire(operation)
-    assert isinstance(record, Record)
-    return record
+    return as_record(store.acquire(operation))
 
 
 def stored(store: RedisStore, redis: Redis, operation: Operation) -> dict[bytes, bytes]:

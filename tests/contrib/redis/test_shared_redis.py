@@ -12,8 +12,9 @@ from django_redis import get_redis_connection
 from idempotency_django.contrib.cached import CachedStore
 from idempotency_django.contrib.redis import RedisStore
 from idempotency_django.stores.base import Store
-from idempotency_django.stores.records import Claim, Operation, Payload, Record
+from idempotency_django.stores.records import Claim, Operation, Payload
 from idempotency_django.testing import RESPONSE, an_operation
+from idempotency_django.testing.contract import as_record
 from tests.support.servers import Server
 
 OTHERS_RESPONSE = Payload(201, (), b"the other shop's")
@@ -69,8 +70,7 @@ def test_the_other_shop_executes(shop: Any, options: dict[str, Any]) -> None:
     with shop(**options):
         assert RedisStore("default").get(operation.key, operation.scope) is None
         assert complete(store, operation, RESPONSE)  # it goes by what its cache has now
-    found = store.acquire(operation)
-    assert isinstance(found, Record)
+    found = as_record(store.acquire(operation))
     assert found.payload == OTHERS_RESPONSE
 
 
