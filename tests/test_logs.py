@@ -45,7 +45,6 @@ class Unseen(IdempotentViewMixin, Responds):
 
 @idempotent
 def no_response(request: HttpRequest, rest: str) -> Any:
-    """Returns no response."""
     if request.headers.get("X-Broken"):
         return None
     return HttpResponse("done", "text/plain")

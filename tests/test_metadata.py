@@ -17,7 +17,6 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def declared() -> Any:
-    """The content of ``pyproject.toml``."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 

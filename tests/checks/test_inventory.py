@@ -117,7 +117,6 @@ router.register("charges", Charges, basename="charge")
 
 
 def served(*patterns: Any) -> Any:
-    """A URLconf."""
     return type("urls", (), {"urlpatterns": list(patterns)})
 
 

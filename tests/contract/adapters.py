@@ -76,18 +76,12 @@ class Gate:
 
 
 class DRFGate(BaseThrottle):
-    """A throttle of REST framework."""
-
     def allow_request(self, request: Any, view: Any) -> bool:
-        """Whether a request may come in."""
         return Gate.ask()
 
 
 class NinjaGate(NinjaThrottle):
-    """A throttle of django-ninja."""
-
     def allow_request(self, request: Any) -> bool:
-        """Whether a request may come in."""
         return Gate.ask()
 
 
@@ -113,8 +107,6 @@ def _gated(view: Any) -> Any:
 
 
 def django(policy: Policy) -> Any:
-    """A function with the decorator."""
-
     @require_http_methods(["POST", "PUT"])
     @_gated
     @idempotent(policy=policy)
@@ -125,8 +117,6 @@ def django(policy: Policy) -> Any:
 
 
 def django_async(policy: Policy) -> Any:
-    """An async function with the decorator."""
-
     @idempotent(policy=policy)
     async def view(request: HttpRequest) -> HttpResponse:
         return await sync_to_async(_in_django)(request)
@@ -147,7 +137,6 @@ class _Viewed(Base):
     throttle_classes: ClassVar[list[Any]] = [DRFGate]
 
     def post(self, request: Request) -> HttpResponse:
-        """Do the work."""
         response = do(request, request.data["reference"])
         if isinstance(response, Result):
             body = {"number": response.number}
@@ -162,7 +151,6 @@ class _ViewSet(viewsets.ViewSet):
 
 
 def drf(policy: Policy) -> Any:
-    """An ``APIView`` with the mixin."""
     bases = (IdempotentViewMixin, _Viewed)
     own = {"put": _Viewed.post, "idempotency_policy": policy}
     return type("View", bases, own).as_view()  # type: ignore[attr-defined]
@@ -187,14 +175,10 @@ _numbers = count()
 
 
 class Asked(Schema):
-    """The body of a request."""
-
     reference: str
 
 
 class Made(Schema):
-    """The body of a response."""
-
     number: int
 
 
@@ -232,20 +216,16 @@ def _function(policy: Policy) -> Any:
 
 
 def ninja(policy: Policy) -> Any:
-    """An operation of an API."""
     return _served(None, _function(policy))
 
 
 def ninja_router(policy: Policy) -> Any:
-    """An operation of a router."""
     router = Router()
     _operation(router, _function(policy))
     return _served(router)
 
 
 def ninja_async(policy: Policy) -> Any:
-    """An async operation."""
-
     @idempotent(policy=policy)
     async def operation(request: HttpRequest, asked: Asked, response: HttpResponse) -> Any:
         return await sync_to_async(_in_ninja)(request, asked, response)

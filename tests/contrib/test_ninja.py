@@ -82,13 +82,11 @@ def serve(settings: Any) -> Serve:
 
 
 def create(request: HttpRequest, order: Order) -> Any:
-    """Make an effect."""
     Effect.objects.create(reference=order.reference)
     return Status(201, {"number": Effect.objects.count()})
 
 
 def orders(function: Any = None, policy: Policy | None = None, **options: Any) -> Router:
-    """A router with one operation."""
     router = Router()
     protected = idempotent(policy=policy or Policy())(function or create)
     router.post("/orders", **{"response": {201: Made}, **options})(protected)

@@ -29,7 +29,6 @@ PUBLISHERS = (
 
 
 def default(function: Callable[..., Any], name: str) -> Any:
-    """The default of an argument."""
     return inspect.signature(function).parameters[name].default
 
 

@@ -145,7 +145,6 @@ def settle_by_hand(store: Store, operation: Operation) -> None:
 
 
 def forget(store: Store, operation: Operation) -> None:
-    """Delete the record."""
     if isinstance(store, MemoryStore):
         del store._entries[operation.key, operation.scope]
     else:

@@ -359,6 +359,7 @@ class TestRefusal:
         bob.force_login(User.objects.create_user("bob"))
         send, key = serve(scope=scopes.shared), new_key()
         first = send(key, client=alice)
+        assert record(key).principal == f"user:{user.pk}"
         assert_problem(send(key, client=bob), 422, "mismatch")
         assert_problem(send(key), 422, "mismatch")
         assert_replays(first, send(key, client=again))

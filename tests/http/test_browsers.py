@@ -31,7 +31,6 @@ def order(request: HttpRequest) -> HttpResponse:
 
 
 def plain(request: HttpRequest) -> HttpResponse:
-    """A view that the middleware protects."""
     Effect.objects.create(reference=request.POST["reference"])
     return HttpResponse(status=201)
 

@@ -193,8 +193,6 @@ def page(request: HttpRequest) -> HttpResponse:
 
 
 class Redirecting(IdempotentViewMixin, APIView):
-    """Responds with a redirect."""
-
     authentication_classes: ClassVar[list[Any]] = []
 
     def post(self, request: Request) -> HttpResponse:
@@ -204,7 +202,6 @@ class Redirecting(IdempotentViewMixin, APIView):
 
 @idempotent
 def redirecting(request: HttpRequest) -> HttpResponse:
-    """The same."""
     Effect.objects.create(reference="a")
     return HttpResponseRedirect("/home/")
 

@@ -26,14 +26,12 @@ DATABASE = "idempotency_django.stores.database.DatabaseStore"
 
 
 def purge(*arguments: str) -> str:
-    """What the command says."""
     to = StringIO()
     call_command("purge_idempotency_keys", *arguments, stdout=to)
     return to.getvalue()
 
 
 def count(alias: str = "default") -> int:
-    """How many records there are."""
     return IdempotencyKey.objects.using(alias).count()
 
 

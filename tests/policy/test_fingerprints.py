@@ -45,7 +45,6 @@ def of(body: Any, **changes: Any) -> bytes:
 
 
 def a_file(**changes: Any) -> UploadedFile:
-    """An uploaded file."""
     given: dict[str, Any] = {"field": "photo", "name": "a.png", "media_type": "image/png"}
     return UploadedFile(**(given | {"size": 3, "sha256": "0" * 64} | changes))
 

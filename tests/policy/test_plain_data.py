@@ -237,8 +237,6 @@ class Parsing(IdempotentViewMixin, APIView):
 
 
 class Looks(BasePermission):
-    """Looks into the body."""
-
     def has_permission(self, request: Request, view: Any) -> bool:
         return bool(request.data)
 

@@ -62,7 +62,6 @@ hooked: list[str] = []
 
 
 def dangle() -> None:
-    """The database refuses it at COMMIT."""
     LogEntry.objects.create(user_id=10**6, action_flag=ADDITION)
 
 

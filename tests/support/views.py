@@ -43,7 +43,6 @@ def create(request: HttpRequest) -> HttpResponse:
 
 
 async def acreate(request: HttpRequest) -> HttpResponse:
-    """The same, async."""
     return await sync_to_async(create)(request)
 
 
@@ -53,7 +52,6 @@ class DRF(APIView):
     authentication_classes: ClassVar[list[Any]] = []
 
     def post(self, request: Request) -> Response:
-        """Make an effect."""
         made = create(request._request)
         return Response(json.loads(made.content), status=made.status_code)
 

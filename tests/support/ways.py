@@ -119,14 +119,12 @@ def harmless(view: Any) -> Any:
 
 
 def create(request: HttpRequest) -> HttpResponse:
-    """The effect of a Django view."""
     reference = json.loads(request.body)["reference"]
     Effect.objects.create(reference=reference)
     return JsonResponse({"reference": reference, "by": request.user.get_username()}, status=201)
 
 
 async def acreate(request: HttpRequest) -> HttpResponse:
-    """The effect of an async Django view."""
     reference = json.loads(request.body)["reference"]
     await Effect.objects.acreate(reference=reference)
     user = await request.auser()
@@ -134,7 +132,6 @@ async def acreate(request: HttpRequest) -> HttpResponse:
 
 
 def drf_create(request: Request) -> Response:
-    """The effect of a DRF view."""
     Effect.objects.create(reference=request.data["reference"])
     by = request.user.get_username()
     return Response({"reference": request.data["reference"], "by": by}, status=201)
@@ -196,7 +193,6 @@ async def aplain(request: HttpRequest) -> HttpResponse:
 
 
 def drf_plain(request: Request) -> Response:
-    """A function for ``@api_view``."""
     return drf_create(request)
 
 
@@ -255,13 +251,11 @@ class Asked(Schema):
 
 
 def ninja_create(request: HttpRequest, asked: Asked) -> Any:
-    """The effect of an operation of django-ninja."""
     Effect.objects.create(reference=asked.reference)
     return {"reference": asked.reference, "by": _ninja_caller(request).get_username()}
 
 
 async def aninja_create(request: HttpRequest, asked: Asked) -> Any:
-    """The same, async."""
     await Effect.objects.acreate(reference=asked.reference)
     await request.auser()
     return {"reference": asked.reference, "by": _ninja_caller(request).get_username()}

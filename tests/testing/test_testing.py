@@ -61,8 +61,6 @@ def nothing(request: HttpRequest) -> HttpResponse:
 
 
 class ChargeView(IdempotentViewMixin, APIView):
-    """A charge, in REST framework."""
-
     authentication_classes = ()
     permission_classes = ()
     idempotency_policy = Policy(required=True)

@@ -149,7 +149,6 @@ def page(client: Client) -> Callable[[str], Any]:
 
 
 def hidden(response: Any) -> dict[str, str]:
-    """The version that a page carries."""
     [version] = re.findall(r'type="hidden" name="version" value="(\d+)"', response.content.decode())
     return {"version": version}
 

@@ -91,7 +91,6 @@ def _report(task: Any = None, **_: Any) -> None:
 
 @app.task
 def plain(reference: str, seconds: float) -> int:
-    """A task of Celery's own."""
     done = effect(reference)
     time.sleep(seconds)
     return done

@@ -40,7 +40,6 @@ def book(reference: Any) -> int:
 
 @idempotent_job(key="order-{order_id}")
 def pay(order_id: int, amount: int = 5) -> list[int]:
-    """A job."""
     return [book(order_id), amount]
 
 
@@ -113,7 +112,6 @@ class Gate:
     """Keeps the first execution of a job until another delivery of it was refused."""
 
     def close(self) -> None:
-        """Begin anew."""
         self.entered, self.opened = threading.Event(), threading.Event()
         self.results: list[Any] = []
 

@@ -117,7 +117,6 @@ def probed(port: int, *, retries: int = 0, **options: Any) -> RedisStore:
 
 
 def at(port: int, **options: Any) -> RedisStore:
-    """A store at that port."""
     made = client(port)
     return RedisStore("redis", connection_factory=lambda: made, **options)
 
@@ -128,7 +127,6 @@ def leased(**changes: Any) -> Operation:
 
 
 def claim(store: RedisStore, operation: Operation) -> Claim:
-    """Claim an operation that is free."""
     return as_claim(store.acquire(operation))
 
 

@@ -71,13 +71,10 @@ def _order(request: Request) -> Response:
 
 
 class OrderView(IdempotentViewMixin, APIView):
-    """Places an order."""
-
     throttle_classes = [OrdersThrottle]
     idempotency_policy = Policy(required=True)
 
     def post(self, request: Request) -> Response:
-        """Place an order."""
         return _order(request)
 
 
@@ -87,7 +84,6 @@ class LookUpLockedView(APIView):
     throttle_classes = [OrdersThrottle]
 
     def post(self, request: Request) -> Response:
-        """Place an order."""
         if (key := request.headers.get("Idempotency-Key")) is None:
             return Response({"detail": "a key is needed"}, status=400)
         key = f"{request.user.pk}-{key}"
@@ -101,10 +97,7 @@ class LookUpLockedView(APIView):
 
 
 class TransferView(IdempotentViewMixin, APIView):
-    """Makes a transfer."""
-
     def post(self, request: Request) -> Response:
-        """Make a transfer."""
         transfer = Charge.objects.create(reference=request.user.username, amount=2)
         return Response({"transfer": transfer.pk, "by": transfer.reference}, status=201)
 
@@ -113,7 +106,6 @@ class WithoutUserView(APIView):
     """Looks its responses up by the key alone."""
 
     def post(self, request: Request) -> Response:
-        """Make a transfer."""
         key = request.headers.get("Idempotency-Key", "")
         if key and (stored := cache.get(key)):
             return Response(stored, status=201)
@@ -126,13 +118,11 @@ class InvoiceView(IdempotentViewMixin, APIView):
     """Sends an invoice after the commit."""
 
     def post(self, request: Request) -> Response:
-        """Send an invoice."""
         Charge.objects.create(reference=request.data["reference"], amount=3)
         transaction.on_commit(self.send)
         return Response(status=204)
 
     def send(self) -> None:
-        """Send it."""
         send_mail("Your invoice", "", None, ["carol@example.com"])
 
 
@@ -140,7 +130,6 @@ class AnnouncedInvoiceView(InvoiceView):
     """Does so for each request, also for a retry."""
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """Register the hook a second time."""
         super().initial(request, *args, **kwargs)
         transaction.on_commit(self.send)
 
@@ -192,6 +181,5 @@ def leave(request: HttpRequest) -> HttpResponse:
 @csrf_exempt
 @idempotent(mode="leased")
 async def asynchronous(request: IdempotentRequest) -> HttpResponse:
-    """An async view."""
     await request.idempotency.astep("book", lambda: Charge.objects.create(amount=7).pk)
     return HttpResponse(status=201)
