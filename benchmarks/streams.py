@@ -1,4 +1,4 @@
-"""Streams, peers and filters: what one message adds to a bare transaction."""
+"""Streams and filters: what one message adds to a bare transaction."""
 
 # the page says × and ≤
 from __future__ import annotations
@@ -15,11 +15,9 @@ from benchmarks.models import Order
 from benchmarks.report import Section, Table, Target
 from benchmarks.timing import Block, Measured, Sample, interleave
 from idempotency_django.contrib.messaging import (
-    Accepted,
     Consumer,
     Event,
     SeenFilter,
-    accept,
     claim_stream,
 )
 
@@ -28,7 +26,6 @@ MOST: Final = 1.2  # times the bare transaction
 BARE: Final = "one `INSERT` in `atomic()`, unprotected"
 ADVANCE: Final = "… in `stream.advance()`"
 SKIPPED: Final = "`stream.is_new()`, a duplicate"
-ACCEPT: Final = "… after `accept()`"
 CLAIM: Final = "`claim_stream()`"
 HANDLE: Final = "… in `Consumer.handle()`"
 FILTERED: Final = "… in `Consumer.handle()`, with a filter"
@@ -66,23 +63,19 @@ def measure(rounds: int, calls: int) -> Section:
 
 
 def _targets(measured: dict[str, Measured]) -> list[Target]:
-    ratios = {n: measured[n].wall.over(measured[BARE].wall).value for n in (ADVANCE, ACCEPT)}
+    advanced = measured[ADVANCE].wall.over(measured[BARE].wall).value
     faster = measured[FILTERED_AGAIN].wall.over(measured[AGAIN].wall).value
     return [
         Target(
-            f"a message of a stream: {ratios[ADVANCE]:.2f} ≤ {MOST} × the bare transaction",
-            ratios[ADVANCE] <= MOST,
-        ),
-        Target(
-            f"a message of a peer: {ratios[ACCEPT]:.2f} ≤ {MOST} × the bare transaction",
-            ratios[ACCEPT] <= MOST,
+            f"a message of a stream: {advanced:.2f} ≤ {MOST} × the bare transaction",
+            advanced <= MOST,
         ),
         Target(f"a duplicate with a filter: {faster:.2f} ≤ 1 × one without", faster <= 1),
     ]
 
 
 def _blocks(calls: int) -> dict[str, Block]:
-    stream, peer, sequence = claim_stream(f"{uuid4()}"), f"{uuid4()}", count()
+    stream = claim_stream(f"{uuid4()}")
 
     def bare() -> None:
         with transaction.atomic():
@@ -90,11 +83,6 @@ def _blocks(calls: int) -> dict[str, Block]:
 
     def advance() -> None:
         with stream.advance(to=stream.position + 1):
-            _effect()
-
-    def accepted() -> None:
-        with transaction.atomic():
-            assert accept(peer, epoch=1, sequence=next(sequence)) == Accepted()
             _effect()
 
     plain, filtered = _consumer(None), _consumer(Remembering())
@@ -105,7 +93,6 @@ def _blocks(calls: int) -> dict[str, Block]:
     return {
         BARE: lambda: _each(bare, calls),
         ADVANCE: lambda: _each(advance, calls),
-        ACCEPT: lambda: _each(accepted, calls),
         SKIPPED: lambda: _each(lambda: stream.is_new(0), calls),
         CLAIM: lambda: _each(lambda: claim_stream("claimed"), calls),
         HANDLE: lambda: _handled(plain, _events(calls)),

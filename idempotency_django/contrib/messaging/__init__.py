@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     from .outbox.relay import Relay
     from .outbox.topics import topic
     from .seen import RedisBloom, RedisSet, SeenFilter
-    from .streams import Accepted, Fenced, OutOfOrder, accept, claim_stream
+    from .streams import claim_stream
     from .verifiers import Contents, GitHub, Hmac, StandardWebhooks, Stripe, Verifier
 
 __all__ = [
-    "Accepted",
     "Batch",
     "CeleryPublisher",
     "Consumer",
@@ -34,7 +33,6 @@ __all__ = [
     "Endpoint",
     "Event",
     "Failed",
-    "Fenced",
     "GitHub",
     "Handled",
     "Hmac",
@@ -42,7 +40,6 @@ __all__ = [
     "KafkaPublisher",
     "KombuPublisher",
     "LocalPublisher",
-    "OutOfOrder",
     "Publisher",
     "RedisBloom",
     "RedisSet",
@@ -53,7 +50,6 @@ __all__ = [
     "Stripe",
     "Verifier",
     "WebhookReceiver",
-    "accept",
     "after_commit",
     "claim_stream",
     "process_due",
@@ -65,7 +61,6 @@ __getattr__ = lazily(
     __name__,
     globals(),
     {
-        "Accepted": "streams",
         "Batch": "brokers.base",
         "CeleryPublisher": "brokers.celery",
         "Consumer": "consumers",
@@ -74,7 +69,6 @@ __getattr__ = lazily(
         "Endpoint": "brokers.http",
         "Event": "events",
         "Failed": "consumers",
-        "Fenced": "streams",
         "GitHub": "verifiers",
         "Handled": "consumers",
         "Hmac": "verifiers",
@@ -82,7 +76,6 @@ __getattr__ = lazily(
         "KafkaPublisher": "brokers.kafka",
         "KombuPublisher": "brokers.kombu",
         "LocalPublisher": "brokers.local",
-        "OutOfOrder": "streams",
         "Publisher": "brokers.base",
         "RedisBloom": "seen",
         "RedisSet": "seen",
@@ -93,7 +86,6 @@ __getattr__ = lazily(
         "Stripe": "verifiers",
         "Verifier": "verifiers",
         "WebhookReceiver": "inbox",
-        "accept": "streams",
         "after_commit": "outbox",
         "claim_stream": "streams",
         "process_due": "inbox",

@@ -17,7 +17,7 @@ class StreamPosition(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     stream = ExactCharField(_("stream"), max_length=255, unique=True)
-    # Raised by each new owner: writes of earlier owners then match no row. A peer counts its own.
+    # Raised by each new owner: writes of earlier owners then match no row.
     epoch = models.BigIntegerField(_("epoch"), default=0)
     # The offset of the last message whose effects are committed; -1: none yet.
     position = models.BigIntegerField(_("position"), default=-1)

@@ -20,9 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
-from django.db.models import F, Q, QuerySet
+from django.db.models import F, QuerySet
 from django.db.models.sql import UpdateQuery
 
 from ...models import DatabaseNow
@@ -32,9 +31,6 @@ from ..concurrency.locks import refuse_marked
 from .databases import database
 from .errors import AlreadyProcessed, StreamFenced
 from .models import StreamPosition
-
-PEER: Final = "peer:"
-"""The prefix of the names of peers in the table, which those of streams do not have."""
 
 LARGEST: Final = 2**63 - 1
 """The largest number that the columns hold."""
@@ -56,22 +52,16 @@ def claim_stream(name: str, *, using: str | None = None) -> Stream:
     Raises:
         ImproperlyConfigured: a transaction is open on the database: the old owner would be fenced
             only when that commits.
-        ValueError: it is the name of a peer.
         OperationalError: the database's own, for example because the owner before is in the middle
             of a message for longer than the database waits for a lock.
     """
     using = using or database()
     forbid_atomic_block(using, f"The claim of the stream {name!r}")
-    if name.startswith(PEER):
-        raise ValueError(
-            f"{name!r} is not a valid name of a stream: names with the prefix {PEER!r} belong to "
-            "the peers of accept(). Rename it."
-        )
-    row = _rows(using, scopes.fit(name))
+    row = _rows(using, name)
     claimed = {"epoch": F("epoch") + 1, "updated_at": DatabaseNow()}
     with transaction.atomic(using=using):
         if not row.update(**claimed):
-            _create(using, scopes.fit(name))
+            _create(using, name)
             row.update(**claimed)
         found = row.get()
     return Stream(name, using, found.epoch, found.position)
@@ -125,11 +115,14 @@ class Stream:
             OperationalError: the database's own, for example because of a conflict. Where it is
                 raised at the COMMIT, only the database knows whether it was done: claim again.
         """
-        _validate_number("offset", to)
+        if not isinstance(to, int) or not 0 <= to <= LARGEST:
+            raise ValueError(
+                f"{to!r} is not a valid offset. It must be an integer from 0 to {LARGEST}."
+            )
         forbid_atomic_block(self.using, f"What advances {self.name!r} to {to}")
         with transaction.atomic(using=self.using):
-            row = _rows(self.using, scopes.fit(self.name))
-            if not _move(row.filter(epoch=self.epoch, position__lt=to), self.epoch, to):
+            row = _rows(self.using, self.name)
+            if not _move(row.filter(epoch=self.epoch, position__lt=to), to):
                 raise self._refusal(to, row.select_for_update().first())
             yield
             refuse_marked(self.using, f"The block that advances {self.name!r} to {to}")
@@ -152,109 +145,10 @@ class Stream:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """The message is the next one. What the transaction does about it commits with its number."""
-
-
-@dataclass(frozen=True, slots=True)
-class Duplicate:
-    """The message was accepted before. Do nothing, and acknowledge it.
-
-    Attributes:
-        position: the last number that was accepted.
-    """
-
-    position: int
-
-
-@dataclass(frozen=True, slots=True)
-class OutOfOrder:
-    """Messages before this one are missing. Do nothing, and do not acknowledge it.
-
-    Attributes:
-        expected: the number of the next message.
-    """
-
-    expected: int
-
-
-@dataclass(frozen=True, slots=True)
-class Fenced:
-    """A later incarnation of the peer has sent messages since. Refuse this one for good.
-
-    Attributes:
-        epoch: the epoch of the later one.
-    """
-
-    epoch: int
-
-
-def accept(
-    peer: str, *, epoch: int, sequence: int, using: str | None = None
-) -> Accepted | Duplicate | OutOfOrder | Fenced:
-    """Take the next message of a peer, in the transaction that is open.
-
-    It is one UPDATE, which locks the peer's row until the transaction ends: simultaneous messages
-    of one peer come one after the other. What is not accepted takes a SELECT more, and changes
-    nothing. If the transaction is rolled back, the message was not accepted.
-
-    Args:
-        peer: who sent the message, as the transport has authenticated them, and to whom: each
-            receiver has a name of its own for it. It must not be what the message itself says.
-        epoch: which incarnation of the peer, 0 or more. One that restarts raises it and begins at
-            the number 0 again, so that what the old one still has on its way is fenced.
-        sequence: the number of the message, 0 or more, each one more than the one before.
-        using: the database that the effects are written to; by default
-            ``IDEMPOTENCY["MESSAGING_DATABASE"]``.
-
-    Returns:
-        :class:`Accepted`, :class:`Duplicate`, :class:`OutOfOrder` or :class:`Fenced`.
-
-    Raises:
-        ImproperlyConfigured: no transaction is open, so nothing could commit together.
-        ValueError: the epoch or the number cannot be one.
-        OperationalError: the database's own, for example because of a conflict; the transaction is
-            of no use any more. Roll back, and take the message again.
-    """
-    using, name = using or database(), scopes.fit(PEER + peer)
-    if not connections[using].in_atomic_block:
-        raise ImproperlyConfigured(
-            f"accept() was called for the peer {peer!r} without a transaction on the database "
-            f"{using!r}, so its number would not commit together with its effects. Call accept() "
-            "and write the effects within one transaction.atomic()."
-        )
-    _validate_number("epoch", epoch)
-    _validate_number("sequence", sequence)
-    row, before = _rows(using, name), Q(epoch=epoch, position=sequence - 1)
-    expected = row.filter(before if sequence else before | Q(epoch__lt=epoch))
-    if _move(expected, epoch, sequence):
-        return Accepted()
-    last = row.select_for_update().first()
-    if last is None and sequence == 0:
-        _create(using, name, epoch=epoch)  # or another transaction has by now
-        return accept(peer, epoch=epoch, sequence=sequence, using=using)
-    if last is None or epoch > last.epoch:
-        return OutOfOrder(0)
-    if epoch < last.epoch:
-        return Fenced(last.epoch)
-    if sequence <= last.position:
-        return Duplicate(last.position)
-    return OutOfOrder(last.position + 1)
-
-
-def _validate_number(what: str, number: int) -> None:
-    """Raise ``ValueError`` if that cannot be an offset, an epoch or a sequence."""
-    if not isinstance(number, int) or not 0 <= number <= LARGEST:
-        raise ValueError(
-            f"{number!r} is not a valid {what}. It must be an integer from 0 to {LARGEST}."
-        )
-
-
-def _move(expected: QuerySet[StreamPosition], epoch: int, position: int) -> bool:
+def _move(expected: QuerySet[StreamPosition], position: int) -> bool:
     """Move the row, and lock it until the transaction's end; ``False``: it is not as expected."""
     query: Any = expected.query.chain(UpdateQuery)
-    query.add_update_values({"epoch": epoch, "position": position, "updated_at": DatabaseNow()})
+    query.add_update_values({"position": position, "updated_at": DatabaseNow()})
     statement, parameters = query.get_compiler(expected.db).as_sql()
     connection = connections[expected.db]
     combine = all(getattr(store, "combine_statements", True) for store in stores.all())
@@ -265,16 +159,16 @@ def _move(expected: QuerySet[StreamPosition], epoch: int, position: int) -> bool
 
 def _rows(using: str, stream: str) -> QuerySet[StreamPosition]:
     """The row of the stream, or no row."""
-    return StreamPosition._base_manager.using(using).filter(stream=stream)
+    return StreamPosition._base_manager.using(using).filter(stream=scopes.fit(stream))
 
 
-def _create(using: str, stream: str, *, epoch: int = 0) -> None:
+def _create(using: str, stream: str) -> None:
     """Create the row of an unprocessed stream unless it exists; locked.
 
     On MySQL and MariaDB, an INSERT that ignores the row takes a shared lock on it. Two that go on
     to update it would be a deadlock. One that updates it takes the exclusive lock.
     """
-    row = StreamPosition(stream=stream, epoch=epoch, updated_at=DatabaseNow())
+    row = StreamPosition(stream=scopes.fit(stream), updated_at=DatabaseNow())
     targets = connections[using].features.supports_update_conflicts_with_target
     StreamPosition._base_manager.using(using).bulk_create(
         [row],

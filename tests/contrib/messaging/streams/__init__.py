@@ -1,1 +1,1 @@
-"""Streams and peers: one effect for each number, whoever owns the stream."""
+"""Streams: one effect for each number, whoever owns the stream."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from django.db import connection, connections, transaction
 from django.db.models import F
 from django.db.transaction import TransactionManagementError
 
-from idempotency_django.contrib.messaging import accept, claim_stream
+from idempotency_django.contrib.messaging import claim_stream
 from idempotency_django.contrib.messaging.errors import AlreadyProcessed, StreamFenced
 from idempotency_django.contrib.messaging.models import StreamPosition
 from idempotency_django.contrib.messaging.streams import Stream
@@ -60,11 +60,6 @@ class TestClaim:
         """Of many that claim at once, each gets an epoch of its own, also the first time."""
         claimed = in_threads([lambda: claim_stream(NAME, using=using).epoch] * 20)
         assert sorted(claimed) == [*range(1, 21)]
-
-    def test_peer(self, using: str) -> None:
-        """The name of a peer is refused."""
-        with pytest.raises(ValueError, match="belong to the peers"):
-            claim_stream("peer:a", using=using)
 
     def test_within_a_transaction(self, using: str) -> None:
         """Within a transaction it is refused: the owner before would be fenced only later."""
@@ -190,6 +185,27 @@ def test_set_by_hand(using: str) -> None:
     assert (stream.epoch, stream.position) == (3, 2)
 
 
+def take(using: str, number: int) -> None:
+    """Receive a message whose sender counts, as the documentation has it."""
+    stream = claim_stream("peer/7", using=using)
+    if number == stream.position + 1:
+        with stream.advance(to=number):
+            book(using, number)
+
+
+def test_numbers_of_a_sender(using: str) -> None:
+    """Of simultaneous copies of a message one has an effect, also of the first; none is left out."""
+
+    def deliver(number: int) -> None:
+        with suppress(StreamFenced, AlreadyProcessed):
+            take(using, number)
+
+    for number in range(3):
+        deliver(number + 1)
+        in_threads([lambda number=number: deliver(number)] * 12)
+        assert booked(using) == [*range(number + 1)]
+
+
 on_libpq = pytest.mark.skipif(
     connection.vendor != "postgresql" or not hasattr(connection.Database, "ClientCursor"),
     reason="messages are counted from the trace of libpq, by psycopg 3",
@@ -219,17 +235,3 @@ def test_messages_of_advance() -> None:
             Effect.objects.create(reference="a")
 
     assert sent(advance) == sent(bare)
-
-
-@on_libpq
-def test_messages_of_accept() -> None:
-    """So does a message of a peer."""
-    numbers = count()
-
-    def take() -> None:
-        with transaction.atomic():
-            accept("a", epoch=0, sequence=next(numbers))
-            Effect.objects.create(reference="a")
-
-    take()
-    assert sent(take) == sent(bare)
