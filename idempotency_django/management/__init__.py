@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,7 +21,6 @@ from ..stores import Status, stores
 __all__ = [
     "PURGE_AGE",
     "Finding",
-    "Names",
     "findings",
     "overdue",
     "register_health",
@@ -96,21 +95,16 @@ class Finding:
 
 
 Source = Callable[[timedelta], Iterable[Finding]]
-Names = Collection[tuple[str, str]]
-"""The keys and scopes of records."""
-
-_registered: Final[dict[Source, Callable[[Names], Names]]] = {}
+_sources: Final[list[Source]] = []
 
 
-def register_health(source: Source, owns: Callable[[Names], Names] = lambda _: ()) -> None:
+def register_health(source: Source) -> None:
     """Have the command ask the source, too.
 
     Args:
         source: finds, given how long something may wait for a process or a retry.
-        owns: says which of some held records belong to its rows: an operator settles the row, so
-            that the record is not counted as well.
     """
-    _registered[source] = owns
+    _sources.append(source)
 
 
 def findings(max_age: timedelta) -> Iterator[Finding]:
@@ -121,7 +115,7 @@ def findings(max_age: timedelta) -> Iterator[Finding]:
     """
     for using in dict.fromkeys(store.using for store in stores.all() if store.using):
         yield from _keys(using, max_age)
-    for source in _registered:
+    for source in _sources:
         yield from source(max_age)
 
 
@@ -162,7 +156,7 @@ def _keys(using: str, max_age: timedelta) -> Iterator[Finding]:
     yield finding_of(
         "keys held",
         using,
-        _unowned(rows.held()),
+        ages(rows.held(), "lease_expires_at"),
         "Retries are refused until an operator completes or releases them in the admin.",
     )
     late = DatabaseNow() - max_age
@@ -180,16 +174,3 @@ def _interrupted(rows: QuerySet[Any]) -> str:
         "max_duration of its policy, and no retry has arrived. Check what happened, and complete "
         "or release them in the admin."
     )
-
-
-def _unowned(held: QuerySet[Any]) -> list[timedelta]:
-    """How long the held records have waited that belong to no row of another finding."""
-    dated = held.order_by("lease_expires_at").values_list(
-        "key", "scope", "lease_expires_at", DatabaseNow()
-    )
-    waited = {(key, scope): now - then for key, scope, then, now in dated[:MAX_COUNTED]}
-    if len(waited) < MAX_COUNTED:  # else there may be others behind those that are owned
-        for owns in _registered.values():
-            for name in owns(waited):
-                waited.pop(name, None)
-    return [*waited.values()]

@@ -25,6 +25,14 @@ from .models import InboxMessage, MessageState
 _OVER: Final = (MessageState.DEAD, MessageState.DONE, MessageState.DISCARDED)
 _TYPE_LENGTH: Final = 255
 
+_SETTLED: Final[dict[str, Any]] = {
+    "pinned": True,  # the attempts' external effects belong to this message
+    "owner_token": NO_OWNER,  # an owner that is late no longer owns it
+    "lease_expires_at": None,
+    "completed_at": DatabaseNow(),
+}
+"""What a record has that is held no more."""
+
 
 def keep(
     consumer: Consumer,
@@ -106,11 +114,20 @@ def rows_of(plan: Plan) -> IdempotencyKeyQuerySet:
 
 def release(plan: Plan, by: str) -> None:
     """Let the next attempt have a record that is held: an operator retries its message."""
+    error = f"Released by {by}, who retried the message."
+    rows_of(plan).held().update(status=Status.FAILED, error=error, **_SETTLED)
+
+
+def close(plan: Plan, by: str) -> None:
+    """Complete a record that is held: an operator discards its message. Deliveries of it that may
+    still come are duplicates, for as long as those of a message that was handled.
+    """
+    operation = plan.operation
     rows_of(plan).held().update(
-        status=Status.FAILED,
-        pinned=True,  # the attempts' external effects belong to this message
-        owner_token=NO_OWNER,  # an owner that is late no longer owns it
-        lease_expires_at=None,
-        completed_at=DatabaseNow(),
-        error=f"Released by {by}, who retried the message.",
+        status=Status.COMPLETED,
+        response_status=200,  # without a body: there is no result
+        expires_at=None if operation.ttl is None else DatabaseNow() + operation.ttl,
+        purge_at=None if operation.kept is None else DatabaseNow() + operation.kept,
+        error=f"Discarded by {by}.",
+        **_SETTLED,
     )

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db.models import Count, Max, Min, Q, QuerySet
+from django.db.models import Count, Max, Min, Q
 
-from ...management import PURGE_AGE, Finding, Names, overdue, register_health
+from ...management import PURGE_AGE, Finding, overdue, register_health
 from ...models import DatabaseNow
-from ...stores import reference
 from .databases import database
 from .heartbeats import SILENCE
-from .inbox import CONSUMER, INBOX, known_sources
-from .models import Heartbeat, InboxMessage, MessageState, OutboxMessage
+from .inbox import INBOX, known_sources
+from .models import Heartbeat, MessageState
 from .outbox.relay import OUTBOX
 from .outbox.topics import OWN, topics
 from .queue import Queue
@@ -23,8 +22,8 @@ from .queue import Queue
 
 def register_sources() -> None:
     """Have the command look at the outbox and the inbox."""
-    register_health(outbox, _of_outbox)
-    register_health(inbox, _of_inbox)
+    register_health(outbox)
+    register_health(inbox)
     register_health(processes)
 
 
@@ -63,38 +62,6 @@ def processes(_: timedelta) -> Iterator[Finding]:
             oldest=troubles[0][1] if troubles else None,
             problem=" ".join(text for text, _ in troubles[:NAMED]),
         )
-
-
-def _of_outbox(held: Names) -> Names:
-    """The records by which the consumers of a local topic have made its messages dead letters."""
-    of_consumers = [name for name in held if name[1].startswith(CONSUMER)]
-    rows = _settled(OutboxMessage).filter(message_id__in=[key for key, _ in of_consumers])
-    dead = {*rows.values_list("message_id", flat=True)}
-    return [name for name in of_consumers if name[0] in dead]
-
-
-def _of_inbox(held: Names) -> Names:
-    """The records of webhooks, and those of the events that consumers have kept as dead letters."""
-    caused = {reference(*name): name for name in held if name[1].startswith(CONSUMER)}
-    letters = _settled(InboxMessage).filter(~Q(caused_by=""), caused_by__in=[*caused])
-    of_webhooks = {
-        (scope.partition(":")[2], key): (key, scope)
-        for key, scope in held
-        if scope.startswith("webhook:")
-    }
-    webhooks = _settled(InboxMessage).filter(
-        source__in={source for source, _ in of_webhooks},  # for the index
-        message_id__in=[message_id for _, message_id in of_webhooks],
-    )
-    names = [of_webhooks.get(each) for each in webhooks.values_list("source", "message_id")]
-    names += [caused[each] for each in letters.values_list("caused_by", flat=True)]
-    return [name for name in names if name]
-
-
-def _settled(model: type[Any]) -> QuerySet[Any]:
-    """The messages that wait for an operator, or are discarded."""
-    rows: QuerySet[Any] = model._default_manager.using(database())
-    return rows.filter(state__in=[MessageState.DEAD, MessageState.DISCARDED])
 
 
 _RELAY: Final = "run_messaging, and keep the topic in IDEMPOTENCY['OUTBOX']"

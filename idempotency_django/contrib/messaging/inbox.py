@@ -36,7 +36,6 @@ from django.utils.datastructures import CaseInsensitiveMapping
 from django.views import View
 
 from ...backoff import Backoff
-from ...engine import Plan
 from ...errors import (
     FingerprintMismatch,
     IdempotencyError,
@@ -51,7 +50,7 @@ from ...stores import Status, forbid_atomic_block, reference
 from .conf import conf
 from .consumers import Consumer, EventExecution, consumers
 from .databases import close_lost_connections, database, reason, unindexed
-from .dead_letters import release, rows_of
+from .dead_letters import close, release, rows_of
 from .errors import DeadLettered, UnknownEventType
 from .events import CAUSED_BY, Event
 from .loops import handling, hanging
@@ -355,12 +354,18 @@ class Inbox(Queue):
         return self._again()
 
     def discard(self, row: InboxMessage, by: str) -> dict[str, Any]:
+        with suppress(NoReceiver, UnknownEventType, ImproperlyConfigured, ValueError):  # it is gone
+            close(execution_of(row).plan, by)
         return {"state": MessageState.DISCARDED, "purge_at": purged(row)}
 
     def repeat(self, row: InboxMessage, by: str) -> dict[str, Any]:
         plan = execution_of(row).plan
-        release(plan, by)  # where a dead letter was discarded
-        _forget(plan, by)
+        release(plan, by)  # where its receiver was gone when it was discarded
+        completed = rows_of(plan).filter(status=Status.COMPLETED)
+        if row.state == MessageState.DONE:  # else it goes on after the last step
+            IdempotencyStep.objects.using(completed.db).filter(record__in=completed).delete()
+        completed.update(status=Status.FAILED, error=f"Reprocessed by {by}.")
+        plan.store.forget(plan.operation.key, plan.operation.scope)
         return self._again()
 
     def _again(self) -> dict[str, Any]:
@@ -370,14 +375,6 @@ class Inbox(Queue):
             "processed_at": None,
             "purge_at": None,
         }
-
-
-def _forget(plan: Plan, by: str) -> None:
-    """Let the next attempt start from the beginning: no response is left, and no step."""
-    completed = rows_of(plan).filter(status=Status.COMPLETED)
-    IdempotencyStep.objects.using(completed.db).filter(record__in=completed).delete()
-    completed.update(status=Status.FAILED, error=f"Reprocessed by {by}.")
-    plan.store.forget(plan.operation.key, plan.operation.scope)
 
 
 INBOX: Final = Inbox()

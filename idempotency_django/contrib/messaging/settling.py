@@ -6,9 +6,10 @@ They are the same for the inbox and the outbox. What differs is in the classes o
   attempt. It is the same message. For the handler of an inbox message, it is a further attempt at
   the same operation: stored steps are not done again, and derived keys are the same.
 - ``"discard"``: discard a dead letter. Its group in the outbox continues. It is purged later.
+  For consumers, what is delivered again is a duplicate.
 - ``"repeat"``: have a message that is done or discarded handled or sent once more. The handler of
-  an inbox message starts from the beginning, and the keys that it derives for other services are
-  the same. An outbox message is sent again as a copy under a new id, because every consumer and
+  an inbox message that was done starts from the beginning, and the keys that it derives for other
+  services are the same. An outbox message is sent again as a copy under a new id, because every consumer and
   every broker that recognises duplicates would drop the message under its old one. In a group, the
   copy gets the next number: it follows what was published since.
 """

@@ -8,14 +8,21 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from idempotency_django.contrib.messaging import Consumer, Event, dead_letters, process_due
+from idempotency_django.contrib.messaging import (
+    Consumer,
+    Duplicate,
+    Event,
+    dead_letters,
+    process_due,
+)
 from idempotency_django.contrib.messaging.errors import DeadLettered, UnknownEventType
 from idempotency_django.contrib.messaging.models import InboxMessage
 from idempotency_django.errors import FingerprintMismatch
+from idempotency_django.models import IdempotencyKey
 from tests.contrib.messaging.outbox.conftest import changed_settings
 from tests.contrib.messaging.settling import NotSettled, settle
 from tests.models import Effect
-from tests.support.shared import effect_counts
+from tests.support.shared import LONG_AGO, effect_counts
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -60,6 +67,37 @@ def test_retried(using: str) -> None:
     rows(using).update(source="consumer:gone", state="dead")
     with pytest.raises(NotSettled, match="'gone'"):
         settle(rows(using).get(), "retry", by="ann")
+
+
+def test_discarded(using: str) -> None:
+    """A delivery after that is a duplicate, however late, until an operator reprocesses it."""
+    with pytest.raises(DeadLettered) as dead:
+        billing.handle(EVENT)
+    dead_letters.keep(billing, BODY, dead.value)
+    records = IdempotencyKey.objects.using(using)
+    records.update(expires_at=LONG_AGO, purge_at=LONG_AGO)  # it is held for as long as it takes
+    settle(rows(using).get(), "discard", by="ann")
+    fails.clear()
+    assert billing.handle(EVENT) == Duplicate(None)
+    assert (records.get().error, effect_counts(using)) == ("Discarded by ann.", {})
+    settle(rows(using).get(), "repeat", by="ann")
+    assert process_due() == {"done": 1}
+    assert effect_counts(using) == {"e-1": 1}
+
+
+def test_discarded_when_its_consumer_is_gone(using: str) -> None:
+    """Its record stays held: nothing knows any more that it belongs to the message."""
+    with pytest.raises(DeadLettered) as dead:
+        billing.handle(EVENT)
+    dead_letters.keep(billing, BODY, dead.value)
+    with changed_settings(CONSUMERS=[]):
+        settle(rows(using).get(), "discard", by="ann")
+    assert rows(using).get().state == "discarded"
+    assert IdempotencyKey.objects.using(using).held().exists()
+    fails.clear()
+    settle(rows(using).get(), "repeat", by="ann")
+    assert process_due() == {"done": 1}
+    assert effect_counts(using) == {"e-1": 1}
 
 
 def test_delivered_again(using: str) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ....engine import Plan
 from ..consumers import consumer_at
 from ..databases import reason
-from ..dead_letters import release
 from ..errors import DeadLettered, UnknownEventType
 from ..events import Event
 from .base import HANDLER_OUTAGES, Publisher, Refused
@@ -54,13 +54,7 @@ class LocalPublisher(Publisher):
     def is_outage(self, error: Exception) -> bool:
         return isinstance(error, HANDLER_OUTAGES)
 
-    def release(self, message: Event, by: str) -> None:
-        """Release the records of the consumers that dead-lettered a message: it is retried.
-
-        Args:
-            message: the message.
-            by: the operator who retries it.
-        """
+    def plans(self, message: Event) -> list[Plan]:
+        """The operations of the consumers that handle a message."""
         handling = [each for each in self.consumers if each.handles(message.type)]
-        for plan in [consumer.execution_of(message).plan for consumer in handling]:
-            release(plan, by)
+        return [consumer.execution_of(message).plan for consumer in handling]

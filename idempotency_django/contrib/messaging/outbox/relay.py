@@ -15,12 +15,15 @@ from datetime import timedelta
 from operator import attrgetter
 from typing import Any, Final
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Case, Exists, F, Max, OuterRef, Q, QuerySet, Value, When
 
 from ....backoff import Backoff
+from ....engine import Plan
 from ....errors import OperationInProgress
 from ....models import DatabaseNow, unlocked
 from ....stores import reference
+from .. import dead_letters
 from ..brokers.base import Batch as Sending
 from ..brokers.base import Publisher, Refused
 from ..databases import database, reason, unindexed, with_zone
@@ -44,14 +47,15 @@ class Outbox(GroupQueue):
     since = "created_at"
 
     def retry(self, row: OutboxMessage, by: str) -> dict[str, Any]:
-        known = topic(row.topic)
-        if known.path == PUBLISHERS["local"]:
-            publisher: Any = known.publisher()
-            publisher.release(event_of(row), by)
+        for plan in _local_plans(row):
+            dead_letters.release(plan, by)
         again = {"state": MessageState.PENDING, "process_after": DatabaseNow()}
         return {**again, "attempts": 0, "error": ""}
 
     def discard(self, row: OutboxMessage, by: str) -> dict[str, Any]:
+        with suppress(ImproperlyConfigured, ValueError):  # its consumers are gone
+            for plan in _local_plans(row):
+                dead_letters.close(plan, by)
         return {
             "state": MessageState.DISCARDED,
             "purge_at": DatabaseNow() + topic(row.topic).retention,
@@ -85,6 +89,16 @@ class Outbox(GroupQueue):
 
 
 OUTBOX: Final = Outbox()
+
+
+def _local_plans(row: OutboxMessage) -> Sequence[Plan]:
+    """The operations of the consumers that a message of a local topic is handled by."""
+    known = topic(row.topic)
+    if known.path != PUBLISHERS["local"]:
+        return []
+    publisher: Any = known.publisher()
+    plans: Sequence[Plan] = publisher.plans(event_of(row))
+    return plans
 
 
 def event_of(message: OutboxMessage) -> Event:

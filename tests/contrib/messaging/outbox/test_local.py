@@ -14,6 +14,7 @@ from idempotency_django.contrib.messaging import Consumer, Relay
 from idempotency_django.contrib.messaging.models import OutboxMessage
 from idempotency_django.contrib.messaging.outbox import publish
 from idempotency_django.errors import OperationInProgress, StoreUnavailable
+from idempotency_django.models import IdempotencyKey
 from tests.contrib.messaging.settling import settle
 
 from .conftest import Broker, outbox
@@ -116,6 +117,24 @@ def test_dead(local: str) -> None:
     Relay().drain()
     assert states(local) == {1: "done"}
     assert handled == ["first 1", "second 1 /orders None"]
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_discarded(local: str, gone: bool) -> None:
+    """What is discarded leaves no record that is held, unless its consumer is gone."""
+    fails.add("1")
+    publish_each([1], local)
+    for _ in range(5):
+        make_due(local)
+        Relay().drain()
+    left = {"BACKEND": "local", "OPTIONS": {"consumers": [f"{__name__}.{'gone' * gone or 'second'}"]}}
+    with outbox(orders=left):
+        settle(OutboxMessage.objects.using(local).get(), "discard", by="alice")
+    assert states(local) == {1: "discarded"}
+    records = IdempotencyKey.objects.using(local)
+    assert [row.status for row in records.order_by("pk")][1:] == [
+        "in_progress" if gone else "completed"
+    ]
 
 
 @pytest.mark.parametrize("use_tz", [True, False])

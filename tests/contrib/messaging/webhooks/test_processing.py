@@ -140,8 +140,11 @@ def test_dead(inbox: Inbox) -> None:
     assert inbox.effects() == ["shop m-1"]
 
 
-def test_retry_resumes(inbox: Inbox) -> None:
-    """A retry does not do again what a step has done, and derives the same keys."""
+@pytest.mark.parametrize("actions", [["retry"], ["discard", "repeat"]])
+def test_retry_resumes(inbox: Inbox, actions: list[str]) -> None:
+    """A retry does not do again what a step has done, and derives the same keys. Nor does what
+    brings back a message that was discarded.
+    """
     keys = []
 
     def fail_after(event: Event, execution: Any) -> Any:
@@ -163,7 +166,8 @@ def test_retry_resumes(inbox: Inbox) -> None:
             assert process_due() == {state: 1}
     finally:
         Stepping.consumer._handlers["order.paid"] = handler
-    settle(inbox.row(), "retry", by="ann")
+    for action in actions:
+        settle(inbox.row(), action, by="ann")
     assert process_due() == {"done": 1}
     assert inbox.effects() == ["steps m-1"]
     assert inbox.row().purge_at is None  # its ttl is None
