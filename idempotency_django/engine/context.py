@@ -388,8 +388,7 @@ class ExecutionContext:
         if self._lease is None:
             raise ImproperlyConfigured(
                 f"The step {name!r} cannot be stored: in the transactional mode, a failed attempt "
-                "is rolled back as a whole. Give the policy mode='leased', or register the "
-                "handler of a message with on(…, steps=True)."
+                "is rolled back as a whole. Give the policy mode='leased'."
             )
         if self._steps is None:
             raise ImproperlyConfigured(

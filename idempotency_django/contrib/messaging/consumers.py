@@ -95,28 +95,8 @@ class Failed:
 Outcome = Handled | Duplicate | Failed
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True, slots=True)
-class Handler:
-    """A function that is registered for events of some types.
-
-    Attributes:
-        function: the function.
-        takes_execution: whether it takes the execution as well as the event.
-        steps: whether it has steps, so that it runs in the leased mode.
-    """
-
-    function: Callable[..., Any]
-    takes_execution: bool = True
-    steps: bool = False
-
-    def __call__(self, event: Event, execution: ExecutionContext) -> Any:
-        return self.function(event, execution) if self.takes_execution else self.function(event)
-
-    def policy(self, policy: Policy) -> Policy:
-        """The policy of an event for this handler: the given one, leased if it has steps."""
-        return policy.replace(mode="leased") if self.steps else policy
+Handler = Callable[[Event, ExecutionContext], Any]
+"""What is called for an event of its types."""
 
 
 @contextmanager
@@ -305,8 +285,8 @@ class Consumer:
             again; ``None``: forever. By default the policy's ``ttl``, or 30 days.
         max_attempts: how many attempts at an event may fail before it is dead-lettered; ``None``:
             all.
-        policy: the policy, for example ``Policy(mode="leased")`` where handlers have effects
-            outside the database; by default the project's.
+        policy: the policy, for example ``Policy(mode="leased")`` where handlers call
+            ``execution.step()``; by default the project's.
         seen: a filter that is asked before an event is claimed, so that a duplicate costs one read;
             for streams with many of them.
 
@@ -349,7 +329,7 @@ class Consumer:
         self._policy = policy
         self._handlers: dict[str, Handler] = {}
 
-    def on(self, *types: str, steps: bool = False) -> Callable[[_Function], _Function]:
+    def on(self, *types: str) -> Callable[[_Function], _Function]:
         """Register the decorated function for events of these types.
 
         It is called with the :class:`~.events.Event` and, if it takes a second argument, the
@@ -358,8 +338,6 @@ class Consumer:
 
         Args:
             types: the types of events; ``"*"``: all without a handler of their own.
-            steps: whether it calls ``execution.step()``. It then runs in the leased mode, in which
-                a later attempt goes on after the last step.
 
         Raises:
             TypeError: no type is given, or one of them is not a text.
@@ -384,14 +362,7 @@ class Consumer:
                     f"The handler {function} of {self.name!r} is async. Make it a plain function, "
                     "which may use async_to_sync()."
                 )
-            try:
-                inspect.signature(function).bind("event", "execution")
-            except TypeError:
-                takes_execution = False
-            else:
-                takes_execution = True
-            handler = Handler(function, takes_execution, steps)
-            self._handlers.update(dict.fromkeys(types, handler))
+            self._handlers.update(dict.fromkeys(types, _as_handler(function)))
             return function
 
         return register
@@ -475,14 +446,13 @@ class Consumer:
         return outcomes
 
     def validate(self) -> None:
-        """Refuse to begin, where :meth:`handle` could not handle events of each of its types.
+        """Refuse to begin, where :meth:`handle` could not handle any event.
 
         Raises:
-            ImproperlyConfigured: a policy needs what its store or mode cannot promise.
+            ImproperlyConfigured: the policy needs what its store or mode cannot promise.
         """
         policy = self._policy.resolved()
-        for each in {policy, *(handler.policy(policy) for handler in self._handlers.values())}:
-            choose_mode(each, stores[each.store])
+        choose_mode(policy, stores[policy.store])
 
     def execution_of(self, event: Event, *, key: str = "") -> EventExecution:
         """The handling of the event.
@@ -496,7 +466,7 @@ class Consumer:
         """
         handler = self._handler(event)
         plan = plan_call(
-            handler.policy(self._policy.resolved()),
+            self._policy.resolved(),
             key=key or keys.fit(event.id),
             scope=self.scope(event.source),
             name=f"{self.name} {event.type}",
@@ -536,6 +506,15 @@ class Consumer:
                 "a handler with Consumer.on(), and deliver the event again."
             )
         return handler
+
+
+def _as_handler(function: Callable[..., Any]) -> Handler:
+    """The function, or one that calls it with the event only, if it takes no execution."""
+    try:
+        inspect.signature(function).bind("event", "execution")
+    except TypeError:
+        return lambda event, _: function(event)
+    return function
 
 
 def _content_digest(event: Event) -> str:

@@ -130,7 +130,8 @@ class WebhookReceiver(View):
             deliver it again; ``None``: forever.
         max_attempts: how many attempts at a message may fail before it is dead-lettered; ``None``:
             all.
-        policy: the policy of the handlers; by default the project's.
+        policy: the policy of the handlers, for example ``Policy(mode="leased")`` where they call
+            ``execution.step()``; by default the project's.
         consumer: handles its messages.
     """
 
@@ -159,7 +160,7 @@ class WebhookReceiver(View):
         _RECEIVERS[f"{cls.__module__}.{cls.__qualname__}"] = cls
 
     @classmethod
-    def on(cls, *types: str, steps: bool = False) -> Callable[[_Function], _Function]:
+    def on(cls, *types: str) -> Callable[[_Function], _Function]:
         """Register the decorated function for messages of these types; ``"*"``: of all others.
 
         As :meth:`.Consumer.on`. It is called with the
@@ -167,7 +168,7 @@ class WebhookReceiver(View):
         it takes a second argument, the
         :class:`~idempotency_django.engine.context.ExecutionContext` of the attempt.
         """
-        return cls.consumer.on(*types, steps=steps)
+        return cls.consumer.on(*types)
 
     @classmethod
     def as_view(cls, **initkwargs: Any) -> Callable[..., Any]:

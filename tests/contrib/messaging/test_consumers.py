@@ -232,37 +232,38 @@ class TestIdentity:
 
 
 class TestSteps:
-    """A handler says when it is registered that it has steps."""
+    """A consumer whose handlers have steps is leased by its policy."""
 
-    def test_declared(self) -> None:
-        """It runs in the leased mode; a handler without steps beside it stays transactional."""
-        billing = Consumer("billing")
+    def test_leased(self) -> None:
+        """Its handlers are in no transaction, and a later attempt goes on after the last step."""
+        billing, fails = Consumer("billing", policy=Policy(mode="leased")), [True]
 
-        @billing.on("order.paid", steps=True)
+        @billing.on("order.paid")
         def pay(event: Event, execution: ExecutionContext) -> Any:
             assert not connection.in_atomic_block
-            return execution.step("pay", lambda: Effect.objects.create(reference="a").pk)
-
-        @billing.on("order.lost")
-        def lose(event: Event) -> bool:
-            return connection.in_atomic_block
+            paid = execution.step("pay", lambda: Effect.objects.create(reference="a").pk)
+            if fails:
+                fails.clear()
+                raise Poison
+            return paid
 
         billing.validate()
-        assert isinstance(billing.handle(paid()), Handled)
+        with pytest.raises(Poison):
+            billing.handle(paid())
+        assert isinstance(billing.handle(paid(), redelivered=True), Handled)
         assert isinstance(billing.handle(paid(), redelivered=True), Duplicate)
-        assert billing.handle(paid("2", type="order.lost")) == Handled(True)
         assert effects() == 1
 
     @pytest.mark.parametrize("redelivered", [False, True])
     @pytest.mark.parametrize("many", [False, True])
-    def test_undeclared(self, *, redelivered: bool, many: bool) -> None:
-        """A step of another handler is refused before it begins, however the claim is made."""
+    def test_transactional(self, *, redelivered: bool, many: bool) -> None:
+        """A step of another consumer is refused before it begins, however the claim is made."""
 
         def pay(event: Event, execution: ExecutionContext) -> Any:
             return execution.step("pay", Effect.objects.create, reference="a")
 
         billing = consumer("billing", pay)
-        with pytest.raises(ImproperlyConfigured, match=r"'pay' cannot be stored.*steps=True"):
+        with pytest.raises(ImproperlyConfigured, match=r"'pay' cannot be stored.*mode='leased'"):
             if many:
                 [failed] = billing.handle_many([paid()])
                 raise failed.error

@@ -11,7 +11,6 @@ import pytest
 from django.db import transaction
 
 from idempotency_django.contrib.messaging import Event, Relay, process_due, publish
-from idempotency_django.contrib.messaging.consumers import Handler
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.models import DatabaseNow
 from idempotency_django.testing import in_threads
@@ -69,7 +68,7 @@ def test_handler(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert released.wait(30)
         return stepping(event, execution)
 
-    monkeypatch.setitem(Stepping.consumer._handlers, "order.paid", Handler(hang, steps=True))
+    monkeypatch.setitem(Stepping.consumer._handlers, "order.paid", hang)
     deliver(Stepping)
     rows.update(received_at=DatabaseNow() - SIX_HOURS)
 

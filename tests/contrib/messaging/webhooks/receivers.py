@@ -17,6 +17,7 @@ from idempotency_django.contrib.messaging.verifiers import (
     StandardWebhooks,
     Stripe,
 )
+from idempotency_django.policy import Policy
 from tests.models import Effect
 
 SECRETS = [f"whsec_{base64.b64encode(bytes([n]) * 24).decode()}" for n in range(3)]
@@ -37,6 +38,7 @@ class Stepping(WebhookReceiver):
     """One whose handler has steps."""
 
     source = "steps"
+    policy = Policy(mode="leased")
     verifier = StandardWebhooks(SECRETS[:1])
     max_attempts = 2
     ttl = None
@@ -74,7 +76,7 @@ for hook in (Hook, Passing, StripeHook, GitHubHook):
     hook.on("order.paid", "invoice.paid", "push", "v1.billing.meter.error_report_triggered")(effect)
 
 
-@Stepping.on("order.paid", steps=True)
+@Stepping.on("order.paid")
 def stepping(event: Event, execution: Any) -> Any:
     """One step with an effect, then whatever a test wants."""
     done = execution.step("book", lambda: effect(event, execution) and 17)

@@ -15,7 +15,6 @@ from django.utils import timezone
 
 from idempotency_django.contrib.messaging import Event, loops
 from idempotency_django.contrib.messaging import inbox as processing
-from idempotency_django.contrib.messaging.consumers import Handler
 from idempotency_django.contrib.messaging.inbox import (
     INBOX,
     claim,
@@ -159,7 +158,7 @@ def test_retry_resumes(inbox: Inbox, actions: list[str]) -> None:
         keys.append(handler(event, execution)["key"])
         raise ConnectionError
 
-    Stepping.consumer._handlers["order.paid"] = Handler(failing)
+    Stepping.consumer._handlers["order.paid"] = failing
     try:
         for state in ("pending", "dead"):
             inbox.due_now()
@@ -318,7 +317,7 @@ def test_other_sources_go_on_beside_one_that_hangs(
             released.set()
             stop.set()
 
-    monkeypatch.setitem(Stepping.consumer._handlers, "order.paid", Handler(hang, steps=True))
+    monkeypatch.setitem(Stepping.consumer._handlers, "order.paid", hang)
     deliver(Stepping, "m-1")
     work = partial(processing.process_batch, 10, stop, Counter())
     in_threads([lambda: run([Part("inbox", work, timedelta(seconds=0.01))], stop), operator])
