@@ -31,7 +31,6 @@ from django.db.models.constants import OnConflict
 from django.db.models.sql import InsertQuery
 from django.http import HttpRequest, HttpResponse
 from django.urls import get_resolver
-from django.utils.crypto import salted_hmac
 from django.utils.datastructures import CaseInsensitiveMapping
 from django.views import View
 
@@ -63,14 +62,6 @@ logger = logging.getLogger("idempotency_django")
 RETRY_AFTER: Final = 30
 """Seconds after which a sender may try again when the database cannot be reached."""
 
-OTHER_BODY: Final = (
-    "An earlier message had this id with another body. Retry this one if both are genuine."
-)
-OTHER_ID: Final = (
-    "An earlier message had this body with another id, and the signature does not cover the id. "
-    "Retry this one if both are genuine: it may be an attacker's copy."
-)
-
 _SECRET_HEADERS: Final = frozenset({"cookie", "authorization", "x-api-key", "x-auth-token"})
 _COLUMNS: Final = [each for each in InboxMessage._meta.concrete_fields if not each.primary_key]
 
@@ -88,11 +79,13 @@ def insert(message: InboxMessage) -> bool:
         return bool(cursor.rowcount)
 
 
-def known_digest(message: InboxMessage) -> str | None:
-    """The digest of the message that has this source and id; ``None``: there is none."""
-    rows = InboxMessage.objects.using(database())
-    same = rows.filter(source=message.source, message_id=message.message_id)
-    return same.values_list("digest", flat=True).first()
+def earlier(message: InboxMessage) -> InboxMessage | None:
+    """The message that has the source and id of this one, or its unique digest, if there is one."""
+    rows = InboxMessage.objects.using(database()).only("message_id", "digest")
+    same = rows.filter(source=message.source, message_id=message.message_id).first()
+    if same is None and message.unique_digest:
+        same = rows.filter(source=message.source, unique_digest=message.unique_digest).first()
+    return same
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -195,7 +188,8 @@ class WebhookReceiver(View):
                 )
             )
         except IdempotencyError as error:
-            logger.info("A delivery of %s was refused: %s", self.source, error)
+            level = logging.ERROR if isinstance(error, FingerprintMismatch) else logging.INFO
+            logger.log(level, "A delivery of %s was refused: %s", self.source, error)
             return problem_response(error)
         return HttpResponse(status=200)
 
@@ -206,34 +200,14 @@ class WebhookReceiver(View):
         self.verifier.verify(request.headers, body)
         contents = self.verifier.read(request.headers, body)
         message = self._message(contents, request, body)
-        if not self.verifier.signs_id:
-            message.unique_digest = message.digest
         while not insert(message):
-            known = known_digest(message)
-            if known == message.digest:
-                return  # it is delivered again
-            if known is not None:
-                # Keyed: who may list the messages may not test guesses at their bodies.
-                suffix = salted_hmac(__name__, message.digest, algorithm="sha256").hexdigest()
-                message.message_id = keys.fit(f"{message.message_id}#{suffix}")
-                self._hold(message, OTHER_BODY)
+            first = earlier(message)
+            if first is not None:  # else it has been purged since
+                _validate_same(message, first)
                 return
-            if not self.verifier.signs_id:
-                self._hold(message, OTHER_ID)
-                return
-            # The message that had its id has been purged since.
-
-    def _hold(self, message: InboxMessage, why: str) -> None:
-        """Store a message that may be no genuine one as a dead letter, unless it is stored."""
-        message.unique_digest, message.process_after = None, None
-        message.state, message.error = MessageState.DEAD, why
-        if not self.verifier.signs_id and self.ttl:  # an attacker can send any number of them
-            message.purge_at = DatabaseNow() + self.ttl
-        if insert(message):
-            logger.error("The message %s is a dead letter. %s", message, why)
 
     def _message(self, contents: Contents, request: HttpRequest, body: bytes) -> InboxMessage:
-        same = body if contents.same is None else contents.same
+        digest = hashlib.sha256(body if contents.same is None else contents.same).hexdigest()
         kept = [(k, v) for k, v in request.headers.items() if k.lower() not in _SECRET_HEADERS]
         return InboxMessage(
             source=self.source,
@@ -241,9 +215,30 @@ class WebhookReceiver(View):
             type=contents.type,
             headers=json.dumps(kept),
             body=body,
-            digest=hashlib.sha256(same).hexdigest(),
+            digest=digest,
+            unique_digest=None if self.verifier.signs_id else digest,
             process_after=DatabaseNow(),
             received_at=DatabaseNow(),
+        )
+
+
+def _validate_same(message: InboxMessage, first: InboxMessage) -> None:
+    """Refuse a delivery that may be no genuine one.
+
+    Raises:
+        FingerprintMismatch: the first message with its id or body has not both of them.
+    """
+    if first.message_id != message.message_id:
+        raise FingerprintMismatch(
+            f"The message {message.message_id!r} has the body of the message {first.message_id!r}, "
+            "and the signature does not cover the id, so it may be an attacker's copy. Nothing was "
+            "stored. If both are genuine, reprocess the first one in the admin."
+        )
+    if first.digest != message.digest:
+        raise FingerprintMismatch(
+            f"The message {message.message_id!r} came before with another body. Nothing was "
+            "stored. Check that the id, as the receiver's verifier finds it, is different for each "
+            "message."
         )
 
 

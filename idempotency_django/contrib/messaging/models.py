@@ -51,8 +51,8 @@ class InboxMessage(models.Model):
     headers = models.TextField(_("headers"), default="[]", blank=True)
     body = models.BinaryField(_("body"))
     digest = ExactCharField(_("digest"), max_length=64)
-    # The digest again where the signature does not cover the id: no two messages have it that are
-    # handled without an operator. Null for all others.
+    # The digest again where the signature does not cover the id: no two messages have it. Null for
+    # all others.
     unique_digest = ExactCharField(_("unique digest"), max_length=64, null=True, blank=True)
     state = models.CharField(
         _("state"), max_length=16, choices=MessageState, default=MessageState.PENDING

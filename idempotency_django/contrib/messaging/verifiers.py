@@ -465,7 +465,7 @@ class GitHub(Hmac):
     """The signature of GitHub, which covers the body and nothing else.
 
     It covers neither the id (``X-GitHub-Delivery``) nor the event (``X-GitHub-Event``), and has no
-    timestamp. So the same body under another id is held for an operator.
+    timestamp. So the same body under another id is refused.
 
     The type is the event, such as ``"push"``; the action is in the data.
 

@@ -52,32 +52,22 @@ def test_stored(inbox: Inbox) -> None:
 class TestOtherBodies:
     """A known id with another body is no redelivery."""
 
-    def test_held(self, inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
-        """It is stored beside the first and held, once, until an operator retries it."""
-        for number in (1, 2, 1, 2, 3):
-            assert deliver(Hook, "m-1", body_of(n=number)).status_code == 200
-        assert [(json.loads(bytes(row.body))["n"], row.state) for row in inbox.rows()] == [
-            (1, "pending"),
-            (2, "dead"),
-            (3, "dead"),
-        ]
-        [_, second, third] = inbox.rows()
-        assert [second.purge_at, third.purge_at] == [None, None]
-        assert second.digest not in second.message_id  # which could be tested against a guess
-        assert second.error.startswith("An earlier message had this id with another body.")
-        said = [r.message for r in caplog.records if "(shop) is a dead letter" in r.message]
-        assert len(said) == 2
-        assert process_due() == {"done": 1}
-        settle(second, "retry", by="ann")
-        assert process_due() == {"done": 1}
-        assert inbox.effects() == ["shop m-1", "shop m-1"]
-        assert deliver(Hook, "m-1", body_of(n=2)).status_code == 200
-        assert inbox.states() == ["done", "done", "dead"]
+    def test_refused(self, inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
+        """It is refused each time, with an error in the log, and stored nowhere."""
+        statuses = [deliver(Hook, "m-1", body_of(n=n)).status_code for n in (1, 2, 1, 2, 3)]
+        assert statuses == [200, 422, 200, 422, 422]
+        assert deliver(Hook, "m-1", body_of(n=2)).json()["type"].endswith("mismatch")
+        [row] = inbox.rows()
+        assert (json.loads(bytes(row.body))["n"], row.state) == (1, "pending")
+        errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+        assert len(errors) == 4
+        assert "'m-1' came before with another body" in errors[0]
 
     def test_race(self, inbox: Inbox) -> None:
-        """Of ten bodies at once under one id, one is handled and nine are held."""
-        in_threads([lambda n=n: deliver(Hook, "m-1", body_of(n=n)) for n in range(10)])
-        assert sorted(inbox.states()) == ["dead"] * 9 + ["pending"]
+        """Of ten bodies at once under one id, one is handled and nine are refused."""
+        sent = [lambda n=n: deliver(Hook, "m-1", body_of(n=n)).status_code for n in range(10)]
+        assert sorted(in_threads(sent)) == [200] + [422] * 9
+        assert inbox.states() == ["pending"]
 
     def test_what_stripe_changes(self, inbox: Inbox) -> None:
         """Stripe says in each delivery how many others are pending, which makes no other event."""
@@ -86,8 +76,8 @@ class TestOtherBodies:
             assert deliver(StripeHook, body=event).status_code == 200
         assert inbox.states() == ["pending"]
         other = body_of("invoice.paid", id="evt_1", pending_webhooks=1, data=2)
-        assert deliver(StripeHook, body=other).status_code == 200
-        assert inbox.states() == ["pending", "dead"]
+        assert deliver(StripeHook, body=other).status_code == 422
+        assert inbox.states() == ["pending"]
 
 
 def test_race(inbox: Inbox) -> None:
@@ -246,23 +236,30 @@ class TestUnsignedIds:
 
     push = {"headers": {"X-GitHub-Event": "push"}}
 
-    def test_replay_is_held(self, inbox: Inbox) -> None:
-        """The same body under another id is held, and its redelivery changes nothing."""
-        for message_id in ("m-1", "m-1", "m-2", "m-2", "m-1", "m-3"):
-            assert deliver(GitHubHook, message_id, **self.push).status_code == 200
-        assert deliver(GitHubHook, "m-4", body_of(n=4), **self.push).status_code == 200
-        assert inbox.states() == ["pending", "dead", "dead", "pending"]
-        assert [row.purge_at is None for row in inbox.rows()] == [True, False, False, True]
-        assert deliver(GitHubHook, "m-4", body_of(n=5), **self.push).status_code == 200
-        assert inbox.states() == ["pending", "dead", "dead", "pending", "dead"]
-        assert "it may be an attacker's copy" in inbox.row("m-2").error
+    def test_replay_is_refused(self, inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
+        """The same body under another id is refused, and so is a known id with another body."""
+
+        def status(message_id: str, number: int) -> int:
+            body = body_of(n=number)
+            return int(deliver(GitHubHook, message_id, body, **self.push).status_code)
+
+        assert [status(each, 1) for each in ("m-1", "m-1", "m-2", "m-1")] == [200, 200, 422, 200]
+        [error] = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+        assert "'m-2' has the body of the message 'm-1'" in error
+        assert (status("m-4", 4), status("m-4", 5), status("m-4", 1)) == (200, 422, 422)
+        assert inbox.states() == ["pending", "pending"]
         assert process_due() == {"done": 2}
         assert inbox.effects() == ["github m-1", "github m-4"]
+        settle(inbox.row("m-1"), "repeat", by="ann")  # "m-2" was genuine, too
+        assert process_due() == {"done": 1}
+        assert inbox.effects() == ["github m-1", "github m-4", "github m-1"]
 
     def test_race(self, inbox: Inbox) -> None:
-        """Of ten at once with one body, one is handled and nine are held."""
-        in_threads([lambda n=n: deliver(GitHubHook, f"m-{n}", **self.push) for n in range(10)])
-        assert sorted(inbox.states()) == ["dead"] * 9 + ["pending"]
+        """Of ten at once with one body, one is handled and nine are refused."""
+        sent = [lambda n=n: deliver(GitHubHook, f"m-{n}", **self.push) for n in range(10)]
+        statuses = sorted(response.status_code for response in in_threads(sent))
+        assert statuses == [200] + [422] * 9
+        assert inbox.states() == ["pending"]
 
 
 class TestDeclaring:
