@@ -17,7 +17,7 @@ from ...admin import Action, ListAdmin, preformatted
 from . import settling
 from .databases import database
 from .inbox import INBOX, known_sources
-from .models import Heartbeat, InboxMessage, OutboxMessage
+from .models import InboxMessage, OutboxMessage, RunningProcess
 from .outbox.relay import OUTBOX
 from .queue import Queue
 
@@ -211,16 +211,16 @@ class OutboxMessageAdmin(MessageAdmin):
     ordering = ("-pk",)
 
 
-@admin.register(Heartbeat)
-class HeartbeatAdmin(ListAdmin):
-    """Lists the processes that run, or were killed. One that is not needed any more is deleted."""
+@admin.register(RunningProcess)
+class RunningProcessAdmin(ListAdmin):
+    """Lists the processes that run, hang, or were killed. One that nobody needs is deleted."""
 
-    list_display = ("name", "process", "started_at", "beat_at", "hanging")
+    list_display = ("name", "process", "started_at", "beat_at")
     fields = readonly_fields = list_display
     ordering = ("name", "beat_at")
 
     def stored(self) -> QuerySet[Any]:
-        return Heartbeat.objects.using(database())
+        return RunningProcess.objects.using(database())
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return admin.ModelAdmin.has_delete_permission(self, request, obj)

@@ -14,7 +14,7 @@ from ...models import DatabaseNow
 from .databases import database
 from .heartbeats import SILENCE
 from .inbox import INBOX, known_sources
-from .models import Heartbeat, MessageState
+from .models import MessageState, RunningProcess
 from .outbox.relay import OUTBOX
 from .outbox.topics import OWN, topics
 from .queue import Queue
@@ -46,33 +46,30 @@ def inbox(max_age: timedelta) -> Iterator[Finding]:
 
 def processes(_: timedelta) -> Iterator[Finding]:
     """The processes of each kind that hang, or have died."""
-    beats = Heartbeat.objects.using(database()).order_by("beat_at")
+    rows = RunningProcess.objects.using(database()).order_by("beat_at")
     found: dict[str, list[tuple[str, timedelta]]] = {}
-    for row in beats.annotate(now=DatabaseNow()):
-        troubles, silence = found.setdefault(row.name, []), row.now - row.beat_at
-        if silence > SILENCE:
-            troubles.append((f"{row.process}: {_SILENT}", silence))
-        elif row.hanging:
-            troubles.append((f"{row.process} has handled {row.hanging} {_HANGS}", silence))
-    for name, troubles in sorted(found.items()):
+    for name, process, beat_at, now in rows.values_list(
+        "name", "process", "beat_at", DatabaseNow()
+    ):
+        silent = found.setdefault(name, [])
+        if now - beat_at > SILENCE:
+            silent.append((process, now - beat_at))
+    for name, silent in sorted(found.items()):
+        named = ", ".join(process for process, _ in silent[:NAMED])
         yield Finding(
             what="processes silent",
             where=name,
-            count=len(troubles),
-            oldest=troubles[0][1] if troubles else None,
-            problem=" ".join(text for text, _ in troubles[:NAMED]),
+            count=len(silent),
+            oldest=silent[0][1] if silent else None,
+            problem=f"{named}: {_SILENT}" if silent else "",
         )
 
 
 _RELAY: Final = "run_messaging, and keep the topic in IDEMPOTENCY['OUTBOX']"
 _PROCESS: Final = "run_messaging, and keep the receiver or the consumer with this source"
 _SILENT: Final = (
-    "it was killed, or it cannot reach the database. Start it again. If it is no longer needed, "
-    "delete its row in the admin."
-)
-_HANGS: Final = (
-    "for too long. Its stderr has the stacks of its threads. Restart it, and give the handler a "
-    "timeout."
+    "it hangs, was killed, or cannot reach the database; see its log. Start it again. If it is no "
+    "longer needed, delete its row in the admin."
 )
 _MEND: Final = (
     "They are not retried automatically. Fix the cause of their errors, then retry or discard "

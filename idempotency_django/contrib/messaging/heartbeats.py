@@ -13,12 +13,12 @@ from django.db import Error as DatabaseFault
 
 from ...models import DatabaseNow
 from .databases import close_lost_connections, database
-from .models import Heartbeat
+from .models import RunningProcess
 
 INTERVAL: Final = 10.0
 """Seconds between two beats of a process."""
 SILENCE: Final = timedelta(minutes=1)
-"""A process whose last beat is older than that has died, or cannot reach the database."""
+"""A process whose last beat is older than that hangs, has died, or cannot reach the database."""
 
 
 class Beat:
@@ -36,18 +36,14 @@ class Beat:
         self._since: datetime | None = None
         self._due = 0.0  # by time.monotonic()
 
-    def beat(self, hanging: str = "") -> None:
-        """Say that the process is alive, unless it said so a moment ago.
-
-        Args:
-            hanging: what it has handled for too long; empty: nothing.
-        """
+    def beat(self) -> None:
+        """Say that the process is alive, unless it said so a moment ago."""
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + INTERVAL
         with suppress(DatabaseFault):  # the next one may succeed
             close_lost_connections()
-            self._write(hanging)
+            self._write()
 
     def end(self) -> None:
         """Say that the process has ended in good order."""
@@ -57,16 +53,15 @@ class Beat:
                 self._rows().filter(pk=self._pk).delete()
                 return
 
-    def _write(self, hanging: str) -> None:
+    def _write(self) -> None:
         rows, now = self._rows(), DatabaseNow()
-        signs = {"beat_at": now, "hanging": hanging}
-        if self._pk is None or not rows.filter(pk=self._pk).update(**signs):
+        if self._pk is None or not rows.filter(pk=self._pk).update(beat_at=now):
             process = f"{socket.gethostname()[:200]}, process {os.getpid()}"
-            row = rows.create(name=self._name, process=process, started_at=now, **signs)
+            row = rows.create(name=self._name, process=process, started_at=now, beat_at=now)
             since = rows.values_list("started_at", flat=True).get(pk=row.pk)
             self._pk, self._since = row.pk, since  # together: the connection may be lost in between
         replaced = rows.filter(name=self._name, beat_at__lt=self._since)
         replaced.filter(beat_at__lt=now - SILENCE).delete()
 
     def _rows(self) -> Any:
-        return Heartbeat.objects.using(database())
+        return RunningProcess.objects.using(database())

@@ -34,7 +34,7 @@ POLL: Final = timedelta(seconds=1)
 PATIENCE: Final = timedelta(minutes=1)
 """After this time, the loop goes on in another thread. What was claimed together is due by then."""
 HANDLER_TIMEOUT: Final = timedelta(minutes=15)
-"""After this time, the log and the status say what hangs, and the health file is not touched."""
+"""After this time, the log says what hangs, and the process gives no more signs of life."""
 BEAT: Final = 1.0
 """Seconds between two signs of life."""
 
@@ -165,10 +165,11 @@ def run(
         hung = [each for each in [*_handled.values()] if each.lasts(HANDLER_TIMEOUT)]
         for each in hung:
             _report(each)
-        if any(part.threads[-1].is_alive() for part in parts):  # else it waits for what hangs
-            if health and not hung:
+        # While something hangs, or is all that it waits for, there is no sign of life.
+        if not hung and any(part.threads[-1].is_alive() for part in parts):
+            if health:
                 Path(health).touch()
-            beat.beat(", ".join(each.what for each in hung))  # the database may be slow
+            beat.beat()  # the database may be slow
         if stop.is_set() and not is_told:
             is_told = True
             waits = ", ".join(each.what for each in [*_handled.values()])

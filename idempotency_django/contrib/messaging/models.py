@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ...models import ExactCharField
 
-__all__ = ["Heartbeat", "InboxMessage", "OutboxMessage", "OutboxStream", "StreamPosition"]
+__all__ = ["InboxMessage", "OutboxMessage", "OutboxStream", "RunningProcess", "StreamPosition"]
 
 
 class StreamPosition(models.Model):
@@ -146,7 +146,7 @@ class OutboxMessage(models.Model):
         return f"{self.message_id} ({self.topic})"
 
 
-class Heartbeat(models.Model):
+class RunningProcess(models.Model):
     """A process that runs until it is stopped. Its row is deleted when it ends in good order."""
 
     id = models.BigAutoField(primary_key=True)
@@ -156,8 +156,6 @@ class Heartbeat(models.Model):
     process = models.CharField(_("process"), max_length=255)
     started_at = models.DateTimeField(_("started"))
     beat_at = models.DateTimeField(_("last sign of life"))
-    # What it has handled for too long, such as "messages of the topic 'orders'"; empty: nothing.
-    hanging = models.TextField(_("hangs in"), default="", blank=True)
 
     class Meta:
         verbose_name = _("running process")

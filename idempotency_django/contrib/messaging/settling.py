@@ -9,9 +9,9 @@ They are the same for the inbox and the outbox. What differs is in the classes o
   For consumers, what is delivered again is a duplicate.
 - ``"repeat"``: have a message that is done or discarded handled or sent once more. The handler of
   an inbox message that was done starts from the beginning, and the keys that it derives for other
-  services are the same. An outbox message is sent again as a copy under a new id, because every consumer and
-  every broker that recognises duplicates would drop the message under its old one. In a group, the
-  copy gets the next number: it follows what was published since.
+  services are the same. An outbox message is sent again as a copy under a new id, because every
+  consumer and every broker that recognises duplicates would drop the message under its old one. In
+  a group, the copy gets the next number: it follows what was published since.
 """
 
 from __future__ import annotations

@@ -73,14 +73,13 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name='Heartbeat',
+            name='RunningProcess',
             fields=[
                 ('id', models.BigAutoField(primary_key=True, serialize=False)),
                 ('name', models.CharField(max_length=255, verbose_name='name')),
                 ('process', models.CharField(max_length=255, verbose_name='process')),
                 ('started_at', models.DateTimeField(verbose_name='started')),
                 ('beat_at', models.DateTimeField(verbose_name='last sign of life')),
-                ('hanging', models.TextField(blank=True, default='', verbose_name='hangs in')),
             ],
             options={
                 'verbose_name': 'running process',

@@ -127,7 +127,10 @@ def test_discarded(local: str, gone: bool) -> None:
     for _ in range(5):
         make_due(local)
         Relay().drain()
-    left = {"BACKEND": "local", "OPTIONS": {"consumers": [f"{__name__}.{'gone' * gone or 'second'}"]}}
+    left = {
+        "BACKEND": "local",
+        "OPTIONS": {"consumers": [f"{__name__}.{'gone' * gone or 'second'}"]},
+    }
     with outbox(orders=left):
         settle(OutboxMessage.objects.using(local).get(), "discard", by="alice")
     assert states(local) == {1: "discarded"}

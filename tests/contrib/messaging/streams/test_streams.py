@@ -194,7 +194,7 @@ def take(using: str, number: int) -> None:
 
 
 def test_numbers_of_a_sender(using: str) -> None:
-    """Of simultaneous copies of a message one has an effect, also of the first; none is left out."""
+    """Of simultaneous copies of a message one has an effect, and none is left out."""
 
     def deliver(number: int) -> None:
         with suppress(StreamFenced, AlreadyProcessed):

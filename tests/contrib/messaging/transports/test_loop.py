@@ -27,17 +27,18 @@ from idempotency_django.contrib.messaging import (
 )
 from idempotency_django.contrib.messaging.brokers import loop as running
 from idempotency_django.contrib.messaging.brokers.loop import Incoming, as_text, event_of
-from idempotency_django.contrib.messaging.models import Heartbeat, InboxMessage
+from idempotency_django.contrib.messaging.models import InboxMessage, RunningProcess
 from idempotency_django.errors import (
     OperationInProgress,
     StoreUnavailable,
 )
 from idempotency_django.management import stop_on_signals
-from idempotency_django.models import IdempotencyKey
+from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.testing import eventually
 from tests.contrib.messaging.events import paid
 from tests.models import Effect
+from tests.support.reports import status
 
 from .memory import Lost, Memory
 
@@ -208,11 +209,11 @@ def test_heartbeat() -> None:
     """The process has a row while it runs, which says what it does, and none after a clean end."""
     seen: list[list[str]] = []
     billing, memory = leased(), Memory(paid("a"))
-    billing.fail = lambda event: eventually(Heartbeat.objects.exists)
-    memory.when["acknowledge"] = lambda: seen.append(names_of(Heartbeat.objects))
+    billing.fail = lambda event: eventually(RunningProcess.objects.exists)
+    memory.when["acknowledge"] = lambda: seen.append(names_of(RunningProcess.objects))
     memory.run(billing.consumer)
     assert seen == [["consumer billing from memory"]]
-    assert names_of(Heartbeat.objects) == []
+    assert names_of(RunningProcess.objects) == []
 
 
 def test_a_handler_that_hangs(
@@ -221,8 +222,9 @@ def test_a_handler_that_hangs(
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Its process has a row that says what hangs, and so does the log, with the stacks. The health
-    file is not touched, and the broker hears nothing, so that it gives the message to another one.
+    """The log says what hangs, with the stacks. Its process gives no sign of life any more: not in
+    its row, which the status names, nor in the health file, nor to the broker, which gives the
+    message to another one.
     """
     monkeypatch.setattr(running, "POLL", 0.01)
     monkeypatch.setattr(loops, "BEAT", 0.01)
@@ -233,14 +235,18 @@ def test_a_handler_that_hangs(
     memory.when["beat"] = lambda: beats.append(None)
 
     def hang_here(event: Event) -> None:
+        eventually(RunningProcess.objects.exists)
         monkeypatch.setattr(loops, "HANDLER_TIMEOUT", timedelta(microseconds=1))
-        eventually(Heartbeat.objects.exclude(hanging="").exists)
-        assert Heartbeat.objects.get().hanging == "the message at a"
+        eventually(lambda: "CRITICAL" in caplog.text)
         health.unlink()
         beats.clear()
-        before = Heartbeat.objects.get().beat_at
-        eventually(Heartbeat.objects.filter(beat_at__gt=before).exists)
+        RunningProcess.objects.update(beat_at=DatabaseNow() - timedelta(minutes=2))
+        looks = threading.Semaphore(0)
+        monkeypatch.setattr(loops.Part, "go_on", lambda *_: looks.release())
+        for _ in range(3):
+            assert looks.acquire(timeout=30)
         assert not health.exists()
+        assert "it hangs, was killed, or cannot reach the database" in status()
 
     billing.fail = hang_here
     done = memory.run(billing.consumer, health=str(health))

@@ -63,7 +63,7 @@ def test_handled(inbox: Inbox) -> None:
     record = IdempotencyKey.objects.using(inbox.alias).get()
     assert (record.scope, record.caused_by) == ("webhook:shop", "m-1 inbox:shop")
     assert inbox.effects() == ["shop m-1"]
-    assert deliver(Hook).status_code == 200
+    assert deliver(Hook, body=body_of(n=7)).status_code == 200
     assert process_due() == {}
     assert inbox.effects() == ["shop m-1"]
 
