@@ -43,7 +43,7 @@ QUICK_STORES := contract/test_stores.py \
     $(patsubst %,engine/test_%.py,atomic_requests calls engine executions) \
     $(patsubst %,stores/test_%.py,database_store dialects migrations purge stores) \
     $(patsubst %,contrib/messaging/%.py,outbox/test_publishing outbox/test_relay \
-    streams/test_sequences webhooks/test_processing)
+    webhooks/test_processing)
 QUICK_ADAPTERS := docs/test_completeness.py docs/test_guarantees.py checks/test_checks.py \
     $(patsubst %,test_%.py,conf decorators errors house middleware project) drf/test_drf.py \
     $(patsubst %,http/test_%.py,adapters problems replay_authorization status) \
