@@ -213,7 +213,7 @@ class OutboxMessageAdmin(MessageAdmin):
 
 @admin.register(RunningProcess)
 class RunningProcessAdmin(ListAdmin):
-    """Lists the processes that run, hang, or were killed. One that nobody needs is deleted."""
+    """Lists the processes that run, hang, or were killed. Delete one that is not needed."""
 
     list_display = ("name", "process", "started_at", "beat_at")
     fields = readonly_fields = list_display
