@@ -15,8 +15,12 @@ app = FastStream(broker)
 queue = RabbitQueue("billing", queue_type=QueueType.QUORUM, durable=True)
 
 
-@broker.subscriber(queue, ack_policy=AckPolicy.MANUAL)
-async def receive(body: bytes, message: RabbitMessage) -> None:
+def undecoded(message: RabbitMessage) -> bytes:
+    return message.body  # what it says is for settle() to judge
+
+
+@broker.subscriber(queue, ack_policy=AckPolicy.MANUAL, decoder=undecoded)
+async def receive(message: RabbitMessage) -> None:
     redelivered = bool(message.raw_message.redelivered)
     while not await sync_to_async(settle)(message.body, "billing", redelivered=redelivered):
         redelivered = True

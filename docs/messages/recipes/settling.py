@@ -15,11 +15,14 @@ def settle(body: bytes, place: str, *, redelivered: bool) -> bool:
     close_old_connections()  # those that the database has closed
     event = None
     try:
-        event = Event.from_json(body)
-        billing.handle(event, redelivered=redelivered)
-    except Exception as error:
-        if event and not Failed(error).rejected:
-            logger.exception("The event %s was not handled.", event.id)
-            return False
-        dead_letters.keep(billing, body, error, place=place)
+        try:
+            event = Event.from_json(body)
+            billing.handle(event, redelivered=redelivered)
+        except Exception as error:
+            if event and not Failed(error).rejected:
+                raise
+            dead_letters.keep(billing, body, error, place=place)
+    except Exception:  # also where the database cannot be reached
+        logger.exception("The message at %s was not handled.", place)
+        return False
     return True

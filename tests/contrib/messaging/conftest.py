@@ -16,13 +16,11 @@ SERVERS = {
     "kafka": "kafka",
     "rabbitmq": "rabbit",
     "redis": "redis_server",
-    "sqs": "sqs_server",
 }
 CLASSES: dict[str, type[Any]] = {
     "kafka": brokers.Kafka,
     "rabbitmq": brokers.RabbitMQ,
     "redis": brokers.Redis,
-    "sqs": brokers.SQS,
 }
 
 

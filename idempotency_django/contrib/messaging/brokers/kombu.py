@@ -1,4 +1,6 @@
-"""RabbitMQ, Redis and SQS, by kombu: a publisher, and the source of ``run_consumer``."""
+"""RabbitMQ, Redis and SQS, by kombu: a publisher; and the source of ``run_consumer`` for the first
+two, as kombu raises at what it cannot read of SQS, without a way to set it aside.
+"""
 
 from __future__ import annotations
 
@@ -229,14 +231,11 @@ class KombuSource:
         own = sorted(
             (name, as_text(value)) for name, value in headers if not name.startswith("x-")
         )  # the broker adds those
-        info = message.delivery_info or {}
-        received = info.get("sqs_message", {}).get("Attributes", {})
         return Incoming(
             place=f"{self.place}/{sha256(repr(own).encode(errors='replace')).hexdigest()}",
             body=body.encode() if isinstance(body, str) else bytes(body),
             headers=[*headers, ("content-type", message.content_type)],
-            redelivered=bool(info.get("redelivered"))
-            or int(received.get("ApproximateReceiveCount", 1)) > 1,
+            redelivered=bool(message.delivery_info.get("redelivered")),
             acknowledge=message.ack,
             unreadable=unreadable,
         )

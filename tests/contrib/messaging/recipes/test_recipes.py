@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import kombu
 import pytest
+from django.db import OperationalError, connections
 
 from idempotency_django.contrib.messaging import Event
 from idempotency_django.contrib.messaging.models import InboxMessage
 from tests.contrib.messaging.brokers import SQS, Kafka, RabbitMQ, Redis, await_that
 from tests.contrib.messaging.events import paid_in
+from tests.contrib.messaging.recipes.run import run
+from tests.contrib.messaging.transports import consumers
 from tests.contrib.messaging.transports.consumers import AFTER, WITHIN, started
 from tests.support.kafka import bootstrap
 from tests.support.machine import patience
@@ -74,6 +79,9 @@ class Recipe:
         """Send events as the recipe's senders do."""
         if self.name == "sqs":
             fifo = self.broker.place.endswith(".fifo")
+            if not fifo and isinstance(events[-1], Event):
+                self.broker.publish(events[-1])  # as the outbox does
+                events = events[:-1]
             for event in events:
                 body = event.decode() if isinstance(event, bytes) else event.to_json()
                 more = {"MessageGroupId": "g", "MessageDeduplicationId": uuid.uuid4().hex}
@@ -89,6 +97,10 @@ class Recipe:
                 body = event.decode() if isinstance(event, bytes) else event.to_json()
                 app.send_task("shop.tasks.handle_event", [body], queue=self._queue)
             app.close()
+        elif self.name == "faststream":
+            for event in events:
+                body = event if isinstance(event, bytes) else event.to_json().encode()
+                self.broker.publish_raw(body, {}, "application/json")
         else:
             self.broker.publish(*events)
 
@@ -117,6 +129,23 @@ def start(recipe: Recipe, tmp_path: Path) -> Iterator[Callable[[], subprocess.Po
             return stack.enter_context(running(*command, env=told, stdout=log, stderr=log))
 
         yield run
+
+
+def test_settled_without_a_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no event stays with its broker until it is a row, also if the database is away."""
+    monkeypatch.setenv("QUEUE", "billing")
+    monkeypatch.setitem(sys.modules, "shop.consumers", consumers)
+    monkeypatch.setitem(sys.modules, "settling", ModuleType("settling"))
+    run("settling", "settling")
+    settle: Any = sys.modules["settling"].settle  # type: ignore[attr-defined]
+
+    def away(*_: object) -> None:
+        raise OperationalError("server closed the connection unexpectedly")
+
+    with connections["default"].execute_wrapper(away):
+        assert not settle(MALFORMED, "billing", redelivered=False)
+    assert settle(MALFORMED, "billing", redelivered=False)
+    assert [bytes(row.body) for row in InboxMessage.objects.all()] == [MALFORMED]
 
 
 def test_killed_and_poisoned(recipe: Recipe, start: Any, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_every_end(broker: Broker) -> None:
     assert Event.from_json(kept["order.lost"][1]) == paid("u", type="order.lost")
 
 
-@pytest.mark.parametrize("name", ["rabbitmq", "redis", "sqs"])
+@pytest.mark.parametrize("name", ["rabbitmq", "redis"])
 def test_compressed(place: Any, name: str) -> None:
     """What has a header ``compression`` is set aside as it came, also if it looks right: a small
     message may be a large one.
@@ -85,7 +85,7 @@ def test_compressed(place: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["kafka", "rabbitmq", "redis"])
 def test_bytes_that_are_not_utf8(place: Any, name: str) -> None:
-    """They are a dead letter as they came, and the loop goes on. SQS takes no such message."""
+    """They are a dead letter as they came, and the loop goes on."""
     billing, broker = Billing(), place(name)
     broker.publish(b"\xff\xfe{", paid("a"))
     broker.drain(billing.consumer, lambda: bool(effect_counts()) and bool(dead()))

@@ -93,6 +93,7 @@ def test_names(loops: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
         (["first", "--url=kafka://"], "no 'bootstrap.servers'"),
         (["first", "--url=rabbit://host"], "no broker for URLs that begin with 'rabbit:'"),
         (["first", KAFKA, "--option=batch"], "has no value. Write NAME=VALUE"),
+        (["first", "--url=sqs://"], "does not read from SQS. Receive its messages with boto3"),
         (["first", "--url=$NOWHERE"], "no broker for URLs that begin with ':'"),
     ],
 )

@@ -46,8 +46,6 @@ def booking(calls: list[str], hold: threading.Event | None = None, longest: floa
     [
         ("redis", {"visibility": 1}),
         nightly("kafka", {}),
-        nightly("sqs", {"visibility": 1}),
-        nightly("sqs", {"visibility": 1, "suffix": ".fifo"}),
     ],
 )
 def test_slower_than_the_broker_waits(place: Any, name: str, short: dict[str, Any]) -> None:

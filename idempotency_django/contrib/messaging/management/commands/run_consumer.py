@@ -38,9 +38,8 @@ class Command(BaseCommand):
         parser.add_argument(
             "--url",
             required=True,
-            help="The broker: amqp://user:password@host//, redis://host/0, sqs:// or "
-            "kafka://host:9092. '$NAME' in quotes stands for the environment variable NAME; use "
-            "it for passwords.",
+            help="The broker: amqp://user:password@host//, redis://host/0 or kafka://host:9092. "
+            "'$NAME' in quotes stands for the environment variable NAME; use it for passwords.",
         )
         parser.add_argument(
             "--from",
@@ -104,11 +103,16 @@ def _source(consumer: Consumer, url: str, place: str, options: dict[str, Any]) -
             )
         elif not scheme:
             raise KeyError("a variable of the environment is not set?")
+        elif scheme == "sqs":
+            raise CommandError(
+                "run_consumer does not read from SQS. Receive its messages with boto3: the "
+                "documentation has the loop (Consumers, boto3)."
+            )
         else:
             kombu: Any = import_module(f"{BROKERS}.kombu")
             source = kombu.KombuSource(url, place, options)
     except (KeyError, ImportError) as error:  # kombu raises KeyError for a scheme without broker
-        extra = scheme if scheme in ("kafka", "sqs") else "rabbitmq"
+        extra = "kafka" if scheme == "kafka" else "rabbitmq"
         raise CommandError(
             f"There is no broker for URLs that begin with '{scheme}:' ({error}). Write for example "
             f'amqp://host//, and run pip install "idempotency-django[{extra}]".'
