@@ -6,12 +6,11 @@ import base64
 import hashlib
 import hmac
 import json
-import logging
 import re
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -24,8 +23,6 @@ from ...policy import canonical, fingerprints
 from .errors import DeliveryMalformed, SignatureRefused
 
 __all__ = ["Contents", "GitHub", "Hmac", "StandardWebhooks", "Stripe", "Verifier"]
-
-logger = logging.getLogger("idempotency_django")
 
 Headers = Mapping[str, str]
 """The headers of a delivery; names are found in any case."""
@@ -88,19 +85,12 @@ class Verifier(ABC):
 
     Attributes:
         signs_id: whether the signature covers the id of the message. If it does not, a third party
-        with
-            seen one delivery can send it again under another id.
+            that has seen one delivery can send it again under another id.
     """
 
     signs_id: bool = True
-    scheme: str = "the sender's scheme"
 
     def __init__(self, secrets: Secrets) -> None:
-        if isinstance(secrets, str | bytes):
-            raise TypeError(
-                f"The secrets of {type(self).__name__} are a single string. Pass a list, such as "
-                "secrets=[new, old]."
-            )
         self._secrets = secrets
 
     @abstractmethod
@@ -119,28 +109,25 @@ class Verifier(ABC):
             DeliveryMalformed: it has no id or no type.
         """
 
-    @abstractmethod
-    def sign(
-        self, body: bytes, *, message_id: str = "", timestamp: float | None = None
-    ) -> dict[str, str]:
-        """The headers that the sender would send with this body, for tests.
+    def keys(self) -> list[bytes]:
+        """The keys of the secrets, the first one being the one to sign with.
 
-        Args:
-            body: the body.
-            message_id: the id, where it is in a header; by default a new one for each call.
-            timestamp: when it is signed, in seconds since 1970; by default now.
+        Raises:
+            ImproperlyConfigured: there is no secret, or one of them cannot be used.
         """
-
-    def problems(self) -> Iterator[str]:
-        """The problems of the configuration, for the system checks."""
-        given = self._given()
-        if not given:
-            yield "has no list of secrets"
-        for secret in given:
-            try:
-                self.key_of(secret)
-            except ValueError as error:
-                yield f"has a secret that is not used: {error}"
+        secrets: Any = self._secrets() if callable(self._secrets) else self._secrets
+        name = type(self).__name__
+        if not secrets or isinstance(secrets, str | bytes):  # each letter would be a secret
+            raise ImproperlyConfigured(
+                f"{name} has no list of secrets. Pass the sender's signing secrets, such as "
+                f"{name}([new, old])."
+            )
+        try:
+            return [self.key_of(secret) for secret in secrets]
+        except ValueError as error:
+            raise ImproperlyConfigured(
+                f"{name} has a secret that cannot be used: {error}"
+            ) from error
 
     def key_of(self, secret: str) -> bytes:
         """The key of the HMAC that a secret stands for.
@@ -151,45 +138,6 @@ class Verifier(ABC):
         if not isinstance(secret, str) or not secret.strip():
             raise ValueError("it is empty, or is not a string")
         return secret.encode()
-
-    def _given(self) -> Sequence[Any]:
-        """The secrets that the project passes. A single string would be one secret a letter."""
-        given: Any = self._secrets() if callable(self._secrets) else self._secrets
-        return () if given is None or isinstance(given, str | bytes) else given
-
-    def _keys(self) -> list[bytes]:
-        """The keys that may have been used, the first one being the one to sign with."""
-        keys = []
-        for secret in self._given():
-            try:
-                keys.append(self.key_of(secret))
-            except ValueError:
-                logger.exception("A secret of %s cannot be used.", type(self).__name__)
-        if not keys:
-            logger.error(
-                "%s has no usable secret, so it refuses all deliveries.", type(self).__name__
-            )
-        return keys
-
-    def _compare(self, candidates: Iterable[str], expected: Callable[[bytes], str]) -> None:
-        """Refuse a delivery none of whose signatures is made with one of the keys.
-
-        Args:
-            candidates: the signatures that came with it.
-            expected: the signature that a key makes.
-
-        Raises:
-            SignatureRefused: none is.
-        """
-        given = [candidate.encode("utf-8", "surrogatepass") for candidate in candidates]
-        made = [expected(key).encode() for key in self._keys()]
-        # All of them, so that the time says nothing of how far one of them matches.
-        matches = [hmac.compare_digest(one, other) for one in made for other in given]
-        if not any(matches):
-            raise SignatureRefused(
-                f"The delivery has no {self.scheme} signature that matches a secret of this "
-                "receiver. Check the secret of this endpoint, and that no proxy changes the body."
-            )
 
 
 def refuse_stale(timestamp: str, tolerance: timedelta | None) -> None:
@@ -281,7 +229,6 @@ class Hmac(Verifier):
         type_path: str = "",
     ) -> None:
         super().__init__(secrets)
-        self.scheme = f"the header {header}"
         self._header, self._prefix = header, prefix
         self._encoding, self._digest = encoding, digest
         self._signed = _PART.split(signed)
@@ -303,7 +250,15 @@ class Hmac(Verifier):
         ]
         if self._encoding == "hex":
             signatures = [signature.lower() for signature in signatures]
-        self._compare(signatures, lambda key: self._signature(key, signed))
+        given = [signature.encode("utf-8", "surrogatepass") for signature in signatures]
+        made = [self._signature(key, signed).encode() for key in self.keys()]
+        # All of them, so that the time says nothing of how far one of them matches.
+        matches = [hmac.compare_digest(one, other) for one in made for other in given]
+        if not any(matches):
+            raise SignatureRefused(
+                f"The delivery has no signature in {self._header} that matches a secret of this "
+                "receiver. Check the secret of this endpoint, and that no proxy changes the body."
+            )
 
     def read(self, headers: Headers, body: bytes) -> Contents:
         data = data_of(body)
@@ -317,9 +272,16 @@ class Hmac(Verifier):
     def sign(
         self, body: bytes, *, message_id: str = "", timestamp: float | None = None
     ) -> dict[str, str]:
+        """The headers that the sender would send with this body, for tests.
+
+        Args:
+            body: the body.
+            message_id: the id, where it is in a header.
+            timestamp: when it is signed, in seconds since 1970; by default now.
+        """
         at = str(int(time.time() if timestamp is None else timestamp))
         signed = self._content(message_id, at, body)
-        keys = self._keys() if self._separator else self._keys()[:1]
+        keys = self.keys() if self._separator else self.keys()[:1]
         signatures = [f"{self._prefix}{self._signature(key, signed)}" for key in keys]
         headers = {
             self._timestamp_header: at,
@@ -370,7 +332,7 @@ class Hmac(Verifier):
         }
         for problem, is_so in problems.items():
             if is_so:
-                raise ImproperlyConfigured(f"The verifier for {self.scheme} has {problem}.")
+                raise ImproperlyConfigured(f"The verifier for {self._header} has {problem}.")
 
 
 class StandardWebhooks(Hmac):
@@ -403,7 +365,6 @@ class StandardWebhooks(Hmac):
             id_header=f"{prefix}id",
             type_path="type",
         )
-        self.scheme = "Standard Webhooks"
 
     def sign(
         self, body: bytes, *, message_id: str = "", timestamp: float | None = None
@@ -442,7 +403,6 @@ class Stripe(Hmac):
             id_path="id",
             type_path="type",
         )
-        self.scheme = "Stripe"
 
     def read(self, headers: Headers, body: bytes) -> Contents:
         contents = super().read(headers, body)
@@ -481,7 +441,6 @@ class GitHub(Hmac):
             id_header="X-GitHub-Delivery",
             type_header="X-GitHub-Event",
         )
-        self.scheme = "GitHub"
 
     def read(self, headers: Headers, body: bytes) -> Contents:
         form = "application/x-www-form-urlencoded"

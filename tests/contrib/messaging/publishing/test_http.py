@@ -274,10 +274,10 @@ def test_endpoints(receiver: Receiver) -> None:
         ({"url": "https:///path", "secrets": [SECRET]}, "has no host"),
         ({"url": "https://a.example:99999/", "secrets": [SECRET]}, "Port out of range"),
         ({"url": "https://a.example/", "secrets": []}, "has no list of secrets"),
-        ({"url": "https://a.example/", "secrets": SECRET}, "are a single string"),
+        ({"url": "https://a.example/", "secrets": SECRET}, "has no list of secrets"),
         (
             {"url": "https://a.example/", "secrets": [SECRET, "hunter2"]},
-            "has a secret that is not used",
+            "has a secret that cannot be used",
         ),
         ({"url": "https://a.example/", "secrets": [SECRET], "nonsense": 1}, "nonsense"),
     ],

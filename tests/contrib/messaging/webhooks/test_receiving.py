@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -124,6 +125,19 @@ def test_no_id(inbox: Inbox) -> None:
     """A signed delivery without an id is refused: nobody could tell it from another."""
     assert deliver(StripeHook, body=b'{"type": "invoice.paid"}').status_code == 400
     assert deliver(GitHubHook, "").status_code == 400
+    assert inbox.rows().count() == 0
+
+
+def test_no_secret(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While no secret can be used, the sender gets 500, and delivers again; the log says why."""
+    logging.getLogger("django.request").setLevel(logging.NOTSET)
+    monkeypatch.setattr(Hook.verifier, "_secrets", list)
+    good = StandardWebhooks(SECRETS[:1]).sign(body_of(), message_id="m-1")
+    monkeypatch.setattr(Hook.verifier, "sign", lambda *_, **__: good)
+    assert deliver(Hook, client=Client(raise_request_exception=False)).status_code == 500
+    assert "has no list of secrets" in caplog.text
     assert inbox.rows().count() == 0
 
 
@@ -297,13 +311,10 @@ class TestDeclaring:
         ("attributes", "said"),
         [
             ({"source": "shop", "verifier": Hook.verifier}, "same source, 'shop'"),
-            ({}, "The verifier of Other is missing"),
-            ({"verifier": Stripe(lambda: SECRETS[0])}, "has no list of secrets."),
-            ({"verifier": StandardWebhooks(["", SECRETS[0]])}, "The verifier of Other "),
-            (
-                {"verifier": Hook.verifier, "policy": Policy(store="nowhere")},
-                "The policy of Other cannot be used: ",
-            ),
+            ({}, "Other has no verifier."),
+            ({"verifier": Stripe(lambda: SECRETS[0])}, "Stripe has no list of secrets."),
+            ({"verifier": StandardWebhooks(["", SECRETS[0]])}, "a secret that cannot be used: it"),
+            ({"verifier": Hook.verifier, "policy": Policy(store="nowhere")}, "'nowhere'"),
         ],
     )
     def test_checks(
