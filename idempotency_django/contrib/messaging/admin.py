@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -19,6 +20,7 @@ from .databases import database
 from .inbox import INBOX, known_sources
 from .models import InboxMessage, OutboxMessage, RunningProcess
 from .outbox.relay import OUTBOX
+from .outbox.topics import topics
 from .queue import Queue
 
 
@@ -133,16 +135,27 @@ OUTBOX_ACTIONS: Final = (
 )
 
 
+class KnownFilter(admin.AllValuesFieldListFilter):
+    """By topic or source. The known ones are offered; to look for others would read all rows."""
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        known: Any = sorted(changelist.model_admin.known())
+        self.lookup_choices = known
+        return super().choices(changelist)
+
+
 class MessageAdmin(ListAdmin):
     """Lists and shows messages, and settles them.
 
     Attributes:
         queue: the table as a queue.
+        known: the names of the topics or sources.
         identity: what its page shows of what it is.
         secret: the columns that only those see who may; the last one is the content.
     """
 
     queue: ClassVar[Queue]
+    known: ClassVar[Callable[[], Iterable[str]]]
     identity: ClassVar[Sequence[str]]
 
     def stored(self) -> QuerySet[Any]:
@@ -158,6 +171,11 @@ class MessageAdmin(ListAdmin):
             sections.append((_("Content"), {"fields": [*self.secret[:-1], "content"]}))
         return sections
 
+    @admin.display(description=gettext_lazy("state"))
+    def state_shown(self, message: Any) -> SafeString:
+        shown = '<span class="idempotency-{}">{}</span>'
+        return format_html(shown, message.state, message.get_state_display())
+
     @admin.display(description=gettext_lazy("content"))
     def content(self, message: Any) -> SafeString:
         content = getattr(message, self.secret[-1])
@@ -171,17 +189,18 @@ class InboxMessageAdmin(MessageAdmin):
     """Lists and shows what was received, and the dead letters of consumers."""
 
     queue = INBOX
+    known = staticmethod(known_sources)
     actions = INBOX_ACTIONS
     settle_permission = "idempotency_messaging.settle_message"
     secret = ("error", "headers", "body")
     hidden = ("digest", "unique_digest", "caused_by")
     view_permission = "idempotency_messaging.view_body"
     identity = ("message_id", "source", "type")
-    list_display = ("message_id", "state", "type", "source", "attempts", "received_at")
-    list_filter = ("state", "source")
+    list_display = ("message_id", "state_shown", "type", "source", "attempts", "received_at")
+    list_filter = ("state", ("source", KnownFilter))
     search_fields = ("message_id",)
     search_help_text = gettext_lazy("Finds messages whose id begins with this text.")
-    ordering = ("-received_at",)
+    ordering = ("-pk",)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
@@ -198,6 +217,7 @@ class OutboxMessageAdmin(MessageAdmin):
     """Lists and shows messages, retries and discards dead letters, and sends again."""
 
     queue = OUTBOX
+    known = staticmethod(topics)
     actions = OUTBOX_ACTIONS
     settle_permission = "idempotency_messaging.settle_outbox"
     secret = ("error", "payload")
@@ -205,9 +225,10 @@ class OutboxMessageAdmin(MessageAdmin):
     hidden = ("token", "dedup", "caused_by")
     view_permission = "idempotency_messaging.view_outbox_payload"
     identity = ("message_id", "topic", "type", "group", "sequence")
-    list_display = ("message_id", "state", "type", "topic", "group", "attempts", "created_at")
-    list_filter = ("state", "topic")
-    search_fields = ("message_id__exact", "group__exact", "caused_by__exact")
+    list_display = ("message_id", "state_shown", "type", "topic", "group", "attempts", "created_at")
+    list_filter = ("state", ("topic", KnownFilter))
+    search_fields = ("message_id__exact", "stream__exact")
+    search_help_text = gettext_lazy("Finds an id, or a group as topic/group.")
     ordering = ("-pk",)
 
 

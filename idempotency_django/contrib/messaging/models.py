@@ -80,10 +80,6 @@ class InboxMessage(models.Model):
             ),
         ]
         # The queue's indexes are made in the migration: on PostgreSQL, they are partial.
-        indexes = [
-            # For the admin, which lists the newest first.
-            models.Index(fields=["received_at"], name="idempotency_inbox_received_idx"),
-        ]
         permissions = [
             ("view_body", _("Can see the bodies, headers and errors of inbox messages")),
             ("settle_message", _("Can retry, discard and reprocess inbox messages")),

@@ -10,9 +10,10 @@ UNFINISHED = "state IN ('pending', 'dead')"
 QUEUE = [
     # Leads to what is due.
     ('due', ['process_after'], 'process_after IS NOT NULL'),
-    # Counts what waits, by topic or source, and knows the oldest. Its condition keeps PostgreSQL from
-    # it when it looks for the next message of a group, where this index would lead to all that wait.
-    ('waiting', ['state', '{place}', '{since}'], f"{UNFINISHED} AND {{place}} > ''"),
+    # Counts what waits, by topic or source, and knows the oldest; the admin finds what was discarded.
+    # Its condition keeps PostgreSQL from it when it looks for the next message of a group, where this
+    # index would lead to all that wait.
+    ('waiting', ['state', '{place}', '{since}'], "state <> 'done' AND {place} > ''"),
     ('purge', ['purge_at'], 'purge_at IS NOT NULL'),
     # Finds what an operation has caused.
     ('cause', ['caused_by'], "caused_by > ''"),
@@ -110,7 +111,6 @@ class Migration(migrations.Migration):
                 'verbose_name': 'inbox message',
                 'verbose_name_plural': 'inbox messages',
                 'permissions': [('view_body', 'Can see the bodies, headers and errors of inbox messages'), ('settle_message', 'Can retry, discard and reprocess inbox messages')],
-                'indexes': [models.Index(fields=['received_at'], name='idempotency_inbox_received_idx')],
                 'constraints': [models.UniqueConstraint(fields=('source', 'message_id'), name='idempotency_inbox_message_uniq'), models.UniqueConstraint(fields=('unique_digest', 'source'), name='idempotency_inbox_digest_uniq')],
             },
         ),

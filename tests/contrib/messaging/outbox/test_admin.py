@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.db import connections
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
 from idempotency_django.contrib.messaging import Relay
 from idempotency_django.contrib.messaging.databases import database
@@ -81,6 +83,31 @@ def test_buttons(using: str) -> None:
     assert LogEntry.objects.get().change_message == "Discarded; its group continues without it."
     again = act(settler, "discard", message, path=LIST).content.decode()
     assert "so this action no longer applies" in again
+
+
+def test_list(using: str) -> None:
+    """The list filters by state and topic, and finds an id and a group; it does not read all rows
+    to know the topics. A dead letter stands out.
+    """
+    dead(using)
+    publish_each([3], using, group="other")
+    first, second, other = OutboxMessage.objects.using(using).order_by("pk")
+    with outbox(bills={"BACKEND": "local"}), CaptureQueriesContext(connections[using]) as queries:
+        shown = page(member(VIEW), LIST)
+    assert not [query for query in queries if "DISTINCT" in query["sql"]]
+    assert "?topic=bills" in shown
+    assert '<span class="idempotency-dead">dead</span>' in shown
+
+    def found(**asked: str) -> list[bool]:
+        listed = page(member(VIEW), LIST, **asked)
+        return [f"/{row.pk}/change/" in listed for row in (first, second, other)]
+
+    assert found(topic="orders") == [True, True, True]
+    assert found(topic="bills") == [False, False, False]
+    assert found(state__exact="dead") == [True, False, False]
+    assert found(q=other.message_id) == [False, False, True]
+    assert found(q="orders/g") == [True, True, False]
+    assert found(q="orders/o") == [False, False, False]
 
 
 def test_resend(using: str, broker: Any) -> None:
