@@ -206,6 +206,7 @@ def test_unknown_alias(declared: Mapping[str, Any], said: str) -> None:
         ({"BACKEND": "nothing.Here"}, "No module named 'nothing'"),
         ({"BACKEND": ".Store"}, "cannot be created"),
         ({"BACKEND": "builtins.str"}, "is no subclass of"),
+        ({"BACKEND": f"{Store.__module__}.Store"}, "abstract"),
         ({"BACKEND": f"{HERE}.HERE"}, "cannot be created: 'str' object is not callable"),
         ({"BACKEND": MEMORY, "USING": "x"}, "it must be a dict with 'BACKEND'"),
         ({"BACKEND": MEMORY, "OPTIONS": {"using": "x"}}, "'using'"),
@@ -220,12 +221,6 @@ def test_store_that_cannot_be_made(declared: Any, said: str) -> None:
         assert said in only("E003").msg
         with pytest.raises(ImproperlyConfigured, match="'default'"):
             _ = stores["default"]
-
-
-def test_store_that_is_abstract() -> None:
-    """E003: the contract itself is no store."""
-    with a_store(BACKEND=f"{Store.__module__}.Store"):
-        assert "abstract" in only("E003").msg
 
 
 def test_store_that_a_policy_names() -> None:

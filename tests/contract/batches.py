@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from idempotency_django.stores import Claim, Operation, Payload, Record
+from idempotency_django.stores.records import Status
 from idempotency_django.testing import RESPONSE, an_operation, eventually, in_threads
 from idempotency_django.testing.contract import NEXT, StoreContract, as_record
 
@@ -35,6 +36,11 @@ class BatchesContract(StoreContract):
         assert list(self.store.acquire_many([])) == []
         assert list(self.store.complete_many([])) == []
         assert list(self.store.get_many([])) == []
+
+    def test_replay_of_what_is_gone(self) -> None:
+        """A replay of a record that was purged meanwhile is no error."""
+        gone = Record(key="gone", scope="s", status=Status.COMPLETED)
+        self.store.record_replay(gone, an_operation(extend_on_replay=True))
 
     def test_records_of_a_batch(self) -> None:
         """Several records are read in the order in which they are asked for, missing ones too."""

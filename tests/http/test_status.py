@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse
 from django.test import Client
 from django.urls import path
@@ -45,12 +44,6 @@ urlpatterns = [
     path("short/", idempotent(policy=ACCEPTED, ttl=timedelta(days=1))(create)),
     path("operations/<str:token>/", IdempotencyStatusView.as_view(), name="idempotency-status"),
 ]
-
-
-class WithoutStatus:
-    """A URLconf without a status view."""
-
-    urlpatterns = [path("accepting/", idempotent(policy=ACCEPTED)(create))]
 
 
 def accepted(client: Client, url: str, key: str, reference: str = "a") -> str:
@@ -102,22 +95,6 @@ class TestAccepted:
         with during(retry):
             post(client, "/held/", key)
         assert_problem(responses[0], 409, "held")
-
-    def test_no_url(self, client: Client, settings: Any) -> None:
-        """Without a status view the error says which URL to add; the first goes on unharmed."""
-        settings.ROOT_URLCONF = WithoutStatus
-        client.raise_request_exception = False  # the other client's, that is
-        key, seen = new_key(), []
-
-        def duplicate() -> None:
-            with pytest.raises(ImproperlyConfigured) as caught:
-                post(Client(), "/accepting/", key)
-            seen.append(str(caught.value))
-
-        with during(duplicate):
-            assert post(client, "/accepting/", key).status_code == 201
-        assert "no URL is named 'idempotency-status'" in seen[0]
-        assert "path('operations/<str:token>/', IdempotencyStatusView.as_view()" in seen[0]
 
 
 class TestStatus:

@@ -24,8 +24,7 @@ from rest_framework.views import APIView
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.drf import IdempotentViewMixin
-from idempotency_django.http.responses import NEVER_STORED_HEADERS, payload_of, response_of
-from idempotency_django.policy import DEFAULTS, Policy
+from idempotency_django.policy import Policy
 from tests.models import Effect
 from tests.support.shared import (
     assert_problem,
@@ -276,11 +275,3 @@ def test_media_type(client: Client, first: str, second: str | None) -> None:
     headers = {"Accept": second} if second else {}
     assert_replays(sent, post(client, "/negotiating/", key, headers=headers))
     assert effects() == 1
-
-
-@pytest.mark.parametrize("name", sorted(NEVER_STORED_HEADERS))
-def test_never_kept(name: str) -> None:
-    """Headers of one message, connection or session are not stored, in any case."""
-    first = HttpResponse(b"a", "text/plain")
-    first[name.title()] = "1"
-    assert name not in response_of(payload_of(first, Policy().over(DEFAULTS)))

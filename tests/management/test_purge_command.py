@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 from io import StringIO
 from typing import Any
 
@@ -15,10 +14,7 @@ from django.test import override_settings
 
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.stores import purging
-from idempotency_django.testing import eventually
-from testproject.ledger import STOP_TIMEOUT
-from tests.support.factories import copies, record, records
-from tests.support.outside import environment, running
+from tests.support.factories import records
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -98,40 +94,3 @@ class TestOptions:
         with pytest.raises(CommandError, match=r"--batch-size is 0\. Pass 1 or more"):
             purge("--batch-size", "0")
         assert count() == 1
-
-    @pytest.mark.skipif(len(settings.DATABASES) < 2, reason="two stores take two databases")
-    def test_store(self) -> None:
-        """All stores are purged."""
-        aliases = list(settings.DATABASES)[:2]
-        backend = "idempotency_django.stores.database.DatabaseStore"
-        made: dict[str, Any] = {
-            name: {"BACKEND": backend, "OPTIONS": {"using": alias}}
-            for name, alias in zip(("default", "other"), aliases, strict=True)
-        }
-        with override_settings(IDEMPOTENCY={"STORES": made}):
-            for alias in aliases:
-                records(2, alias, purgeable=True)
-            assert "Purged 4 " in purge()
-            assert [count(alias) for alias in aliases] == [0, 0]
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize("alias", settings.ALIASES.values(), ids=list(settings.ALIASES))
-def test_stopped(alias: str) -> None:
-    """A purge that is stopped has deleted whole batches, and the next one deletes the rest."""
-    total, batch = 4000, 2
-    copies(total - 1, record(alias, purgeable=True))
-    command = ("-m", "django", "purge_idempotency_keys", "--batch-size", str(batch))
-    with running(*command, env=environment(alias), stdout=subprocess.PIPE) as process:
-        eventually(lambda: count(alias) < total)
-        process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=STOP_TIMEOUT)
-        assert process.returncode == 0
-    assert said.startswith(f"Purged {total - count(alias):,} keys and messages. It was stopped")
-    assert 0 < total - count(alias) < total
-    assert (total - count(alias)) % batch == 0
-    with override_settings(
-        IDEMPOTENCY={"STORES": {"default": {"BACKEND": DATABASE, "OPTIONS": {"using": alias}}}}
-    ):
-        purge()
-    assert count(alias) == 0

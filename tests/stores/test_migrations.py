@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from io import StringIO
-from typing import Any
 
 import pytest
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.db import connections
-from django.test import Client
-from django.urls import path
 
-from idempotency_django.decorators import idempotent
 from idempotency_django.models import IdempotencyKey, IdempotencyStep
 from idempotency_django.stores.database import DatabaseStore
 from idempotency_django.testing import an_operation
-from tests.support import views
-from tests.support.shared import effects, new_key, post
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
@@ -139,8 +133,6 @@ MISSING = {
 }
 """What a migration would have made: how it goes away, and how it comes back."""
 
-urlpatterns = [path("view/", idempotent(views.create))]
-
 
 @pytest.fixture(params=MISSING)
 def missing(request: pytest.FixtureRequest, alias: str) -> Iterator[str]:
@@ -159,17 +151,3 @@ def test_claim_without_migrations(alias: str, missing: str) -> None:
     operation = an_operation(lease=timedelta(seconds=30))
     with pytest.raises(ImproperlyConfigured, match=r"manage.py migrate"):
         store.steps(store.acquire(operation))  # type: ignore[arg-type]  # a claim, or an error
-
-
-def test_request_without_migrations(
-    client: Client, alias: str, missing: str, settings: Any
-) -> None:
-    """A request is an error of the server, and nothing is executed."""
-    if missing == "steps":
-        pytest.skip("STEPS ARE ONLY READ IN LEASED MODE")
-    backend = "idempotency_django.stores.database.DatabaseStore"
-    store = {"BACKEND": backend, "OPTIONS": {"using": alias}}
-    settings.IDEMPOTENCY = {"STORES": {"default": store}}
-    with pytest.raises(ImproperlyConfigured, match=r"manage.py migrate"):
-        post(client, "/view/", new_key())
-    assert effects() == 0

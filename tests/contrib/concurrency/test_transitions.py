@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import threading
 from contextlib import suppress
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, connections, models, transaction
+from django.db import IntegrityError, models, transaction
 from django.db.transaction import TransactionManagementError
 
 from idempotency_django.contrib.concurrency import AlreadyThere, Moved, transition
@@ -210,42 +206,3 @@ class TestInheritance:
         with pytest.raises(UrgentTicket.DoesNotExist):
             transition(urgent, "pending", "paid", effect=ship)
         assert (Ticket.objects.using(using).get().state, effects(using)) == ("pending", 0)
-
-
-KILLED = """
-import os, signal, sys, django
-django.setup()
-from tests.contrib.concurrency.models import Owner, Ticket
-from idempotency_django.contrib.concurrency import transition
-
-def effect(ticket):
-    Owner.objects.using(ticket._state.db).create(name=None)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-for using, pk in zip(sys.argv[1::2], sys.argv[2::2]):
-    if os.fork() == 0:
-        transition(Ticket.objects.using(using).get(pk=pk), "pending", "paid", effect=effect)
-    print(os.waitstatus_to_exitcode(os.wait()[1]))
-"""
-
-
-def test_sigkill() -> None:
-    """A process that is killed within the effect has moved nothing; a retry does."""
-    tickets = [Ticket.objects.using(using).create(title="a") for using in connections]
-    databases = {alias: str(connections[alias].settings_dict["NAME"]) for alias in connections}
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, *(str(w) for t in tickets for w in (t._state.db, t.pk))],
-        env=os.environ
-        | {
-            "DJANGO_SETTINGS_MODULE": "tests.contrib.concurrency.killed_settings",
-            "KILLED_DATABASES": repr(databases),
-        },
-        capture_output=True,
-        check=True,
-        text=True,
-    )
-    assert done.stdout.split() == [str(-signal.SIGKILL)] * len(tickets), done.stderr
-    for ticket in tickets:
-        # It waits for the killed one's lock, where the server has not noticed yet.
-        assert isinstance(transition(ticket, "pending", "paid", effect=ship), Moved)
-        assert effects(ticket._state.db) == 1
