@@ -31,7 +31,6 @@ from idempotency_django.policy import (
     scopes,
     store_only,
 )
-from idempotency_django.policy.digests import keyed_digests
 from idempotency_django.policy.fingerprints import fields, whole_request
 from idempotency_django.policy.invocation import Parsed
 from tests.support.properties import ANY_TEXT, a_call
@@ -310,25 +309,6 @@ def test_callable_that_returns_something_else(name: str, value: object) -> None:
 
 
 # Which operation.
-
-
-def test_operation() -> None:
-    """What the engine is told of a call."""
-    policy = Policy(ttl=DAY, retention=timedelta(hours=2)).resolved()
-    call = a_call(b"{}", query="a=1")
-    operation = identity.operation(policy, call, key="k")
-    assert operation.key == "k"
-    assert operation.scope == "user:42|POST /orders/"
-    assert operation.name == "POST /orders/"
-    parts = (whole_request(call), operation.scope, "k", "", "user:42", "")
-    assert operation.fingerprints == keyed_digests("fingerprint", *parts)
-    assert (operation.ttl, operation.retention) == (DAY, timedelta(hours=2))
-    assert operation.extend_on_replay is False
-    assert (operation.principal, operation.method, operation.path) == (
-        "user:42",
-        "POST",
-        "/orders/",
-    )
 
 
 def test_bind_principal() -> None:

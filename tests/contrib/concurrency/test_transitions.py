@@ -148,19 +148,6 @@ class TestTransition:
         with pytest.raises(ValueError, match="cannot also start from"):
             transition(ticket, ["pending", "paid"], "paid")
 
-    def test_race(self, ticket: Ticket, threads: int) -> None:
-        """Of many at once, one moves; each other one waits, and is told."""
-        using, pk = ticket._state.db, ticket.pk
-
-        def contend() -> type:
-            mine = Ticket.objects.using(using).get(pk=pk)
-            return type(transition(mine, "pending", "paid", effect=ship))
-
-        outcomes = in_threads([contend] * threads)
-        assert outcomes.count(Moved) == 1
-        assert outcomes.count(AlreadyThere) == threads - 1
-        assert effects(using) == 1
-
 
 def inheriting(model: type[Any], using: str) -> Any:
     """A saved object whose primary keys in its tables differ, where they can."""
@@ -168,41 +155,40 @@ def inheriting(model: type[Any], using: str) -> Any:
     return model.objects.using(using).create(**({"code": "12A"} if model is SeatTicket else {}))
 
 
-class TestInheritance:
-    @pytest.mark.parametrize("loaded", ["whole", "deferred"])
-    @pytest.mark.parametrize(
-        ("model", "field"),
-        [
-            (UrgentProxy, "state"),
-            (SeatTicket, "row"),
-            (Extended, "name"),
-        ],
-    )
-    def test_race(
-        self, using: str, model: type[Any], field: str, loaded: str, threads: int
-    ) -> None:
-        """Whichever table has the state and the version: of many at once, one moves."""
-        obj = inheriting(model, using)
-        source, rows = getattr(obj, field), model.objects.using(using)
-        rows = rows.only("pk") if loaded == "deferred" else rows
-        start = threading.Barrier(threads, timeout=PATIENCE)
+@pytest.mark.parametrize("loaded", ["whole", "deferred"])
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [
+        (Ticket, "state"),
+        (UrgentProxy, "state"),
+        (SeatTicket, "row"),
+        (Extended, "name"),
+    ],
+)
+def test_race(using: str, model: type[Any], field: str, loaded: str, threads: int) -> None:
+    """Whichever table has the state and the version: of many at once, one moves."""
+    obj = inheriting(model, using)
+    source, rows = getattr(obj, field), model.objects.using(using)
+    rows = rows.only("pk") if loaded == "deferred" else rows
+    start = threading.Barrier(threads, timeout=PATIENCE)
 
-        def contend() -> type:
-            mine = rows.get(pk=obj.pk)
-            start.wait()
-            return type(transition(mine, source, "new", field=field, effect=ship))
+    def contend() -> type:
+        mine = rows.get(pk=obj.pk)
+        start.wait()
+        return type(transition(mine, source, "new", field=field, effect=ship))
 
-        outcomes = in_threads([contend] * threads)
-        assert (outcomes.count(Moved), outcomes.count(AlreadyThere)) == (1, threads - 1)
-        assert effects(using) == 1
-        assert getattr(row(obj), field) == "new"
-        version = version_field(model).attname
-        assert getattr(row(obj), version) - getattr(obj, version) == 1
+    outcomes = in_threads([contend] * threads)
+    assert (outcomes.count(Moved), outcomes.count(AlreadyThere)) == (1, threads - 1)
+    assert effects(using) == 1
+    assert getattr(row(obj), field) == "new"
+    version = version_field(model).attname
+    assert getattr(row(obj), version) - getattr(obj, version) == 1
 
-    def test_child_is_gone(self, using: str) -> None:
-        """Where the child's row is gone and the parent's stays, nothing is moved."""
-        urgent = inheriting(UrgentTicket, using)
-        row(urgent).delete(keep_parents=True)
-        with pytest.raises(UrgentTicket.DoesNotExist):
-            transition(urgent, "pending", "paid", effect=ship)
-        assert (Ticket.objects.using(using).get().state, effects(using)) == ("pending", 0)
+
+def test_child_is_gone(using: str) -> None:
+    """Where the child's row is gone and the parent's stays, nothing is moved."""
+    urgent = inheriting(UrgentTicket, using)
+    row(urgent).delete(keep_parents=True)
+    with pytest.raises(UrgentTicket.DoesNotExist):
+        transition(urgent, "pending", "paid", effect=ship)
+    assert (Ticket.objects.using(using).get().state, effects(using)) == ("pending", 0)
