@@ -14,8 +14,9 @@ from idempotency_django.client import OutcomeUnknown
 from idempotency_django.engine import Result
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.stores.database import DatabaseStore
-from idempotency_django.stores.records import Operation, Payload
+from idempotency_django.stores.records import Operation
 from idempotency_django.testing import an_operation
+from tests.support.attempts import attempt
 
 from .drivers import AsyncHttpx, Httpx
 from .scripted import CUT, Scripted
@@ -29,16 +30,6 @@ class Failed(Exception):
     """The attempt failed, and is made again."""
 
 
-def attempt(operation: Operation, handler: Callable[[ExecutionContext], Any]) -> None:
-    def execute(execution: ExecutionContext) -> Result:
-        return Result(handler(execution), Payload(201, (), b""))
-
-    def reraise(error: Exception) -> Result:
-        raise error
-
-    engine.run(DatabaseStore("default"), operation, execute, reraise)
-
-
 def attempts(operation: Operation, send: Callable[..., None]) -> None:
     """Two attempts, of which the first fails at the end."""
 
@@ -47,8 +38,8 @@ def attempts(operation: Operation, send: Callable[..., None]) -> None:
         raise Failed
 
     with pytest.raises(Failed):
-        attempt(operation, fails)
-    attempt(operation, send)
+        attempt(DatabaseStore("default"), operation, fails)
+    attempt(DatabaseStore("default"), operation, send)
 
 
 @pytest.mark.parametrize("lease", [None, LEASE], ids=["transactional", "leased"])
@@ -113,11 +104,8 @@ def test_async(server: Scripted) -> None:
             await sync_to_async(lambda: Httpx().send("POST", url))()
             raise Failed
 
-        def reraise(error: Exception) -> Result:
-            raise error
-
         with pytest.raises(Failed):
-            await engine.arun(DatabaseStore("default"), operation, handler, reraise)
+            await engine.arun(DatabaseStore("default"), operation, handler, engine.reraise)
 
     operation = an_operation(lease=LEASE)
     for _ in range(2):
@@ -137,8 +125,8 @@ def test_lost_response(server: Scripted) -> None:
 
     operation = an_operation()
     with pytest.raises(OutcomeUnknown) as caught:
-        attempt(operation, send)
-    attempt(operation, send)
+        attempt(DatabaseStore("default"), operation, send)
+    attempt(DatabaseStore("default"), operation, send)
     assert server.keys == [f'"{caught.value.key}"'] * 2
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Event
@@ -16,13 +16,10 @@ from django.contrib.admin.models import ADDITION, LogEntry
 from django.core.exceptions import ImproperlyConfigured
 from django.db import IntegrityError, connections, transaction
 
-from idempotency_django import engine
 from idempotency_django.engine import (
     Executed,
     InProgress,
-    Outcome,
     Replayed,
-    Result,
 )
 from idempotency_django.engine.context import LONGEST_NAME, ExecutionContext
 from idempotency_django.errors import ClaimLost, StepsChanged
@@ -34,7 +31,7 @@ from idempotency_django.testing import PATIENCE
 from idempotency_django.testing.contract import as_claim
 from tests.models import Effect
 from tests.settings import ALIASES
-from tests.support.attempts import STORED, attempt, found, interrupt, leased, taken_over
+from tests.support.attempts import STORED, aattempt, attempt, found, interrupt, leased, taken_over
 from tests.support.shared import effects
 
 pytestmark = [
@@ -83,16 +80,6 @@ def dangling(using: str) -> None:
     """Do what PostgreSQL and SQLite refuse at COMMIT only."""
     effect(using)
     LogEntry.objects.using(using).create(user_id=10**6, action_flag=ADDITION)
-
-
-async def aattempt(
-    store: Store, operation: Operation, handler: Callable[[ExecutionContext], Awaitable[object]]
-) -> Outcome:
-    async def execute(execution: ExecutionContext | None) -> Result:
-        assert execution is not None
-        return Result(await handler(execution), STORED)
-
-    return await engine.arun(store, operation, execute, engine.reraise)
 
 
 def test_no_secret_in_its_repr(store: Store) -> None:

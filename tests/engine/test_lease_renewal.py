@@ -28,6 +28,7 @@ from idempotency_django.stores.records import Claim, Operation, Payload
 from idempotency_django.testing import PATIENCE, an_operation, eventually
 from tests.models import Effect
 from tests.settings import ALIASES
+from tests.support.attempts import aattempt, attempt
 from tests.support.machine import patience
 from tests.support.shared import effects
 
@@ -262,7 +263,6 @@ def _ends(operations: list[Operation]) -> dict[str, Any]:
 
 
 postgresql = pytest.mark.skipif(connection.vendor != "postgresql", reason="it alone has schemas")
-STORED = Payload(201, (), b"done")
 
 
 @pytest.fixture
@@ -295,21 +295,13 @@ def in_schema(schema: str, work: Callable[[], Any]) -> Any:
         connections["default"].close()
 
 
-def attempt(store: DatabaseStore, operation: Operation, handler: Callable[[], object]) -> Outcome:
-    return engine.run(store, operation, lambda _: Result(handler(), STORED), engine.reraise)
-
-
-def aattempt(store: DatabaseStore, operation: Operation, handler: Callable[[], object]) -> Outcome:
-    """The same by the async flow, whose claim is made in a thread."""
-
-    async def execute(_: object) -> Result:
-        return Result(await sync_to_async(handler)(), STORED)
-
-    return async_to_sync(engine.arun)(store, operation, execute, engine.reraise)
+def attempted_by_thread(store: DatabaseStore, operation: Operation, handler: Any) -> Outcome:
+    """An attempt of the async flow, whose claim is made in a thread."""
+    return async_to_sync(aattempt)(store, operation, sync_to_async(handler))
 
 
 @postgresql
-@pytest.mark.parametrize("run", [attempt, aattempt])
+@pytest.mark.parametrize("run", [attempt, attempted_by_thread])
 def test_leases_are_renewed_where_they_were_made(tenants: DatabaseStore, run: Any) -> None:
     """A handler that outlives its lease runs once, at each of two tenants with the same key."""
     operation = an_operation(lease=timedelta(seconds=patience(1)))
@@ -321,7 +313,7 @@ def test_leases_are_renewed_where_they_were_made(tenants: DatabaseStore, run: An
         renewed = [lease_of(schema)]
 
         def later() -> bool:
-            assert isinstance(attempt(tenants, operation, lambda: ran.append(schema)), InProgress)
+            assert isinstance(attempt(tenants, operation, lambda _: ran.append(schema)), InProgress)
             renewed.append(lease_of(schema))
             return len(set(renewed)) > 4  # longer than the lease of the claim
 
@@ -336,8 +328,8 @@ def test_leases_are_renewed_where_they_were_made(tenants: DatabaseStore, run: An
 
     def work(schema: str) -> Outcome:
         def both_attempts() -> Outcome:
-            first = run(tenants, operation, lambda: handler(schema))
-            assert isinstance(attempt(tenants, operation, lambda: ran.append(schema)), Replayed)
+            first = run(tenants, operation, lambda _: handler(schema))
+            assert isinstance(attempt(tenants, operation, lambda _: ran.append(schema)), Replayed)
             return first
 
         return in_schema(schema, both_attempts)
@@ -353,7 +345,7 @@ def test_handler_that_looks_into_another_schema(tenants: DatabaseStore) -> None:
     """The response is stored where the claim was made, whatever cursors the handler has opened."""
     operation = an_operation()
 
-    def handler() -> str:
+    def handler(_: object) -> str:
         connections["default"].set_schema("globex")  # type: ignore[attr-defined]
         IdempotencyKey.objects.count()
         connections["default"].set_schema("acme")  # type: ignore[attr-defined]

@@ -115,7 +115,7 @@ class TestRequests:
         assert spans[1:] == [key]
         operations.pop(0)
         assert {each.key for each in operations} == {key}
-        assert operations[0].path == url
+        assert (operations[0].method, operations[0].path) == ("POST", url)
         assert operations[0].name == f"POST {url}"
 
     @pytest.mark.parametrize("url", ["/view/", "/leased/"])
@@ -180,7 +180,7 @@ def test_in_progress() -> None:
     """A duplicate that comes while the first one is executed is a conflict."""
     operation, store = an_operation(lease=timedelta(minutes=1)), DatabaseStore("default")
     store.acquire(operation)
-    engine.run(store, operation, executing, _raise)
+    engine.run(store, operation, executing, engine.reraise)
     assert seen == [("in_progress", None)]
 
 
@@ -191,19 +191,15 @@ def test_refused_replay() -> None:
     def admit(record: Record) -> None:
         raise PermissionDenied
 
-    engine.run(store, operation, executing, _raise)
+    engine.run(store, operation, executing, engine.reraise)
     with pytest.raises(PermissionDenied):
-        engine.run(store, operation, executing, _raise, admit=admit)
+        engine.run(store, operation, executing, engine.reraise, admit=admit)
     assert seen == [("executed", None), ("failed", PermissionDenied)]
 
 
 def executing(execution: Any) -> Result:
     effect()
     return Result(None, Payload(200, (), b"{}"))
-
-
-def _raise(error: Exception) -> Result:
-    raise error
 
 
 @pytest.mark.parametrize("fails_first", [True, False])

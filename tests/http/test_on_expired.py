@@ -19,7 +19,7 @@ from idempotency_django.errors import KeyExpired
 from idempotency_django.models import DatabaseNow, IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.stores import stores
-from tests.support.shared import assert_problem, assert_replays, effects, new_key, post
+from tests.support.shared import assert_problem, assert_replays, effects, new_key, post, record
 from tests.support.views import acreate, create
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
@@ -69,6 +69,7 @@ def test_refused_while_it_is_retained(client: Client, where: str) -> None:
     url, key = f"/{where}/", new_key()
     first = post(client, url, key)
     assert_replays(first, post(client, url, key))
+    assert record(key).purge_at == record(key).expires_at + DAY
     age(2 * HOUR)
     for _ in range(2):
         problem = assert_problem(post(client, url, key), 409, "key-expired")

@@ -134,6 +134,8 @@ def test_lifetimes(client: Client) -> None:
     token, parameters = status_of(post(client, "/sliding/", key))
     assert token == "replayed"
     assert 0 < parameters["ttl"] <= 600
+    used = IdempotencyKey.objects.get(path="/sliding/")
+    assert used.expires_at - used.last_replayed_at == DAY
     post(client, "/outlived/", key)
     IdempotencyKey.objects.filter(path="/outlived/").update(expires_at=DatabaseNow() - DAY)
     assert post(client, "/outlived/", key)["Idempotency-Status"] == "expired"

@@ -72,11 +72,11 @@ class TestSecret:
         guesses = [asked, canonical(json.loads(asked)), b"json" + asked]
         plain = {hashlib.sha256(guess).hexdigest() for guess in guesses} | set(map(digest, guesses))
         assert stolen not in plain
-        # The same request under another secret has nothing in common with it.
-        settings.SECRET_KEY = "somebody else's"
-        other = new_key()
-        assert post(client, path, other).status_code == 201
-        assert record(other).fingerprint != stolen
+        # The same request under another key, or another secret, has nothing in common with it.
+        for secret in (settings.SECRET_KEY, "somebody else's"):
+            settings.SECRET_KEY, other = secret, new_key()
+            assert post(client, path, other).status_code == 201
+            assert record(other).fingerprint != stolen
 
     def test_equal_for_equal(self) -> None:
         """The same parts for the same purpose have the same digest; anything else has not."""
@@ -135,6 +135,12 @@ class TestRotation:
 
 
 class TestCalls:
+    def test_two_scopes(self) -> None:
+        """Nor have equal calls in two scopes anything in common."""
+        for scope in "ab":
+            idempotent_call(lambda _: 17, key="k", scope=scope, name="pay")
+        assert len(set(IdempotencyKey.objects.values_list("fingerprint", flat=True))) == 2
+
     def test_rotation(self, settings: Any) -> None:
         """A call from plain Python is recognised after a rotation, sync and async."""
 

@@ -29,7 +29,14 @@ from idempotency_django.testing.contract import as_claim, as_record
 from tests.models import Effect
 from tests.support.factories import IdempotencyKeyFactory
 from tests.support.plans import nodes, rows_read
-from tests.support.shared import assert_problem, assert_replays, effects, new_key, post
+from tests.support.shared import (
+    assert_problem,
+    assert_replays,
+    completed,
+    effects,
+    new_key,
+    post,
+)
 from tests.support.views import Mixed, create
 
 pytestmark = [
@@ -167,15 +174,7 @@ class TestMariaDB:
 
 def stored() -> Operation:
     """An operation that another connection has executed and completed."""
-    operation = an_operation(count_replays=False)
-
-    def execute() -> None:
-        store = DatabaseStore("default")
-        with transaction.atomic():
-            claim = as_claim(store.acquire(operation))
-            store.complete(claim, RESPONSE)
-
-    in_threads([execute])
+    [operation] = in_threads([lambda: completed(DatabaseStore("default"), count_replays=False)])
     return operation
 
 

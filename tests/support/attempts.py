@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -47,6 +47,17 @@ def attempt(
         return made if isinstance(made, Result) else Result(made, STORED)
 
     return engine.run(store, replace(operation, **changes), execute, recover, together=together)
+
+
+async def aattempt(
+    store: Store, operation: Operation, handler: Callable[[ExecutionContext], Awaitable[object]]
+) -> Outcome:
+    """The same of a coroutine function."""
+
+    async def execute(execution: ExecutionContext) -> Result:
+        return Result(await handler(execution), STORED)
+
+    return await engine.arun(store, operation, execute, engine.reraise)
 
 
 def found(store: Store, operation: Operation) -> Record:
