@@ -13,15 +13,10 @@ pytestmark = pytest.mark.e2e
 JOBS = "/api/jobs/"
 
 
-def _status_of(api: Api, order: Order) -> int:
-    """The status of a retry, when the lease of the server that died is over."""
-    eventually(lambda: api.send(JOBS, order).status_code != 409)
-    return api.send(JOBS, order).status_code
-
-
 def test_killed_after_sending(api: Api) -> None:
     """A server that dies when it has sent the task sends it again at the retry, with its id."""
     order = Order()
     api.killed(JOBS, order, "after-effect")
-    assert _status_of(api, order) == 202
+    eventually(lambda: api.send(JOBS, order).status_code != 409)  # when its lease is over
+    assert api.send(JOBS, order).status_code == 202
     assert api.effects(order) == 1

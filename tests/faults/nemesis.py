@@ -20,9 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from idempotency_django.testing import PATIENCE
+from tests.e2e.databases import Database
 
 from .ledger import Ledger
 from .processes import Caller, Ended, Order, a_process
+from .recovery import Mode
+from .state import State
 
 LEASE = 0.5  # seconds
 WORKERS, CLIENTS = 3, 6
@@ -36,28 +39,20 @@ TEMPORARY = frozenset({0, 409, 500, 503})
 
 
 @dataclass(frozen=True)
-class Work:
-    """An operation, and the kinds of the rows that it makes, in alphabetical order."""
-
-    path: str
-    effects: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Target:
     """What the nemesis is let loose on.
 
     Attributes:
+        database: where the effects are.
         settings: for the workers, see :mod:`tests.faults.bank.settings`.
         works: what is asked of them.
         faults: what the nemesis may do besides killing and pausing workers, by name.
-        effects: the kinds of the effects that a reference has in the database.
     """
 
+    database: Database
     settings: dict[str, str]
-    works: Sequence[Work]
+    works: Sequence[Mode]
     faults: dict[str, Callable[[random.Random], object]]
-    effects: Callable[[str], tuple[str, ...]]
 
 
 class Workers:
@@ -99,7 +94,7 @@ class Campaign:
     target: Target
     port: int
     seed: int
-    orders: dict[Order, Work] = field(default_factory=dict)
+    orders: dict[Order, Mode] = field(default_factory=dict)
     responses: dict[Order, set[str]] = field(default_factory=dict)
     told: Counter[str] = field(default_factory=Counter)
     over: threading.Event = field(default_factory=threading.Event)
@@ -177,10 +172,11 @@ class Campaign:
         """Nothing is wedged: each key has a response, always the same, and had its effects once."""
         with ThreadPoolExecutor(CLIENTS) as threads:
             list(threads.map(self._complete, self.orders))
-        for order, work in self.orders.items():
-            done = (self.target.effects(order.reference), ledger.bookings(order.reference)[1])
-            assert done == (work.effects, 1), (self.seed, order, done)
-            assert len(self.responses[order]) == 1, (self.seed, order, self.responses[order])
+        with State(self.target.database) as state:
+            for order, work in self.orders.items():
+                done = (state.effects(order), ledger.bookings(order.reference)[1])
+                assert done == (work.effects, 1), (self.seed, order, done)
+                assert len(self.responses[order]) == 1, (self.seed, order, self.responses[order])
 
     def _complete(self, order: Order) -> None:
         """Send it until it gets a response, and then once more: a replay."""

@@ -1,7 +1,7 @@
-"""A way to PostgreSQL that breaks where something is being committed.
+"""A wire to PostgreSQL that breaks where something is being committed.
 
-Who sends a COMMIT and loses the connection does not know whether it was done: the way breaks before
-the statement arrives, or after it was done and before that is told.
+Who sends a COMMIT and loses the connection does not know whether it was done: the wire breaks
+before the statement arrives, or after it was done and before that is told.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 from urllib.parse import urlsplit
+
+from .wires import Way, Wire, wire_to
 
 IDLE = b"I"
 READY = b"Z"
@@ -28,17 +30,57 @@ class Cut:
     done: bool
 
 
-class Proxy:
-    """Passes on what is sent, and watches the commits in it; ``url`` leads through it."""
+class WatchedWay(Way):
+    """A connection whose messages are read, if it is the one to watch."""
 
-    def __init__(self, target: tuple[str, int], url: str) -> None:
-        self.url = url
+    def __init__(self, wire: Proxy, client: socket.socket, server: socket.socket) -> None:
+        super().__init__(wire, client, server)
+        self._watched = wire.take()
+        self._status = b""  # of the server's transaction, as it last said
+        self._ends_when_ready = False
+
+    def forth(self) -> None:
+        with self.client.makefile("rb") as sent:
+            if not (length := sent.read(4)):  # of the first message, which has no type
+                return
+            self.server.sendall(length + sent.read(struct.unpack("!i", length)[0] - 4))
+            while message := _message(sent):
+                cut = self._strike(message)
+                if cut and not cut.done:
+                    self.wire.was_cut.set()
+                    return
+                self._ends_when_ready = bool(cut)
+                self.server.sendall(message)
+
+    def back(self) -> None:
+        with self.server.makefile("rb") as said:
+            while message := _message(said):
+                if message[:1] == READY:
+                    self._status = message[5:6]
+                    if self._ends_when_ready:
+                        self.wire.was_cut.set()
+                        return
+                if not self._ends_when_ready:
+                    self.client.sendall(message)
+
+    def _strike(self, message: bytes) -> Cut | None:
+        statement = _statement(message) if self._watched else ""
+        alone = statement.startswith(COMMITS_BY_ITSELF) and self._status == IDLE
+        commits = statement.rpartition(";")[2].strip() == "COMMIT"  # maybe with another one
+        return self.wire.strike(statement) if alone or commits else None
+
+
+class Proxy(Wire):
+    """Watches the commits in what is sent."""
+
+    way = WatchedWay
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self.commits: list[str] = []
         self.was_cut = threading.Event()
-        self._target = target
         self._cut: Cut | None = None
         self._taken = 0
-        self._lock = threading.Lock()
 
     def watch(self, cut: Cut | None = None) -> None:
         """Count the commits of the next connection, and break it at one of them, or at none.
@@ -57,84 +99,11 @@ class Proxy:
                 return self._cut
             return None
 
-    def _take(self) -> bool:
+    def take(self) -> bool:
         """Whether the connection that is taken now is the one to watch."""
         with self._lock:
             self._taken += 1
             return self._taken == 1
-
-    def serve(self, listener: socket.socket) -> None:
-        """Take connections until the listener is shut down; return when they are closed."""
-        ways = []
-        with suppress(OSError):
-            while True:
-                client, _ = listener.accept()
-                server = socket.create_connection(self._target)
-                way = threading.Thread(target=_Way(self, client, server, self._take()).lead)
-                way.start()
-                ways.append(way)
-        for way in ways:
-            way.join()
-
-
-class _Way:
-    """One connection through the proxy, with a thread for each direction."""
-
-    def __init__(
-        self, proxy: Proxy, client: socket.socket, server: socket.socket, watched: bool
-    ) -> None:
-        self._proxy = proxy
-        self._watched = watched
-        self._client = client
-        self._server = server
-        self._status = b""  # of the server's transaction, as it last said
-        self._ends_when_ready = False
-
-    def lead(self) -> None:
-        """Pass on what comes, until one end closes."""
-        with self._client, self._server:
-            back = threading.Thread(target=self._back)
-            back.start()
-            self._forth()
-            back.join()
-
-    def _forth(self) -> None:
-        with self._closing(), self._client.makefile("rb") as sent:
-            length = sent.read(4)  # of the first message, which has no type
-            self._server.sendall(length + sent.read(struct.unpack("!i", length)[0] - 4))
-            while message := _message(sent):
-                cut = self._strike(message)
-                if cut and not cut.done:
-                    self._proxy.was_cut.set()
-                    return
-                self._ends_when_ready = bool(cut)
-                self._server.sendall(message)
-
-    def _back(self) -> None:
-        with self._closing(), self._server.makefile("rb") as said:
-            while message := _message(said):
-                if message[:1] == READY:
-                    self._status = message[5:6]
-                    if self._ends_when_ready:
-                        self._proxy.was_cut.set()
-                        return
-                if not self._ends_when_ready:
-                    self._client.sendall(message)
-
-    def _strike(self, message: bytes) -> Cut | None:
-        statement = _statement(message) if self._watched else ""
-        alone = statement.startswith(COMMITS_BY_ITSELF) and self._status == IDLE
-        commits = statement.rpartition(";")[2].strip() == "COMMIT"  # maybe with another one
-        return self._proxy.strike(statement) if alone or commits else None
-
-    @contextmanager
-    def _closing(self) -> Iterator[None]:
-        """Shut both ends down when one direction is over, so that the other is too."""
-        with suppress(OSError, struct.error):
-            yield
-        for end in (self._client, self._server):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
 
 
 def _message(stream: IO[bytes]) -> bytes:
@@ -158,16 +127,6 @@ def _statement(message: bytes) -> str:
 @contextmanager
 def proxy_to(url: str) -> Iterator[Proxy]:
     """A proxy before the database of that URL, for the length of the block."""
-    at = urlsplit(url)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        login = at.netloc.rpartition("@")[0]
-        through = at._replace(netloc=f"{login}@127.0.0.1:{port}", query="sslmode=disable")
-        proxy = Proxy((at.hostname or "", at.port or 5432), through.geturl())
-        thread = threading.Thread(target=proxy.serve, args=[listener])
-        thread.start()
-        try:
-            yield proxy
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            thread.join()
+    plain = urlsplit(url)._replace(query="sslmode=disable").geturl()
+    with wire_to(plain, Proxy) as proxy:
+        yield proxy

@@ -50,12 +50,12 @@ class State:
 
     def effects(self, order: Order) -> tuple[str, ...]:
         """The kind of each thing that was done, in alphabetical order."""
-        rows = self._all("SELECT kind FROM bank_effect WHERE reference = %s", order.reference)
+        rows = self.all("SELECT kind FROM bank_effect WHERE reference = %s", order.reference)
         return tuple(sorted(kind for (kind,) in rows))
 
     def row(self, order: Order) -> Row | None:
         """What the store has of it."""
-        found = self._all(
+        found = self.all(
             "SELECT status, attempt, (SELECT count(*) FROM idempotency_django_idempotencystep"
             f" WHERE record_id = found.id), {self._left} FROM idempotency_django_idempotencykey"
             " found WHERE found.key = %s",
@@ -67,14 +67,15 @@ class State:
         """Return when no claim lives, by the store's clock."""
         eventually(
             lambda: (
-                not self._all(
+                not self.all(
                     "SELECT 1 FROM idempotency_django_idempotencykey"
                     f" WHERE {self._left} > 0 LIMIT 1"
                 )
             )
         )
 
-    def _all(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+    def all(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        """All rows of a statement."""
         if self.database.name == "sqlite":
             statement = statement.replace("%s", "?")
         with closing(self._connection.cursor()) as cursor:

@@ -9,26 +9,28 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sqlite3
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import pytest
 
 from idempotency_django.testing import eventually
 from tests.e2e import databases
+from tests.e2e.databases import Database
 from tests.support.nightly import few, sizes
 from tests.support.redis_servers import client, command, valkey_at
 from tests.support.servers import free_port
 
 from .faulty_servers import Restartable, restartable_postgres
 from .ledger import Ledger
-from .nemesis import Campaign, Target, Work, workers
-from .wires import Wire, wire_to
+from .nemesis import Campaign, Target, workers
+from .recovery import DRF, LEASED, STEPPED, TRANSACTIONAL, Mode
+from .state import State
+from .wires import wire_to
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(0)]
 
@@ -37,103 +39,51 @@ SEED = int(os.environ.get("NEMESIS_SEED", "1"))
 CACHED = "idempotency_django.contrib.cached.CachedStore"
 REDIS = "idempotency_django.contrib.redis.RedisStore"
 
-CHARGE, TRANSFER = ("charge",), ("credit", "debit")
-IN_DATABASE = (
-    Work("/transactional/", CHARGE),
-    Work("/drf/", CHARGE),
-    Work("/leased/", CHARGE),
-    Work("/stepped/", TRANSFER),
-    Work("/outside/", ()),
-)
-IN_REDIS = (Work("/outside/", ()),)
-EFFECTS = "SELECT kind FROM bank_effect WHERE reference = "
-
-
-def kinds(rows: Iterable[Any]) -> tuple[str, ...]:
-    """The kinds of effects, in alphabetical order."""
-    return tuple(sorted(kind for (kind,) in rows))
-
-
-def through(url: str, wire: Wire) -> str:
-    """The URL of the same thing at the other end of the wire."""
-    at = urlsplit(url)
-    login = f"{at.netloc.rpartition('@')[0]}@" if "@" in at.netloc else ""
-    return at._replace(netloc=f"{login}127.0.0.1:{wire.port}").geturl()
-
-
-def wired(stack: ExitStack, url: str) -> Wire:
-    """A wire to what has that URL."""
-    at = urlsplit(url)
-    assert at.port is not None
-    return stack.enter_context(wire_to(at.hostname or "", at.port))
+OUTSIDE = Mode("/outside/", ())
+IN_DATABASE = (TRANSACTIONAL, DRF, LEASED, STEPPED, OUTSIDE)
 
 
 def postgres(stack: ExitStack, folder: Path) -> Target:
     """The database store on PostgreSQL, whose administrator is impatient."""
-    import psycopg  # not at the top: there is none when the tests run on psycopg2
-
-    url = stack.enter_context(databases.postgres()).url
-    wire = wired(stack, url)
-    admin = stack.enter_context(psycopg.connect(url, autocommit=True))
-
-    def effects(reference: str) -> tuple[str, ...]:
-        return kinds(admin.execute(f"{EFFECTS}%s", [reference]))
+    database = stack.enter_context(databases.postgres())
+    admin = stack.enter_context(State(database))
+    wire = stack.enter_context(wire_to(database.url))
 
     def end_sessions(_: random.Random) -> None:
-        admin.execute(
+        admin.all(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
 
     faults = {"cut": wire.cut, "end sessions": end_sessions}
-    return Target({"DATABASE_URL": through(url, wire)}, IN_DATABASE, faults, effects)
+    return Target(database, {"DATABASE_URL": wire.url}, IN_DATABASE, faults)
 
 
 def mariadb(stack: ExitStack, folder: Path) -> Target:
     """The same on MariaDB."""
     import pymysql
 
-    url = stack.enter_context(databases.mariadb()).url
-    wire, at = wired(stack, url), urlsplit(url)
-    login = {"user": unquote(at.username or ""), "password": unquote(at.password or "")}
-    address = {"host": at.hostname, "port": at.port or 3306, "database": at.path.strip("/")}
-    admin = stack.enter_context(closing(pymysql.connect(**address, **login, autocommit=True)))
-
-    def ask(statement: str, *values: object) -> list[Any]:
-        with admin.cursor() as cursor:
-            cursor.execute(statement, values)
-            return list(cursor.fetchall())
-
-    def effects(reference: str) -> tuple[str, ...]:
-        return kinds(ask(f"{EFFECTS}%s", reference))
+    database = stack.enter_context(databases.mariadb())
+    admin = stack.enter_context(State(database))
+    wire = stack.enter_context(wire_to(database.url))
 
     def end_sessions(_: random.Random) -> None:
         query = "SELECT id FROM information_schema.processlist WHERE db = DATABASE()"
-        for (number,) in ask(f"{query} AND id <> CONNECTION_ID()"):
+        for (number,) in admin.all(f"{query} AND id <> CONNECTION_ID()"):
             try:
-                ask(f"KILL {number}")
+                admin.all(f"KILL {number}")
             except pymysql.err.OperationalError as error:
                 if "Unknown thread id" not in str(error):  # it has ended by itself
                     raise
 
     faults = {"cut": wire.cut, "end sessions": end_sessions}
-    return Target({"DATABASE_URL": through(url, wire)}, IN_DATABASE, faults, effects)
-
-
-def sqlite_effects(path: Path) -> Callable[[str], tuple[str, ...]]:
-    """Looks into a file."""
-
-    def effects(reference: str) -> tuple[str, ...]:
-        with closing(sqlite3.connect(path)) as connection:
-            return kinds(connection.execute(f"{EFFECTS}?", [reference]))
-
-    return effects
+    return Target(database, {"DATABASE_URL": wire.url}, IN_DATABASE, faults)
 
 
 def sqlite(stack: ExitStack, folder: Path) -> Target:
     """The same on SQLite, which nothing can cut off."""
-    path = folder / "bank.sqlite3"
-    return Target({"DATABASE_URL": f"sqlite:///{path}"}, IN_DATABASE, {}, sqlite_effects(path))
+    database = stack.enter_context(databases.sqlite(folder))
+    return Target(database, {"DATABASE_URL": database.url}, IN_DATABASE, {})
 
 
 def cached(stack: ExitStack, folder: Path) -> Target:
@@ -141,25 +91,25 @@ def cached(stack: ExitStack, folder: Path) -> Target:
     target = postgres(stack, folder)
     url, faults = restartable_valkey(stack)
     settings = target.settings | {"STORE": CACHED, "REDIS_URL": url}
-    return Target(settings, target.works, {**target.faults, **faults}, target.effects)
+    return replace(target, settings=settings, faults={**target.faults, **faults})
 
 
 def redis(stack: ExitStack, folder: Path) -> Target:
     """The Redis store on a server that crashes and has written down everything."""
     url, faults = restartable_valkey(stack, "--appendonly", "yes", "--appendfsync", "always")
-    path = folder / "bank.sqlite3"
-    settings = {"DATABASE_URL": f"sqlite:///{path}", "STORE": REDIS, "REDIS_URL": url}
-    return Target(settings, IN_REDIS, faults, sqlite_effects(path))
+    target = sqlite(stack, folder)
+    settings = target.settings | {"STORE": REDIS, "REDIS_URL": url}
+    return replace(target, settings=settings, works=(OUTSIDE,), faults=faults)
 
 
 def restartable_valkey(stack: ExitStack, *options: str) -> tuple[str, dict[str, Any]]:
     """The URL of a server at the end of a wire, and what may happen to both."""
     port = free_port()
     server = stack.enter_context(valkey_at(port, *options))
-    wire = wired(stack, server.url)
+    wire = stack.enter_context(wire_to(server.url))
     assert server.pid is not None
     crash = stack.enter_context(restarts(server.pid, port, options))
-    return through(server.url, wire), {"cut Redis": wire.cut, "crash Redis": crash}
+    return wire.url, {"cut Redis": wire.cut, "crash Redis": crash}
 
 
 @contextmanager
@@ -233,15 +183,10 @@ def test_postgres_crashes_under_load(
     server: Restartable, atomic: str, seconds: int, ledger: Ledger, log: Path
 ) -> None:
     """The same holds however often PostgreSQL crashes and comes back."""
-    import psycopg  # not at the top: there is none when the tests run on psycopg2
-
-    def effects(reference: str) -> tuple[str, ...]:
-        with psycopg.connect(server.url) as connection:
-            return kinds(connection.execute(f"{EFFECTS}%s", [reference]))
-
     settings = {"DATABASE_URL": server.url, "ATOMIC_REQUESTS": atomic}
     works = IN_DATABASE[:1] if atomic else IN_DATABASE  # leases need transactions of their own
-    target = Target(settings, works, {"crash": lambda _: server.crash_and_restart()}, effects)
+    faults = {"crash": lambda _: server.crash_and_restart()}
+    target = Target(Database("postgres", server.url, lambda: 0), settings, works, faults)
     with workers(target, ledger, log) as site:
         campaign = Campaign(target, site.port, SEED)
         campaign.run(seconds, target.faults)

@@ -5,33 +5,80 @@ from __future__ import annotations
 import random
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
+from urllib.parse import urlsplit
 
 CHUNK = 65536
 
 
-class Wire:
-    """Passes on what is sent; ``port`` leads through it."""
+class Way:
+    """A connection over a wire, with a thread for each direction."""
 
-    def __init__(self, target: tuple[str, int], port: int) -> None:
-        self.port = port
+    def __init__(self, wire: Any, client: socket.socket, server: socket.socket) -> None:
+        self.wire, self.client, self.server = wire, client, server
+        self.is_silent = False
+
+    def lead(self) -> None:
+        """Pass on what comes, until one end closes; then the other one is closed, too."""
+        back = threading.Thread(target=self._until_closed, args=[self.back])
+        back.start()
+        self._until_closed(self.forth)
+        back.join()
+
+    def forth(self) -> None:
+        """Pass on what the client sends."""
+        self._pass_on(self.client, self.server)
+
+    def back(self) -> None:
+        """Pass on what the server sends."""
+        self._pass_on(self.server, self.client)
+
+    def shut(self) -> None:
+        """Break the connection."""
+        for end in (self.client, self.server):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        while sent := source.recv(CHUNK):
+            if not self.is_silent:
+                target.sendall(sent)
+
+    def _until_closed(self, direction: Callable[[], None]) -> None:
+        with suppress(OSError):
+            direction()
+        if not self.is_silent:
+            self.shut()
+
+
+class Wire:
+    """Passes on what is sent; ``url`` leads through it."""
+
+    way: type[Way] = Way
+
+    def __init__(self, target: tuple[str, int], url: str) -> None:
+        self.url = url
         self._target = target
-        self._pairs: set[tuple[socket.socket, socket.socket]] = set()
-        self._silent: set[tuple[socket.socket, socket.socket]] = set()
+        self._ways: set[Way] = set()
         self._lock = threading.Lock()
 
     def fall_silent(self) -> None:
         """Pass on nothing more over the connections there are, and close none of them."""
-        with self._lock:
-            self._silent |= self._pairs
+        for way in self._now():
+            way.is_silent = True
 
     def cut(self, chance: random.Random) -> None:
         """Break the connections there are: all of them, or each with an even chance."""
-        with self._lock:
-            pairs = list(self._pairs)
-        for pair in pairs if chance.random() < 0.3 else [p for p in pairs if chance.random() < 0.5]:
-            _shut(pair)
+        ways = self._now()
+        for way in ways if chance.random() < 0.3 else [w for w in ways if chance.random() < 0.5]:
+            way.shut()
+
+    def cut_all(self) -> None:
+        """Break every connection that there is."""
+        for way in self._now():
+            way.shut()
 
     def serve(self, listener: socket.socket) -> None:
         """Take connections until the listener is shut down; return when they are closed."""
@@ -45,12 +92,9 @@ class Wire:
         for thread in threads:
             thread.join()
 
-    def cut_all(self) -> None:
-        """Break every connection that there is."""
+    def _now(self) -> list[Way]:
         with self._lock:
-            pairs = list(self._pairs)
-        for pair in pairs:
-            _shut(pair)
+            return [*self._ways]
 
     def _lead(self, client: socket.socket) -> None:
         with client:
@@ -58,42 +102,23 @@ class Wire:
                 server = socket.create_connection(self._target)
             except OSError:  # it is being restarted
                 return
-            pair = (client, server)
             with server:
+                way = self.way(self, client, server)
                 with self._lock:
-                    self._pairs.add(pair)
-                back = threading.Thread(target=self._pass_on, args=[server, client, pair])
-                back.start()
-                self._pass_on(client, server, pair)
-                back.join()
+                    self._ways.add(way)
+                way.lead()
                 with self._lock:
-                    self._pairs.discard(pair)
-
-    def _pass_on(
-        self,
-        source: socket.socket,
-        target: socket.socket,
-        pair: tuple[socket.socket, socket.socket],
-    ) -> None:
-        with suppress(OSError):
-            while sent := source.recv(CHUNK):
-                if pair not in self._silent:
-                    target.sendall(sent)
-        if pair not in self._silent:
-            _shut(pair)
-
-
-def _shut(pair: tuple[socket.socket, socket.socket]) -> None:
-    for end in pair:
-        with suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
+                    self._ways.discard(way)
 
 
 @contextmanager
-def wire_to(host: str, port: int) -> Iterator[Wire]:
-    """A wire to whatever listens there, for the length of the block."""
+def wire_to(url: str, kind: type[Wire] = Wire) -> Iterator[Any]:
+    """A wire to whatever has that URL, for the length of the block."""
+    at = urlsplit(url)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        wire = Wire((host, port), listener.getsockname()[1])
+        login, found, _ = at.netloc.rpartition("@")
+        netloc = f"{login}{found}127.0.0.1:{listener.getsockname()[1]}"
+        wire = kind((at.hostname or "", at.port or 0), at._replace(netloc=netloc).geturl())
         thread = threading.Thread(target=wire.serve, args=[listener])
         thread.start()
         try:

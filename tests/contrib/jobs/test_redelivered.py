@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 from celery import chord
@@ -70,20 +69,16 @@ def test_on_rabbitmq(rabbit: Server, database: Database, redis_server: Server, l
     once. Celery executes them again, even where it looks for results; a protected task has one
     effect.
     """
-    at = urlsplit(rabbit.url)
     jobs = Jobs(database, rabbit.url, redis_server.url, log, deduplicate=True)
     jobs.migrate()
     kinds = ("plain", *PROTECTED)
-    with wire_to(at.hostname or "", at.port or 0) as wire:
-        login = at.netloc.rpartition("@")[0]
-        through = at._replace(netloc=f"{login}@127.0.0.1:{wire.port}").geturl()
-        with replace(jobs, broker=through).worker():
-            sent = {kind: jobs.task(kind, kind, SECONDS).apply_async().id for kind in kinds}
-            until(lambda: len(jobs.deliveries()) == len(kinds) and jobs.effects("leased"))
-            wire.cut_all()
-            until(lambda: min(jobs.deliveries().values()) > 1)
-            jobs.results(sent.values())
-            jobs.wait_until_idle()
+    with wire_to(rabbit.url) as wire, replace(jobs, broker=wire.url).worker():
+        sent = {kind: jobs.task(kind, kind, SECONDS).apply_async().id for kind in kinds}
+        until(lambda: len(jobs.deliveries()) == len(kinds) and jobs.effects("leased"))
+        wire.cut_all()
+        until(lambda: min(jobs.deliveries().values()) > 1)
+        jobs.results(sent.values())
+        jobs.wait_until_idle()
 
     effects = {kind: jobs.effects(kind) for kind in kinds}
     assert effects == {"plain": {"job": 2}, "leased": {"job": 1}, "transactional": {"job": 1}}

@@ -128,6 +128,7 @@ def test_other_arguments_under_a_key() -> None:
     assert effects() == ["order-17"]
     refused = OutboxMessage.objects.get(message_id=other)
     assert FingerprintMismatch.__name__ in refused.error
+    assert refused.attempts == 1  # it is this message's failure, and no outage
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from idempotency_django.contrib.messaging.models import StreamPosition
 from idempotency_django.testing import PATIENCE
 from tests.settings import ALIASES
-from tests.support.outside import ROOT, environment
+from tests.support.outside import environment, running
 from tests.support.shared import effect_counts
 
 from .worker import OFFSETS
@@ -29,12 +28,8 @@ PAUSED = "billing/orders/0"
 class Process:
     """One that reads streams."""
 
-    def __init__(self, using: str) -> None:
-        command = [sys.executable, "-m", "tests.contrib.messaging.streams.worker"]
-        pipe, env = subprocess.PIPE, environment(using)
-        self.process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, cwd=ROOT, env=env, text=True
-        )
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
 
     def order(self, **order: Any) -> None:
         """Tell it what to do."""
@@ -65,11 +60,6 @@ class Process:
         os.kill(self.process.pid, signal.SIGCONT)
         return self.reply()
 
-    def end(self) -> None:
-        """Leave nothing behind."""
-        self.process.kill()
-        self.process.communicate()
-
 
 @pytest.fixture(scope="module", params=sorted(ALIASES))
 def using(request: pytest.FixtureRequest) -> str:
@@ -80,10 +70,13 @@ def using(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def pair(using: str, django_db_setup: None) -> Iterator[list[Process]]:
     """Two processes on the database, which start at the same time."""
-    started = [Process(using) for _ in range(2)]
-    yield started
-    for each in started:
-        each.end()
+    command = ("-m", "tests.contrib.messaging.streams.worker")
+    pipe, env = subprocess.PIPE, environment(using)
+    with (
+        running(*command, env=env, stdin=pipe, stdout=pipe) as one,
+        running(*command, env=env, stdin=pipe, stdout=pipe) as other,
+    ):
+        yield [Process(one), Process(other)]
 
 
 def once(name: str, *offsets: int) -> dict[str, int]:

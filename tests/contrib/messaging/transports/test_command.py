@@ -104,13 +104,6 @@ def test_refused(loops: list[Any], words: list[str], text: str) -> None:
     assert loops == []
 
 
-def test_none_are_listed(loops: list[Any], settings: Any) -> None:
-    """Without a list, there is no consumer."""
-    settings.IDEMPOTENCY = {}
-    with pytest.raises(CommandError, match=r"no consumer called 'first'\. It lists none"):
-        run("first", KAFKA)
-
-
 def test_the_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its client library, a broker's URL names the extra to install."""
     monkeypatch.delitem(sys.modules, "idempotency_django.contrib.messaging.brokers.kafka", False)
