@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from datetime import date
 from typing import Any
 
 import pytest
 from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.test import override_settings
 
 from idempotency_django.contrib.messaging import Relay, after_commit
 from idempotency_django.contrib.messaging.models import OutboxMessage
 from idempotency_django.engine.context import current_execution
-from tests.contrib.messaging.outbox.conftest import changed_settings
 from tests.support.shared import LONG_AGO
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
@@ -52,17 +49,11 @@ def charge(order: int) -> None:
         raise FAILURES.pop()
 
 
-def leave() -> None:
-    sys.exit(3)
-
-
-def relay(using: str, rounds: int = 1) -> Relay:
-    """A relay that finds everything due."""
+def relay(using: str, rounds: int = 1) -> None:
+    """Send what is there, and find everything due."""
     for _ in range(rounds):
         OutboxMessage.objects.using(using).filter(state="pending").update(process_after=LONG_AGO)
-        found = Relay()
-        found.drain()
-    return found
+        Relay().drain()
 
 
 def test_committed(using: str) -> None:
@@ -84,12 +75,6 @@ def test_rolled_back(using: str) -> None:
     assert CALLS == []
 
 
-def test_outside_of_a_transaction() -> None:
-    """Without a transaction there is no commit to wait for, so it is refused."""
-    with pytest.raises(ImproperlyConfigured, match="outside of a transaction"):
-        after_commit(ship, 17)
-
-
 def test_sent_twice(using: str) -> None:
     """A relay that dies after the call, and before it notes that, leaves a call that is not made
     again.
@@ -101,18 +86,6 @@ def test_sent_twice(using: str) -> None:
     Relay().drain()
     assert len(CALLS) == 1
     assert OutboxMessage.objects.using(using).get().state == "done"
-
-
-def test_exit(using: str) -> None:
-    """A function that would end the process has failed: the relay goes on, and it is dead."""
-    with changed_settings(OUTBOX={"after_commit": {"MAX_ATTEMPTS": 1}}):
-        with transaction.atomic(using=using):
-            after_commit(leave)
-            after_commit(ship, 17)
-        relay(using)
-    rows = OutboxMessage.objects.using(using)
-    assert sorted(rows.values_list("state", flat=True)) == ["dead", "done"]
-    assert "SystemExit(3)" in rows.get(state="dead").error
 
 
 def test_resumed(using: str) -> None:
@@ -192,3 +165,22 @@ def test_function_is_gone(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert f"{__name__}:ship no longer exists" in message.error
     relay(using)
     assert len(CALLS) == 1
+
+
+async def asynchronous() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda: None, "another process cannot import it"),
+        (asynchronous, "is a coroutine function"),
+        (ship.__get__(17), "another process cannot import it"),
+    ],
+    ids=["lambda", "coroutine function", "method"],
+)
+def test_functions_that_no_process_could_call(using: str, function: Any, why: str) -> None:
+    """They are refused before anything is written."""
+    with transaction.atomic(using=using), pytest.raises(TypeError, match=why):
+        after_commit(function)
+    assert not OutboxMessage.objects.using(using).exists()

@@ -13,7 +13,6 @@ from typing import Any
 import kombu
 import pytest
 from celery import Celery
-from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.test import override_settings
 
@@ -94,12 +93,6 @@ def test_sent_twice() -> None:
     OutboxMessage.objects.update(state="pending", process_after=LONG_AGO)
     assert Relay().drain() == 1
     assert effects() == ["a"]
-
-
-def test_outside_of_a_transaction() -> None:
-    """Without a transaction there is no commit to wait for, so it is refused."""
-    with pytest.raises(ImproperlyConfigured, match="outside of a transaction"):
-        pay.enqueue_once("a")
 
 
 def test_one_key() -> None:

@@ -31,10 +31,9 @@ def dead() -> dict[str, tuple[str, bytes]]:
 class Billing:
     """A consumer that makes an effect of each event, and fails as the event says."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self) -> None:
         self.starts: Counter[str] = Counter()
-        self.redelivered: list[tuple[str, bool]] = []
-        self.consumer = Consumer("billing", **{"max_attempts": 2, **options})
+        self.consumer = Consumer("billing", max_attempts=2)
         self.consumer.on("order.paid", "order.poison")(self.book)
 
     def book(self, event: Event, execution: Any) -> str:

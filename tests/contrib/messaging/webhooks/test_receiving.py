@@ -163,35 +163,22 @@ def test_body_was_read(inbox: Inbox) -> None:
     assert inbox.rows().count() == 2
 
 
-def test_csrf_and_middleware(inbox: Inbox) -> None:
+def test_csrf_and_middleware(inbox: Inbox, settings: Any) -> None:
     """Neither the CSRF middleware nor ours is in the way, nor a policy that requires keys."""
     ours = "idempotency_django.middleware.IdempotencyMiddleware"
-    required = {**settings_now(), "POLICY": {"required": True}}
-    with override_settings(
-        MIDDLEWARE=["django.middleware.csrf.CsrfViewMiddleware", ours], IDEMPOTENCY=required
-    ):
-        client = Client(enforce_csrf_checks=True)
-        assert deliver(Hook, client=client).status_code == 200
-        assert process_due() == {"done": 1}
+    settings.MIDDLEWARE = ["django.middleware.csrf.CsrfViewMiddleware", ours]
+    settings.IDEMPOTENCY = {**settings.IDEMPOTENCY, "POLICY": {"required": True}}
+    assert deliver(Hook, client=Client(enforce_csrf_checks=True)).status_code == 200
+    assert process_due() == {"done": 1}
     hows = {endpoint.route: endpoint.how for endpoint in inventory.endpoints()}
     assert {how for route, how in hows.items() if "webhooks" in route} == {"inbox"}
 
 
-def settings_now() -> Any:
-    from django.conf import settings
-
-    return settings.IDEMPOTENCY
-
-
-def test_atomic_requests(inbox: Inbox) -> None:
+def test_atomic_requests(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under ATOMIC_REQUESTS the message is committed by itself."""
     for connection in connections.all():
-        connection.settings_dict["ATOMIC_REQUESTS"] = True
-    try:
-        assert deliver(Hook).status_code == 200
-    finally:
-        for connection in connections.all():
-            connection.settings_dict["ATOMIC_REQUESTS"] = False
+        monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    assert deliver(Hook).status_code == 200
     assert inbox.states() == ["pending"]
 
 
