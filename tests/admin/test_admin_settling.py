@@ -183,28 +183,25 @@ class TestCompleting:
         assert bytes(after.response_body) == body
 
 
-class TestReleasing:
-    """Releasing for a retry."""
-
-    @pytest.mark.parametrize("hold", [True, False])
-    def test_retry(self, alias: str, settler: Client, hold: bool) -> None:
-        """The next retry executes the operation, from behind its last step."""
-        store, late = interrupted(alias, hold=hold)
-        found = row(alias)
-        done = settle(settler, found, "release", reason="Not charged: <b>sure</b>")
-        assert messages(done) == ["1 idempotency key: settled."]
-        after = row(alias)
-        assert (after.status, after.lease_expires_at) == (Status.FAILED, None)
-        assert after.owner_token == late.origin != late.token
-        by = LogEntry.objects.get().user.get_username()
-        assert after.error == f"Released by {by}: Not charged: <b>sure</b>"
-        assert abs(after.completed_at - timezone.now()) < timedelta(minutes=1)
-        assert not store.complete(late, RESPONSE)
-        assert not store.extend(late, 60)
-        claim = as_claim(store.acquire(late.operation))
-        assert claim.attempt == 2
-        assert [kept.name for kept in store.steps(claim)] == ["debit"]
-        assert not store.complete(late, RESPONSE)
+@pytest.mark.parametrize("hold", [True, False])
+def test_released(alias: str, settler: Client, hold: bool) -> None:
+    """The next retry executes the operation, from behind its last step."""
+    store, late = interrupted(alias, hold=hold)
+    found = row(alias)
+    done = settle(settler, found, "release", reason="Not charged: <b>sure</b>")
+    assert messages(done) == ["1 idempotency key: settled."]
+    after = row(alias)
+    assert (after.status, after.lease_expires_at) == (Status.FAILED, None)
+    assert after.owner_token == late.origin != late.token
+    by = LogEntry.objects.get().user.get_username()
+    assert after.error == f"Released by {by}: Not charged: <b>sure</b>"
+    assert abs(after.completed_at - timezone.now()) < timedelta(minutes=1)
+    assert not store.complete(late, RESPONSE)
+    assert not store.extend(late, 60)
+    claim = as_claim(store.acquire(late.operation))
+    assert claim.attempt == 2
+    assert [kept.name for kept in store.steps(claim)] == ["debit"]
+    assert not store.complete(late, RESPONSE)
 
 
 class TestBothWays:

@@ -434,35 +434,32 @@ def test_middleware_protects(
 numbers = count()
 
 
-class TestManyRefused:
-    """W023: many views without a policy that cannot be protected are counted, by module."""
+def refused_view(module: str, **attributes: Any) -> Any:
+    """Another view that cannot be protected, and handles two methods."""
 
-    @staticmethod
-    def refused(module: str, **attributes: Any) -> Any:
-        """Another view that cannot be protected, and handles two methods."""
+    def post(self: Any, request: Any) -> Any: ...
 
-        def post(self: Any, request: Any) -> Any: ...
+    unknown = partial(post, None)
+    body = {"post": unknown, "put": unknown, "__module__": module, **attributes}
+    return type(f"Refused{next(numbers)}", (View,), body).as_view()
 
-        unknown = partial(post, None)
-        body = {"post": unknown, "put": unknown, "__module__": module, **attributes}
-        return type(f"Refused{next(numbers)}", (View,), body).as_view()
 
-    def test_counted(self, found: Any, settings: Any) -> None:
-        """One warning for all of them, and one error for each view that declares a policy."""
-        views = [self.refused("shop.api") for _ in range(3)]
-        views += [self.refused("shop.views") for _ in range(8)]  # more, so they are named first
-        views += [self.refused(f"shop.app{n}", idempotency_policy=PAYMENT) for n in range(2)]
-        found(*(path(f"{n}/{part}/", each) for n, each in enumerate(views) for part in "ab"))
-        [warning] = said("W023")
-        assert warning.level == WARNING
-        assert "cannot protect 11 views without a policy" in warning.msg
-        assert warning.msg.endswith("shop.views (8), shop.api (3).")
-        assert "IDEMPOTENCY['MIDDLEWARE_PROTECTS'] = ['/api/']" in str(warning.hint)
-        assert "idempotency_report" in str(warning.hint)
-        assert {str(m.hint).split("/")[1] for m in said("E022")} == {"11", "12"}
-        settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": ["/api/"]}
-        assert said("W023") == []
-        assert {str(m.hint).split("/")[1] for m in said("E022")} == {"11", "12"}
+def test_many_refused(found: Any, settings: Any) -> None:
+    """W023: one warning counts them by module; E022: each that declares a policy is an error."""
+    views = [refused_view("shop.api") for _ in range(3)]
+    views += [refused_view("shop.views") for _ in range(8)]  # more, so they are named first
+    views += [refused_view(f"shop.app{n}", idempotency_policy=PAYMENT) for n in range(2)]
+    found(*(path(f"{n}/{part}/", each) for n, each in enumerate(views) for part in "ab"))
+    [warning] = said("W023")
+    assert warning.level == WARNING
+    assert "cannot protect 11 views without a policy" in warning.msg
+    assert warning.msg.endswith("shop.views (8), shop.api (3).")
+    assert "IDEMPOTENCY['MIDDLEWARE_PROTECTS'] = ['/api/']" in str(warning.hint)
+    assert "idempotency_report" in str(warning.hint)
+    assert {str(m.hint).split("/")[1] for m in said("E022")} == {"11", "12"}
+    settings.IDEMPOTENCY = {"MIDDLEWARE_PROTECTS": ["/api/"]}
+    assert said("W023") == []
+    assert {str(m.hint).split("/")[1] for m in said("E022")} == {"11", "12"}
 
 
 class TestNoRoute:

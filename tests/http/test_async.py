@@ -270,40 +270,40 @@ CANCELLED_VIEWS = {
 }
 
 
-class TestCancelledAnywhere:
-    """A request that is cancelled at each of the points where it waits, one after another."""
+def a_request(key: str, reference: str = "a") -> HttpRequest:
+    return AsyncRequestFactory().post(
+        "/",
+        json.dumps({"reference": reference}),
+        content_type="application/json",
+        headers={"Idempotency-Key": key},
+    )
 
-    def request(self, key: str, reference: str = "a") -> HttpRequest:
-        return AsyncRequestFactory().post(
-            "/",
-            json.dumps({"reference": reference}),
-            content_type="application/json",
-            headers={"Idempotency-Key": key},
-        )
 
-    @pytest.mark.parametrize("times", [1, 2, 3])
-    @pytest.mark.parametrize("view", CANCELLED_VIEWS.values(), ids=CANCELLED_VIEWS)
-    def test_view(self, view: Callable[[HttpRequest], Any], times: int) -> None:
-        """It leaves the key completed or retryable, at the latest after the lease."""
+@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize("view", CANCELLED_VIEWS.values(), ids=CANCELLED_VIEWS)
+def test_cancelled_anywhere(view: Callable[[HttpRequest], Any], times: int) -> None:
+    """A request that is cancelled at any of the points where it waits leaves the key completed or
+    retryable, at the latest after the lease.
+    """
 
-        async def points() -> int:
-            point = 0
-            while True:
-                point += 1
-                key = new_key()
-                where = range(point, point + times)
-                reached = await cancelled_at(view(self.request(key)), *where)
-                if not reached:
-                    return point - 1
-                found = await IdempotencyKey.objects.filter(key=key).afirst()
-                status = found.status if found else None
-                await end_lease(key)
-                with suppress(LookupError):
-                    again = await view(self.request(key))
-                    assert again.status_code == 201
-                    assert is_replay(again) == (status == "completed")
+    async def points() -> int:
+        point = 0
+        while True:
+            point += 1
+            key = new_key()
+            where = range(point, point + times)
+            reached = await cancelled_at(view(a_request(key)), *where)
+            if not reached:
+                return point - 1
+            found = await IdempotencyKey.objects.filter(key=key).afirst()
+            status = found.status if found else None
+            await end_lease(key)
+            with suppress(LookupError):
+                again = await view(a_request(key))
+                assert again.status_code == 201
+                assert is_replay(again) == (status == "completed")
 
-        assert in_loop(points) >= 4  # the question, the claim, the view and its completion
+    assert in_loop(points) >= 4  # the question, the claim, the view and its completion
 
 
 class Flaky(MemoryStore):

@@ -83,14 +83,11 @@ class TestSummary:
             assert table in str(refused.value)
 
 
-class TestOptions:
-    """What the command can be told."""
-
-    def test_refusals(self) -> None:
-        """A size that makes no sense is refused with what to write instead."""
-        records(1, purgeable=True)
-        with pytest.raises(CommandError, match="invalid int value: 'many'"):
-            purge("--batch-size", "many")
-        with pytest.raises(CommandError, match=r"--batch-size is 0\. Pass 1 or more"):
-            purge("--batch-size", "0")
-        assert count() == 1
+def test_refusals() -> None:
+    """A size that makes no sense is refused with what to write instead."""
+    records(1, purgeable=True)
+    with pytest.raises(CommandError, match="invalid int value: 'many'"):
+        purge("--batch-size", "many")
+    with pytest.raises(CommandError, match=r"--batch-size is 0\. Pass 1 or more"):
+        purge("--batch-size", "0")
+    assert count() == 1

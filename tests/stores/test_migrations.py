@@ -19,7 +19,6 @@ from idempotency_django.testing import an_operation
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
     pytest.mark.parametrize("alias", settings.DATABASES),
-    pytest.mark.urls(__name__),
     pytest.mark.driver,
 ]
 
