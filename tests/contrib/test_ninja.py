@@ -26,7 +26,7 @@ from ninja import (
 )
 from ninja.decorators import decorate_view
 from ninja.errors import HttpError
-from ninja.security import APIKeyCookie, APIKeyHeader, HttpBearer
+from ninja.security import APIKeyHeader, HttpBearer
 from openapi_spec_validator import validate
 
 from idempotency_django.checks.inventory import endpoints
@@ -129,18 +129,8 @@ class ApiKeys(APIKeyHeader):
         return Tokens.known.get(key or "")
 
 
-class OwnCookie(APIKeyCookie):
-    """The same, in a cookie."""
-
-    param_name = "own"
-
-    def authenticate(self, request: HttpRequest, key: str | None) -> Any:
-        return Tokens.known.get(key or "")
-
-
 BEARER = ("Authorization", "Bearer ", Tokens())
 API_KEY = ("X-API-Key", "", ApiKeys())
-OWN_COOKIE = ("Cookie", "own=", OwnCookie(csrf=False))
 
 
 def a_user(name: str) -> User:
@@ -150,7 +140,7 @@ def a_user(name: str) -> User:
 @pytest.mark.parametrize(
     ("kind", "known"),
     [
-        *product((BEARER, API_KEY, OWN_COOKIE), (a_user, str)),
+        *product((BEARER, API_KEY), (a_user, str)),
         *product([BEARER], (lambda name: {"sub": name}, lambda name: True)),
     ],
 )
@@ -168,11 +158,6 @@ def test_replays_belong_to_the_token(
 
     def send(token: str | None) -> HttpResponse:
         headers = {} if token is None else {header: prefix + token}
-        if header == "Cookie":
-            client.cookies.pop("own", None)
-            if token is not None:
-                client.cookies["own"] = token
-            headers = {}
         return post(client, "/v0/orders", key, headers=headers)
 
     assert send("alice").status_code == 201

@@ -9,10 +9,8 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -25,34 +23,18 @@ from django.test import RequestFactory
 
 from idempotency_django import idempotent
 from idempotency_django.testing import effects_outside
+from tests.client.scripted import scripted
 from tests.models import Effect as Row
 from tests.support.shared import new_key
 
 HERE = "tests/testing/test_effects_outside.py:"
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *args: Any) -> None:
-        """Nothing is printed."""
-
-
 @pytest.fixture
 def server() -> Iterator[int]:
     """The port of an HTTP server that is no part of the project."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=[0.01])
-        thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
+    with scripted() as server:
+        yield int(server.url.rpartition(":")[2])
 
 
 def noticed(do: Callable[[], object], **policy: Any) -> list[str]:
