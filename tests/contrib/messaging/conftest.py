@@ -12,15 +12,12 @@ from tests.contrib.messaging import brokers
 from tests.contrib.messaging.outbox.conftest import Broker, changed_settings, outbox
 
 STORE = "idempotency_django.stores.database.DatabaseStore"
-SERVERS = {
-    "kafka": "kafka",
-    "rabbitmq": "rabbit",
-    "redis": "redis_server",
-}
-CLASSES: dict[str, type[Any]] = {
-    "kafka": brokers.Kafka,
-    "rabbitmq": brokers.RabbitMQ,
-    "redis": brokers.Redis,
+CONSUMED = ("kafka", "rabbitmq", "redis")  # by run_consumer
+SERVERS: dict[str, tuple[str, type[Any]]] = {
+    "kafka": ("kafka", brokers.Kafka),
+    "rabbitmq": ("rabbit", brokers.RabbitMQ),
+    "redis": ("redis_server", brokers.Redis),
+    "sqs": ("sqs_server", brokers.SQS),
 }
 
 
@@ -49,8 +46,8 @@ def place(request: pytest.FixtureRequest) -> Iterator[Callable[..., brokers.Brok
     made: list[brokers.Broker] = []
 
     def make(name: str, **options: object) -> brokers.Broker:
-        server = request.getfixturevalue(SERVERS[name])
-        made.append(CLASSES[name](server, **options))
+        fixture, kind = SERVERS[name]
+        made.append(kind(request.getfixturevalue(fixture), **options))
         return made[-1]
 
     yield make

@@ -8,7 +8,7 @@ import pytest
 from idempotency_django.backoff import Backoff
 from idempotency_django.contrib.messaging.brokers import loop
 from tests.contrib.messaging.brokers import Broker
-from tests.contrib.messaging.conftest import SERVERS
+from tests.contrib.messaging.conftest import CONSUMED
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "RECONNECT", moment)
 
 
-@pytest.fixture(params=list(SERVERS))
+@pytest.fixture(params=CONSUMED)
 def broker(request: pytest.FixtureRequest, place: Callable[..., Broker]) -> Broker:
     """A place at each of the brokers."""
     return place(request.param)

@@ -19,7 +19,7 @@ from idempotency_django.contrib.messaging import Event
 from idempotency_django.contrib.messaging.models import InboxMessage
 from idempotency_django.models import IdempotencyKey
 from tests.contrib.messaging.brokers import PATIENCE, Broker, Redis, await_that
-from tests.contrib.messaging.conftest import SERVERS
+from tests.contrib.messaging.conftest import CONSUMED
 from tests.contrib.messaging.events import paid_in
 from tests.support.machine import patience
 from tests.support.nightly import few, first_database, sizes
@@ -78,7 +78,7 @@ def dead(alias: str) -> set[str]:
     return held if len(letters) == len(held) else set()
 
 
-@pytest.mark.parametrize("broker", few(SERVERS), indirect=True)
+@pytest.mark.parametrize("broker", few(CONSUMED), indirect=True)
 def test_killed_and_stopped(broker: Broker, start: Start, tmp_path: Path) -> None:
     """Killed within the handler, and between commit and acknowledgement: one effect each.
 
