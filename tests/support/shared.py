@@ -136,18 +136,18 @@ def cut_connection() -> None:
         with connection.cursor() as cursor:
             cursor.execute(kill, [number])
 
-    _wait_for_end(cut, of=_session())
+    wait_for_end(cut, of=session_of_this_thread())
 
 
 def close_connections(close: Callable[[], object] = connections.close_all) -> None:
     """Close the connections of this thread; the server keeps their locks until it notices."""
-    number = None if connection.vendor == "sqlite" else _session()
+    number = None if connection.vendor == "sqlite" else session_of_this_thread()
     close()
     if number is not None and connection.connection is None:
-        _wait_for_end(lambda _: None, of=number)
+        wait_for_end(of=number)
 
 
-def _session() -> int:
+def session_of_this_thread() -> int:
     """The server's number for the connection of this thread."""
     number = {"postgresql": "SELECT pg_backend_pid()", "mysql": "SELECT CONNECTION_ID()"}
     with connection.cursor() as cursor:
@@ -155,7 +155,7 @@ def _session() -> int:
         return int(cursor.fetchone()[0])
 
 
-def _wait_for_end(begin: Callable[[int], None], *, of: int) -> None:
+def wait_for_end(begin: Callable[[int], object] = lambda _: None, *, of: int) -> None:
     """Begin to end a session, from another thread, and return when the server has ended it."""
     alive = {
         "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE pid = %s",

@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, connections
-from django.http import HttpRequest, HttpResponse
-from django.test import Client
-from django.urls import path
 
 from idempotency_django.contrib.messaging import Consumer, Duplicate, Event, Failed, Handled
 from idempotency_django.contrib.messaging.errors import DeadLettered
-from idempotency_django.decorators import idempotent
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.errors import OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
-from idempotency_django.stores import stores
-from idempotency_django.testing import eventually, in_threads
 from tests.models import Effect
 from tests.support.shared import (
-    assert_problem,
     close_connections,
     cut_connection,
     effects,
-    new_key,
-    post,
-    record,
 )
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.driver]
@@ -123,70 +112,3 @@ def test_unreachable(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
     assert len(attempts) < SIZE  # those of the transaction, and of the first one alone
     assert Effect.objects.count() == IdempotencyKey.objects.count() == 0
     assert kinds(consumer(bool).handle_many(batch())) == [Handled] * SIZE
-
-
-def idle(request: HttpRequest) -> HttpResponse:
-    """Waits in its transaction for longer than the server allows."""
-    Effect.objects.create(reference="idle")
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        [number] = cursor.fetchone()
-        # Last: a slow machine may take longer than that from one statement to the next.
-        cursor.execute("SET idle_in_transaction_session_timeout = '10ms'")
-
-    def is_function_gone() -> bool:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [number])
-            return bool(cursor.fetchone() == (0,))
-
-    in_threads([lambda: eventually(is_function_gone)])
-    return HttpResponse(status=201)
-
-
-urlpatterns = [path("idle/", idempotent(idle))]
-
-
-class ReasonLost(Exception):
-    """The driver has heard that the connection is lost, and not why.
-
-    On a busy machine, it often meets the closed connection before it reads the server's reason.
-    """
-
-
-def _lose_twice(client: Client, *, atomic: bool) -> None:
-    key = new_key()
-    for attempt in (1, 2):
-        response = post(client, "/idle/", key)
-        connection.close()
-        assert effects("idle") == 0
-        problem = assert_problem(response, 503, "store-unavailable")
-        assert int(response["Retry-After"]) > 0
-        if "did not confirm the commit" in problem["detail"]:  # which was sent
-            raise ReasonLost
-        assert "so nothing was committed" in problem["detail"]
-        if atomic:  # nothing can be recorded in it any more
-            assert not IdempotencyKey.objects.exists()
-        else:
-            assert (record(key).status, record(key).attempt) == ("failed", attempt)
-
-
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="the timeout is PostgreSQL's")
-@pytest.mark.urls(__name__)
-@pytest.mark.parametrize("atomic", [True, False])
-@pytest.mark.parametrize("combine", [True, False])
-def test_idle_in_transaction(
-    client: Client, monkeypatch: pytest.MonkeyPatch, *, atomic: bool, combine: bool
-) -> None:
-    """A transaction that the server ends because it was idle is 503, and nothing of it is there."""
-    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", atomic)
-    monkeypatch.setattr(stores["default"], "combine_statements", combine)
-    stores["default"].__dict__.pop("_dialect", None)
-    try:
-        for _ in range(20):
-            with suppress(ReasonLost):
-                _lose_twice(client, atomic=atomic)
-                break
-        else:
-            pytest.fail("The driver never told why the connection was lost.")
-    finally:
-        stores["default"].__dict__.pop("_dialect", None)
