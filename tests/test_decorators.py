@@ -147,10 +147,6 @@ class TestKinds:
             client.get("/plain/", headers={"Idempotency-Key": key})
         assert not IdempotencyKey.objects.exists()
 
-    def test_name_stays(self) -> None:
-        """The decorated view keeps its name."""
-        assert plain.__name__ == "plain"
-
 
 def test_no_response(client: Client) -> None:
     """A view that returns no response is told so, and nothing stays."""

@@ -340,28 +340,11 @@ class TestDetail:
             assert [word for word in words if word not in item] == []
 
     def test_causes(self, alias: str, auditor: Client) -> None:
-        """The page links to all operations of its chain of causes, from the first to the last."""
-        request = record(alias, key="request", operation="POST /shop/")
-        caused_by = reference(request.key, request.scope)
-        first = record(alias, key="first", operation="book", caused_by=caused_by)
-        second = record(alias, key="second", failed=True, caused_by=caused_by)
-        last = record(alias, key="last", caused_by=reference("first", first.scope))
-        alone = record(alias, key="alone", caused_by=reference("purged", "a scope"))
-        links = {
-            made.key: [
-                other.key
-                for other in (request, first, second, last, alone)
-                if other is not made and f'href="{detail(other)}"' in page(auditor, detail(made))
-            ]
-            for made in (request, first, second, last, alone)
-        }
-        assert links == {
-            "request": ["first", "second", "last"],
-            "first": ["request", "second", "last"],
-            "second": ["request", "first", "last"],
-            "last": ["request", "first", "second"],
-            "alone": [],
-        }
+        """The page links to what has caused the operation, and says where that is gone."""
+        cause = record(alias, key="request", operation="POST /shop/")
+        caused = record(alias, caused_by=reference(cause.key, cause.scope))
+        assert f'href="{detail(cause)}"' in page(auditor, detail(caused))
+        alone = record(alias, caused_by=reference("purged", "a scope"))
         assert "Purged, rolled back or elsewhere: purged" in page(auditor, detail(alone))
         assert "Causes" not in page(auditor, detail(record(alias)))
 

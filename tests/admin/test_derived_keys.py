@@ -35,11 +35,6 @@ def pay(request: Any) -> JsonResponse:
 urlpatterns = [*tests_urls, path("pay/", pay)]
 
 
-@pytest.fixture(autouse=True)
-def _clean() -> None:
-    derived.clear()
-
-
 def paid(reference: str = "a") -> tuple[str, dict[str, str]]:
     """The key of an operation that was executed, and the keys that its handler derived."""
     key, client = new_key(), Client(raise_request_exception=False)

@@ -312,14 +312,6 @@ class TestLateOwner:
         assert found(store, operation).payload == OTHER
         assert sent == ["claimed", "lost", "replayed"]
 
-    def test_successor_at_work(self, store: Watched, sent: list[str]) -> None:
-        """While the successor is at work it is in progress."""
-        operation = leased()
-        outcome = attempt(store, operation, lambda e: taken_over(store, operation) and None)
-        assert isinstance(outcome, InProgress)
-        assert sent == ["claimed", "lost", "conflicted"]
-        assert found(store, operation).status is Status.IN_PROGRESS
-
     def test_successor_waited_for(self, store: Watched, elsewhere: ThreadPoolExecutor) -> None:
         """If it may wait, it waits for the successor's response."""
         operation = leased()

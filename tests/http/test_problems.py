@@ -36,29 +36,17 @@ from tests.support.views import Mixed, create
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 
-ERRORS: list[type[Exception]] = [ConcurrentModification]
-"""What the view raises."""
-
 
 def change(request: HttpRequest) -> HttpResponse:
-    """Have an effect, then find that its object has changed, perhaps."""
+    """Have an effect, then find that its object has changed."""
     Effect.objects.create(reference="a")
-    for error in ERRORS:
-        raise error
-    return HttpResponse(status=201)
+    raise ConcurrentModification
 
 
 urlpatterns = [
     path("transactional/", idempotent(mode="transactional", operation="change")(change)),
     path("leased/", idempotent(mode="leased", operation="change")(change)),
 ]
-
-ROLLED_BACK = ("not-executed", False)
-NOT_KNOWN = ("unknown", False)
-
-
-def known(problem: dict[str, Any]) -> tuple[str, bool]:
-    return problem["state"], problem["safe_new_key"]
 
 
 def test_only_refused_keys_are_replaced() -> None:
@@ -70,21 +58,17 @@ def test_only_refused_keys_are_replaced() -> None:
     assert all(error.state == "not-executed" for error in all_errors() if error.safe_new_key)
 
 
-def test_rolled_back(client: Client) -> None:
-    """The first attempt in a transaction that rolls back leaves nothing in the database. What it
-    has done elsewhere is not known, so a new key is not safe.
+@pytest.mark.parametrize(
+    ("where", "state", "left"), [("/transactional/", "not-executed", 0), ("/leased/", "unknown", 1)]
+)
+def test_view_that_began(client: Client, where: str, state: str, left: int) -> None:
+    """The first attempt in a transaction that rolls back leaves nothing in the database; what a
+    leased one did before its error is not known. Nor is what either has done elsewhere, so a new
+    key is not safe.
     """
-    problem = assert_problem(post(client, "/transactional/", new_key()), 409, "state-conflict")
-    assert effects() == 0
-    assert known(problem) == ROLLED_BACK
-    assert problem["retryable"]
-
-
-def test_leased_view_that_began(client: Client) -> None:
-    """What a leased view did before its error is not known, so a new key is not safe."""
-    problem = assert_problem(post(client, "/leased/", new_key()), 409, "state-conflict")
-    assert effects() == 1
-    assert known(problem) == NOT_KNOWN
+    problem = assert_problem(post(client, where, new_key()), 409, "state-conflict")
+    assert (problem["state"], problem["safe_new_key"], problem["retryable"]) == (state, False, True)
+    assert effects() == left
 
 
 @pytest.mark.parametrize("where", ["/transactional/", "/leased/"])
@@ -92,8 +76,8 @@ def test_store_out_of_reach(client: Client, where: str) -> None:
     """Who cannot look up the key does not know whether an earlier request had its effect."""
     with mock.patch.object(DatabaseStore, "acquire", side_effect=StoreUnavailable):
         problem = assert_problem(post(client, where, new_key()), 503, "store-unavailable")
-    assert known(problem) == NOT_KNOWN
-    assert problem["retryable"]
+    told = ("unknown", False, True)
+    assert (problem["state"], problem["safe_new_key"], problem["retryable"]) == told
 
 
 # How an error is shown.

@@ -34,6 +34,7 @@ from tests.contrib.messaging.webhooks import receivers
 from tests.contrib.messaging.webhooks.receivers import Stepping, deliver
 from tests.support.factories import ago, copies, record, records
 from tests.support.plans import rows_read
+from tests.support.reports import status as text
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -93,16 +94,6 @@ def status(max_minutes: int = 15) -> tuple[int, dict[tuple[str, str], management
     except CommandError as error:
         code = error.returncode
     return code, {name: each for name, each in found(max_minutes).items() if each.problem}
-
-
-def text(*arguments: str) -> str:
-    """What the command prints for people."""
-    said = StringIO()
-    try:
-        call_command("idempotency_status", *arguments, stdout=said)
-    except CommandError as error:
-        said.write(str(error))
-    return said.getvalue()
 
 
 def test_nothing(using: str) -> None:

@@ -7,11 +7,11 @@ from io import StringIO
 from django.core.management import CommandError, call_command
 
 
-def status() -> str:
+def status(*arguments: str) -> str:
     """What ``idempotency_status`` prints, and what it fails with."""
     said = StringIO()
     try:
-        call_command("idempotency_status", stdout=said)
+        call_command("idempotency_status", *arguments, stdout=said)
     except CommandError as error:
         said.write(str(error))
     return said.getvalue()
