@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from tests.support.machine import patience
@@ -33,12 +35,29 @@ class Database:
             time.sleep(0.005)
 
 
+def connect(url: str) -> Any:
+    """A connection to what has that URL, which sees at once what others commit."""
+    at = urlsplit(url)
+    name = at.path.removeprefix("/")
+    match at.scheme:
+        case "sqlite":
+            return sqlite3.connect(name, isolation_level=None, timeout=20)
+        case "mysql":
+            import pymysql
+
+            login = {"user": unquote(at.username or ""), "password": unquote(at.password or "")}
+            place: dict[str, Any] = {"host": at.hostname, "port": at.port or 3306}
+            return pymysql.connect(**place, **login, database=name or None, autocommit=True)
+        case _:
+            import psycopg  # not at the top: there is none when the tests run on psycopg2
+
+            return psycopg.connect(url, autocommit=True)
+
+
 @contextmanager
 def postgres() -> Iterator[Database]:
-    import psycopg  # not at the top: there is none when the tests run on psycopg2
-
     server, name = os.environ["TEST_POSTGRES_URL"], _new_name()
-    with psycopg.connect(server, autocommit=True) as admin:
+    with connect(server) as admin:
 
         def transactions() -> int:
             found = admin.execute(
@@ -57,18 +76,8 @@ def postgres() -> Iterator[Database]:
 
 @contextmanager
 def mariadb() -> Iterator[Database]:
-    import pymysql
-
     server, name = urlsplit(os.environ["TEST_MARIADB_URL"]), _new_name()
-    with closing(
-        pymysql.connect(
-            host=server.hostname,
-            port=server.port or 3306,
-            user=unquote(server.username or ""),
-            password=unquote(server.password or ""),
-            autocommit=True,
-        )
-    ) as admin:
+    with closing(connect(server.geturl())) as admin:
 
         def execute(statement: str) -> int:
             with admin.cursor() as cursor:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from idempotency_django.testing import eventually
-from tests.e2e.databases import Database
+from tests.e2e.databases import Database, connect
 
 from .processes import Order
 
@@ -36,7 +34,7 @@ class State:
         return self.database.name
 
     def __enter__(self) -> State:
-        self._connection = _connected(self.database)
+        self._connection = connect(self.database.url)
         self._left = _LEFT[self.database.name]
         return self
 
@@ -89,23 +87,3 @@ _LEFT = {
     "sqlite": "(julianday(lease_expires_at) - julianday('now')) * 86400.0",
 }
 """The seconds that are left of a lease, by the store's clock."""
-
-
-def _connected(database: Database) -> Any:
-    """A connection that sees at once what others commit."""
-    url = urlsplit(database.url)
-    match database.name:
-        case "postgres":
-            import psycopg  # not at the top: there is none when the tests run on psycopg2
-
-            return psycopg.connect(database.url, autocommit=True)
-        case "mariadb":
-            import pymysql
-
-            login = {"user": unquote(url.username or ""), "password": unquote(url.password or "")}
-            name, host = url.path.removeprefix("/"), str(url.hostname)
-            return pymysql.connect(
-                host=host, port=url.port or 3306, database=name, autocommit=True, **login
-            )
-        case _:
-            return sqlite3.connect(url.path.removeprefix("/"), isolation_level=None, timeout=20)
