@@ -25,14 +25,7 @@ from idempotency_django.middleware import IdempotencyMiddleware
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from tests.models import Effect
-from tests.support.shared import (
-    assert_problem,
-    assert_replays,
-    effects,
-    is_replay,
-    new_key,
-    post,
-)
+from tests.support.shared import assert_problem, assert_replays, effects, is_replay, new_key, post
 from tests.support.views import create
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]

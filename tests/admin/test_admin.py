@@ -20,16 +20,7 @@ from idempotency_django.admin import IdempotencyKeyAdmin, base
 from idempotency_django.contrib.timeline import Entry, Member, Records, member_of, trace
 from idempotency_django.models import IdempotencyKey, IdempotencyStep
 from idempotency_django.stores.records import reference
-from tests.support.admin_pages import (
-    ALIASES,
-    LIST,
-    act,
-    alias,
-    detail,
-    forgotten,
-    member,
-    page,
-)
+from tests.support.admin_pages import ALIASES, LIST, act, alias, detail, forgotten, member, page
 from tests.support.factories import IdempotencyKeyFactory, ago, copies, record, records, step
 from tests.support.plans import rows_read
 

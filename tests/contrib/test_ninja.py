@@ -18,12 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
-from ninja import (
-    NinjaAPI,
-    Router,
-    Schema,
-    Status,
-)
+from ninja import NinjaAPI, Router, Schema, Status
 from ninja.decorators import decorate_view
 from ninja.errors import HttpError
 from ninja.security import APIKeyHeader, HttpBearer

@@ -36,12 +36,7 @@ from sybil import Document, Example, Sybil
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.myst import CodeBlockParser
 
-from tests.docs.files import (
-    ROOT,
-    Files,
-    models_of_the_shell,
-    path_of,
-)
+from tests.docs.files import ROOT, Files, models_of_the_shell, path_of
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 LANGUAGES = frozenset({"python", "http", "console"})

@@ -18,10 +18,7 @@ from django.urls import path
 
 from idempotency_django.decorators import idempotent
 from idempotency_django.engine.context import ExecutionContext, current_execution
-from idempotency_django.engine.functions import (
-    aidempotent_call,
-    idempotent_call,
-)
+from idempotency_django.engine.functions import aidempotent_call, idempotent_call
 from idempotency_django.errors import (
     FingerprintMismatch,
     OperationHeld,

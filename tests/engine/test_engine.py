@@ -12,23 +12,10 @@ from datetime import timedelta
 
 import pytest
 from django.contrib.admin.models import ADDITION, LogEntry
-from django.db import (
-    DatabaseError,
-    IntegrityError,
-    OperationalError,
-    connection,
-    transaction,
-)
+from django.db import DatabaseError, IntegrityError, OperationalError, connection, transaction
 
 from idempotency_django import engine
-from idempotency_django.engine import (
-    Executed,
-    InProgress,
-    Mismatched,
-    Outcome,
-    Replayed,
-    Result,
-)
+from idempotency_django.engine import Executed, InProgress, Mismatched, Outcome, Replayed, Result
 from idempotency_django.engine.outcomes import BACKOFF
 from idempotency_django.errors import OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey

@@ -16,11 +16,7 @@ from django.contrib.admin.models import ADDITION, LogEntry
 from django.core.exceptions import ImproperlyConfigured
 from django.db import IntegrityError, connections, transaction
 
-from idempotency_django.engine import (
-    Executed,
-    InProgress,
-    Replayed,
-)
+from idempotency_django.engine import Executed, InProgress, Replayed
 from idempotency_django.engine.context import LONGEST_NAME, ExecutionContext
 from idempotency_django.errors import ClaimLost, StepsChanged
 from idempotency_django.stores import Store

@@ -27,14 +27,7 @@ from django.db import (
 )
 
 from idempotency_django import engine
-from idempotency_django.engine import (
-    Executed,
-    Held,
-    InProgress,
-    Outcome,
-    Replayed,
-    Result,
-)
+from idempotency_django.engine import Executed, Held, InProgress, Outcome, Replayed, Result
 from idempotency_django.engine.context import ExecutionContext
 from idempotency_django.errors import ClaimLost, OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey

@@ -33,14 +33,7 @@ from idempotency_django.stores.records import Claim, Operation, Payload, Record,
 from idempotency_django.testing import PATIENCE, an_operation
 from idempotency_django.testing.contract import as_claim
 from tests.models import Effect
-from tests.support.shared import (
-    assert_replays,
-    effects,
-    is_replay,
-    new_key,
-    post,
-    record,
-)
+from tests.support.shared import assert_replays, effects, is_replay, new_key, post, record
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 

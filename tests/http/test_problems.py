@@ -20,12 +20,7 @@ from idempotency_django.contrib.messaging.errors import (
     UnknownEventType,
 )
 from idempotency_django.decorators import idempotent
-from idempotency_django.errors import (
-    KeyGuessable,
-    KeyRefused,
-    StoreUnavailable,
-    all_errors,
-)
+from idempotency_django.errors import KeyGuessable, KeyRefused, StoreUnavailable, all_errors
 from idempotency_django.http.responses import error_body, problem_response, status_of
 from idempotency_django.policy import scopes
 from idempotency_django.stores.database import DatabaseStore

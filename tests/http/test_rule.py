@@ -18,9 +18,7 @@ import pytest
 import wrapt
 from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction
 from csp.decorators import csp_exempt
-from django.contrib.auth.decorators import (
-    permission_required,
-)
+from django.contrib.auth.decorators import permission_required
 from django.contrib.auth.mixins import UserPassesTestMixin
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.core.handlers.base import BaseHandler

@@ -19,14 +19,7 @@ from rest_framework.authtoken.models import Token
 from idempotency_django.decorators import idempotent
 from idempotency_django.models import IdempotencyKey
 from tests.support import ways
-from tests.support.shared import (
-    assert_problem,
-    assert_replays,
-    effects,
-    is_replay,
-    new_key,
-    post,
-)
+from tests.support.shared import assert_problem, assert_replays, effects, is_replay, new_key, post
 from tests.support.ways import REFUSED, WAYS, Refusal, Way, by_an_object, handler
 
 pytestmark = pytest.mark.urls("tests.support.ways")

@@ -29,14 +29,7 @@ from idempotency_django.testing.contract import as_claim, as_record
 from tests.models import Effect
 from tests.support.factories import IdempotencyKeyFactory
 from tests.support.plans import nodes, rows_read
-from tests.support.shared import (
-    assert_problem,
-    assert_replays,
-    completed,
-    effects,
-    new_key,
-    post,
-)
+from tests.support.shared import assert_problem, assert_replays, completed, effects, new_key, post
 from tests.support.views import Mixed, create
 
 pytestmark = [

@@ -11,11 +11,7 @@ from django.db.transaction import TransactionManagementError
 from django.test.utils import isolate_apps
 
 from idempotency_django.contrib.concurrency import once_per
-from idempotency_django.errors import (
-    FingerprintMismatch,
-    OperationInProgress,
-    ResponseNotStored,
-)
+from idempotency_django.errors import FingerprintMismatch, OperationInProgress, ResponseNotStored
 from idempotency_django.models import IdempotencyKey
 from idempotency_django.policy import Policy
 from idempotency_django.testing.contract import PATIENCE, in_threads

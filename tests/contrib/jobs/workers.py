@@ -73,16 +73,8 @@ class Jobs:
     def worker(self, processes: int = 8) -> Iterator[subprocess.Popen[bytes]]:
         """A worker with so many processes; it and they are a group, which may have been killed."""
         command = [sys.executable, "-m", "celery", "-A", self.app, "worker", "-l", "INFO"]
-        command += [
-            "-n",
-            f"{self.queue}-{secrets.token_hex(2)}@here",
-            "-c",
-            str(processes),
-            "-O",
-            "fair",
-            "--without-gossip",
-            "--without-mingle",
-        ]
+        command += ["-n", f"{self.queue}-{secrets.token_hex(2)}@here", "-c", str(processes)]
+        command += ["-O", "fair", "--without-gossip", "--without-mingle"]
         with self.log.open("ab") as said:
             process = subprocess.Popen(
                 command,

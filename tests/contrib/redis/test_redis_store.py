@@ -24,14 +24,7 @@ from idempotency_django.errors import StoreUnavailable
 from idempotency_django.stores.records import Claim, Operation, Payload, Record, Status
 from idempotency_django.testing import RESPONSE, an_operation, eventually, in_threads
 from idempotency_django.testing.contract import as_claim, as_record
-from tests.support.redis_servers import (
-    client,
-    give_up,
-    replica_of,
-    sentinel_of,
-    url,
-    valkey_at,
-)
+from tests.support.redis_servers import client, give_up, replica_of, sentinel_of, url, valkey_at
 from tests.support.servers import free_port
 
 MOMENT = timedelta(milliseconds=1)

@@ -15,14 +15,8 @@ SUITE = "tests/testing/replayed/suite.py"
 def run(folder: Path, *options: str, mutated: bool = False) -> str:
     """Run the project's suite in a process of its own; return what pytest says."""
     program = [sys.executable, "-m", "pytest", SUITE, "-c", os.devnull, f"--rootdir={ROOT}"]
-    program += [
-        "-p",
-        "no:cacheprovider",
-        "--ds=tests.testing.replayed.settings",
-        "-q",
-        "-rfE",
-        *options,
-    ]
+    program += ["-p", "no:cacheprovider", "--ds=tests.testing.replayed.settings", "-q", "-rfE"]
+    program += options
     variables = {
         "REPLAYED_DATABASE": str(folder / "db.sqlite3"),
         "MUTATED": "1" if mutated else "0",
