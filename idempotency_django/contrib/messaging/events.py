@@ -87,8 +87,7 @@ class Event:
             ValueError: it is no such event; the text says why.
         """
         try:
-            decoded = text.decode("utf-8-sig") if isinstance(text, bytes) else text
-            members = _loads(decoded)
+            members = _loads(text.decode("utf-8-sig") if isinstance(text, bytes) else text)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"The event is not JSON in UTF-8: {error}.") from None
         if not isinstance(members, dict):
@@ -96,7 +95,7 @@ class Event:
                 f"The event is a {type(members).__name__} in JSON, not an object with the "
                 "attributes of a CloudEvent. If it is a batch, read its events one by one."
             )
-        validate_nesting("The event's data", decoded, members.get("data"))
+        validate_nesting("The event's data", members.get("data"))
         members = {name: value for name, value in members.items() if value is not None}
         version = members.pop("specversion", None)
         if version != VERSION:
@@ -157,18 +156,15 @@ def write_time(time: datetime) -> str:
         raise ValueError(f"The event's time {time} is before the year 1 or after 9999.") from None
 
 
-def validate_nesting(what: str, text: str, value: Any) -> None:
+def validate_nesting(what: str, value: Any) -> None:
     """Raise ``ValueError`` if there are too many lists and objects within one another.
 
     Args:
         what: what it is, for the error.
-        text: JSON with the value in it.
         value: the value.
     """
-    if text.count("[") + text.count("{") <= MAX_NESTING:
-        return
-    within = [value]
-    for _ in range(MAX_NESTING):
+    within: list[Any] = [[value]]
+    for _ in range(MAX_NESTING + 1):
         parts = (each.values() if isinstance(each, dict) else each for each in within)
         within = [each for part in parts for each in part if isinstance(each, dict | list | tuple)]
         if not within:

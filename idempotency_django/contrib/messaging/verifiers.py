@@ -21,6 +21,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ...policy import canonical, fingerprints
 from .errors import DeliveryMalformed, SignatureRefused
+from .events import validate_nesting
 
 __all__ = ["Contents", "GitHub", "Hmac", "StandardWebhooks", "Stripe", "Verifier"]
 
@@ -161,11 +162,13 @@ def refuse_stale(timestamp: str, tolerance: timedelta | None) -> None:
 
 
 def data_of(body: bytes) -> Any:
-    """The decoded JSON of a body; the bytes if it is not JSON."""
+    """The decoded JSON of a body; the bytes if it is not JSON, or is nested too deeply."""
     try:
-        return json.loads(body)
+        data = json.loads(body)
+        validate_nesting("The body", data)
     except (ValueError, RecursionError):
         return body
+    return data
 
 
 def text_at(data: Any, path: str) -> str:

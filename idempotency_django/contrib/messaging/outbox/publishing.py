@@ -155,7 +155,7 @@ def _payload(kind: str, data: Any) -> str:
             f"The data of the message {kind!r} is not JSON: {error}. Publish strings, numbers, "
             "lists and dicts with string keys. Encode bytes, for example as Base64."
         ) from error
-    validate_nesting(f"The data of the message {kind!r}", payload, data)
+    validate_nesting(f"The data of the message {kind!r}", data)
     return payload
 
 

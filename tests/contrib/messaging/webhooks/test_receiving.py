@@ -121,6 +121,17 @@ def test_refused(inbox: Inbox, headers: Any, body: Any, status: int) -> None:
     assert inbox.rows().count() == 0
 
 
+@pytest.mark.parametrize("depth", [99, 101, 600, 5_000])
+def test_nested(inbox: Inbox, depth: int) -> None:
+    """What is nested more deeply than the data of a message may be is not taken for JSON."""
+    body = b'{"type": "order.paid", "n": ' + b"[" * depth + b"]" * depth + b"}"
+    assert deliver(Hook, "m-1", body).status_code == 200
+    assert process_due() == {"done" if depth < 100 else "discarded": 1}
+    assert deliver(StripeHook, body=b'{"id": "evt_1",' + body[1:]).status_code == (
+        200 if depth < 100 else 400
+    )
+
+
 def test_no_id(inbox: Inbox) -> None:
     """A signed delivery without an id is refused: nobody could tell it from another."""
     assert deliver(StripeHook, body=b'{"type": "invoice.paid"}').status_code == 400
