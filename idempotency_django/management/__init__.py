@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -119,58 +119,48 @@ def findings(max_age: timedelta) -> Iterator[Finding]:
         yield from source(max_age)
 
 
-def ages(rows: QuerySet[Any], since: str) -> list[timedelta]:
-    """The time that each of the rows has waited, the oldest ones: ``MAX_COUNTED`` at most.
+def overdue(what: str, where: str, rows: QuerySet[Any]) -> Finding:
+    """The finding of rows that a purge should have deleted."""
+    return _finding(what, where, rows, "purge_at", "Run purge_idempotency_keys every hour.")
+
+
+def _finding(what: str, where: str, rows: QuerySet[Any], since: str, problem: str) -> Finding:
+    """The finding of rows, the oldest ones: ``MAX_COUNTED`` at most. Without any, nothing is wrong.
 
     Args:
+        what: which rows.
+        where: their database.
         rows: the rows.
-        since: the column that says since when. It has an index, which leads to them.
+        since: the column that says since when they wait. It has an index, which leads to them.
+        problem: what is wrong if there are some.
     """
     dated = rows.order_by(since).values_list(since, DatabaseNow())
-    return [now - then for then, now in dated[:MAX_COUNTED]]
-
-
-def finding_of(what: str, where: str, waited: list[timedelta], problem: str) -> Finding:
-    """The finding of rows that have waited so long; without any, nothing is wrong."""
-    if not waited:
-        return Finding(what=what, where=where)
+    waited = [now - then for then, now in dated[:MAX_COUNTED]]
     return Finding(
         what=what,
         where=where,
         count=len(waited),
-        oldest=max(waited),
-        problem=problem,
+        oldest=max(waited, default=None),
+        problem=problem if waited else "",
         is_bounded=len(waited) == MAX_COUNTED,
     )
 
 
-def overdue(what: str, where: str, rows: QuerySet[Any]) -> Finding:
-    """The finding of rows that a purge should have deleted."""
-    waited = ages(rows, "purge_at")
-    return finding_of(what, where, waited, "Run purge_idempotency_keys every hour.")
-
-
 def _keys(using: str, max_age: timedelta) -> Iterator[Finding]:
     """The keys that no process finishes, found by the index of the leases."""
-    rows = IdempotencyKey.objects.using(using)
-    yield finding_of(
-        "keys held",
-        using,
-        ages(rows.held(), "lease_expires_at"),
-        "Retries are refused until an operator completes or releases them in the admin.",
-    )
+    rows, since = IdempotencyKey.objects.using(using), "lease_expires_at"
+    problem = "Retries are refused until an operator completes or releases them in the admin."
+    yield _finding("keys held", using, rows.held(), since, problem)
     late = DatabaseNow() - max_age
     interrupted = rows.filter(status=Status.IN_PROGRESS, hold=False, lease_expires_at__lte=late)
-    waited = ages(interrupted, "lease_expires_at")
-    yield finding_of("keys interrupted", using, waited, _interrupted(interrupted) if waited else "")
+    found = _finding("keys interrupted", using, interrupted, since, "")
+    if found.count:
+        oldest = interrupted.order_by(since).values_list("operation", flat=True)[:NAMED]
+        problem = (
+            f"{', '.join(dict.fromkeys(oldest))}: the process was killed, or took longer than the "
+            "max_duration of its policy, and no retry has arrived. Check what happened, and "
+            "complete or release them in the admin."
+        )
+        found = replace(found, problem=problem)
+    yield found
     yield overdue("keys to purge", using, rows.purgeable(PURGE_AGE))
-
-
-def _interrupted(rows: QuerySet[Any]) -> str:
-    """What is wrong with these records, with the names of the operations that wait longest."""
-    oldest = rows.order_by("lease_expires_at").values_list("operation", flat=True)[:NAMED]
-    return (
-        f"{', '.join(dict.fromkeys(oldest))}: the process was killed, or took longer than the "
-        "max_duration of its policy, and no retry has arrived. Check what happened, and complete "
-        "or release them in the admin."
-    )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Final
 
 from django.db import connections
 from django.db.models import CharField, F, OuterRef, Value
 from django.db.models.functions import Concat
-from django.utils import timezone
 
 from ...engine import describe_error
 from ...stores import plain
@@ -31,14 +29,6 @@ def close_lost_connections() -> None:
     for connection in connections.all(initialized_only=True):
         if not connection.in_atomic_block:
             connection.close_if_unusable_or_obsolete()
-
-
-def with_zone(moment: datetime, using: str) -> datetime:
-    """A time that the database's clock has written, with its zone, also where USE_TZ is False."""
-    if timezone.is_aware(moment):
-        return moment
-    knows_zones = connections[using].features.supports_timezones
-    return moment.replace(tzinfo=timezone.get_default_timezone() if knows_zones else UTC)
 
 
 def unindexed(column: F | OuterRef) -> Concat:

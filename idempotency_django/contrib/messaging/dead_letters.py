@@ -88,11 +88,10 @@ def keep(
     rows.bulk_create([row], ignore_conflicts=True)
     # One that an operator has just sent on its way again stays on its way.
     over = rows.filter(**named, state__in=_OVER)
-    if isinstance(error, DeadLettered) and error.__cause__ is None:
-        # It is delivered again, and nothing was tried: the row knows better why it is dead.
-        over.exclude(error="").update(**dead, purge_at=None)
-        over = over.filter(error="")
-    over.update(**found, purge_at=None)
+    over.update(**dead, purge_at=None)
+    # If nothing was tried in this delivery, the row knows better why it is dead.
+    knows = isinstance(error, DeadLettered) and error.__cause__ is None
+    over.filter(**{"error": ""} if knows else {}).update(**found)
 
 
 def rows_of(plan: Plan) -> IdempotencyKeyQuerySet:

@@ -69,8 +69,6 @@ class Event:
                 )
         if self.time is not None and self.time.utcoffset() is None:
             raise ValueError(f"The event's time {self.time} has no time zone.")
-        if self.time is not None:
-            write_time(self.time)
         for name, value in self.extensions.items():
             if not _NAME.fullmatch(name) or name in _FIELDS or not isinstance(value, str | int):
                 raise ValueError(
@@ -119,22 +117,23 @@ class Event:
         """The event in the JSON format, in ASCII; bytes as ``data_base64``.
 
         Raises:
-            ValueError: the data is neither bytes nor what JSON can say.
+            ValueError: the data is neither bytes nor what JSON can say, or the time is not in the
+                years 1 to 9999 of UTC.
         """
         own = {name: getattr(self, name) for name in _TEXTS if getattr(self, name)}
         members = {"specversion": VERSION, **own, **self.extensions}
-        if self.time:
-            members["time"] = write_time(self.time)
         if isinstance(self.data, bytes):
             members["data_base64"] = base64.b64encode(self.data).decode("ascii")
         elif self.data is not None:
             members["data"] = self.data
         try:
+            if self.time:
+                members["time"] = self.time.astimezone(UTC).isoformat().replace("+00:00", "Z")
             return json.dumps(members, allow_nan=False, separators=(",", ":"))
-        except (TypeError, ValueError, RecursionError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ValueError(
-                f"The event's data is not JSON: {error}. Use strings, numbers, lists and dicts, or "
-                "pass bytes."
+                f"The event's time or data is not JSON: {error}. Use strings, numbers, lists and "
+                "dicts, or pass bytes."
             ) from None
 
     @property
@@ -142,18 +141,6 @@ class Event:
         """The reference of its cause, in the extension ``causedby``; empty: it names none."""
         cause = self.extensions.get(CAUSED_BY, "")
         return str(cause) if is_reference(cause) else ""
-
-
-def write_time(time: datetime) -> str:
-    """A timestamp of RFC 3339.
-
-    Raises:
-        ValueError: it is not in the years 1 to 9999 of UTC.
-    """
-    try:
-        return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
-    except OverflowError:
-        raise ValueError(f"The event's time {time} is before the year 1 or after 9999.") from None
 
 
 def validate_nesting(what: str, value: Any) -> None:

@@ -16,7 +16,6 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, ClassVar, Final, TypeVar
@@ -242,11 +241,6 @@ def _validate_same(message: InboxMessage, first: InboxMessage) -> None:
         )
 
 
-def event_of(source: str, contents: Contents) -> Event:
-    """The event that a handler gets."""
-    return Event(id=contents.message_id, source=source, type=contents.type, data=contents.data)
-
-
 def receivers() -> dict[str, type[WebhookReceiver]]:
     """The receivers by source. Two of one source are a mistake, which a check reports.
 
@@ -330,9 +324,14 @@ def execution_of(message: InboxMessage) -> EventExecution:
             "URLconf and that its source was not renamed."
         )
     named: Any = CaseInsensitiveMapping(dict(headers))
-    event = event_of(message.source, receiver.verifier.read(named, body))
-    cause = reference(message.message_id, f"inbox:{message.source}")
-    event = replace(event, extensions={CAUSED_BY: cause})
+    contents = receiver.verifier.read(named, body)
+    event = Event(
+        id=contents.message_id,
+        source=message.source,
+        type=contents.type,
+        data=contents.data,
+        extensions={CAUSED_BY: reference(message.message_id, f"inbox:{message.source}")},
+    )
     return receiver.consumer.execution_of(event, key=message.message_id)
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Case, Exists, F, Max, OuterRef, Q, QuerySet, Value, When
+from django.utils.timezone import is_aware
 
 from ....backoff import Backoff
 from ....engine import Plan
@@ -26,7 +27,7 @@ from ....stores import reference
 from .. import dead_letters
 from ..brokers.base import Batch as Sending
 from ..brokers.base import Publisher, Refused
-from ..databases import database, reason, unindexed, with_zone
+from ..databases import database, reason, unindexed
 from ..events import CAUSED_BY, Event
 from ..loops import handling, hanging
 from ..models import MessageState, OutboxMessage, OutboxStream
@@ -114,7 +115,7 @@ def event_of(message: OutboxMessage) -> Event:
         type=message.type,
         data=json.loads(message.payload),
         subject=message.group or None,
-        time=with_zone(message.created_at, database()),
+        time=message.created_at if is_aware(message.created_at) else None,  # by USE_TZ
         extensions=extensions,
     )
 
