@@ -21,7 +21,7 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import idempotency_django
 
@@ -31,11 +31,6 @@ from .lazy import extra
 with extra("client"):
     import anyio
     import httpx
-
-if TYPE_CHECKING:
-    Base = Any
-else:
-    Base = object
 
 __all__ = [
     "AsyncIdempotentClient",
@@ -96,14 +91,10 @@ class OutcomeUnknown(Exception):
     def __str__(self) -> str:
         last = "" if self.response is None else f" The last response was {self.response}."
         return (
-            f"The outcome is unknown after {_attempts(self.attempts)}: {self.reason}.{last} The "
+            f"The outcome is unknown after attempt {self.attempts}: {self.reason}.{last} The "
             f"operation may have been executed. Retry later with the same key, {self.key!r}, or "
             "look up what happened. A new key could execute the operation twice."
         )
-
-
-def _attempts(number: int) -> str:
-    return f"{number} attempt{'s' * (number != 1)}"
 
 
 def key_for(*parts: str | int | uuid.UUID) -> str:
@@ -132,14 +123,16 @@ def key_for(*parts: str | int | uuid.UUID) -> str:
 class RetryBudget:
     """Limits the retries of all calls together, so that an outage is not made worse.
 
-    A retry takes 10 tokens. A call that ends with a final response puts back what it took, and a
-    call without retries puts back 1. Clients and threads can share a budget.
+    A retry takes 10 tokens, and a final response puts back 1, so that in the long run one of ten
+    calls can be retried. Clients and threads can share a budget.
 
     Args:
-        tokens: how many there are at first, and at most.
+        tokens: how many there are at first, and at most; 10 or more.
     """
 
     def __init__(self, tokens: int = 500) -> None:
+        if tokens < _COST:
+            raise ValueError(f"A RetryBudget of {tokens} allows no retry, as each takes {_COST}.")
         self._most = self._left = tokens
         self._lock = threading.Lock()
 
@@ -151,10 +144,10 @@ class RetryBudget:
             self._left -= _COST
             return True
 
-    def put_back(self, tokens: int) -> None:
-        """Put tokens back after a final response."""
+    def put_back(self) -> None:
+        """Put a token back after a final response."""
         with self._lock:
-            self._left = min(self._left + tokens, self._most)
+            self._left = min(self._left + 1, self._most)
 
 
 def is_retryable(outcome: Any) -> bool:
@@ -162,8 +155,7 @@ def is_retryable(outcome: Any) -> bool:
 
     It does after a lost connection, a timeout, 408, 425, 429, any status from 500, a 409 with
     ``Retry-After``, and a 202 that says that the key is in progress. In a problem, the member
-    ``retryable`` decides instead, and in Stripe's dialect ``Stripe-Should-Retry``. A replay is
-    always final.
+    ``retryable`` decides instead. A replay is always final.
 
     Args:
         outcome: an exception of httpx, or the response of any library that has ``status_code`` and
@@ -180,13 +172,11 @@ def is_retryable(outcome: Any) -> bool:
     marker = _marker(headers)
     if status in _SUCCESS:
         return marker == "in-progress"
-    if not (status in _RETRIED or status >= _SERVER_ERRORS):
+    if marker == "replayed" or not (status in _RETRIED or status >= _SERVER_ERRORS):
         return False
-    if marker == "replayed":
-        return False
-    advice = headers.get("Stripe-Should-Retry") or _problem(response).get("retryable")
-    if advice in (True, False, "true", "false"):
-        return advice in (True, "true")
+    advice = _problem(response).get("retryable")
+    if isinstance(advice, bool):
+        return advice
     return status != _IN_PROGRESS or "Retry-After" in headers
 
 
@@ -197,9 +187,7 @@ def _is_conclusive(response: Any) -> bool:
     server that refuses a key, or does not store the response.
     """
     marker = _marker(response.headers)
-    if marker in _SETTLED:
-        return True
-    if response.status_code in _SUCCESS:
+    if marker in _SETTLED or response.status_code in _SUCCESS:
         return True
     if marker == "executed":
         return "stored=?0" not in response.headers["Idempotency-Status"]
@@ -226,7 +214,6 @@ def _problem(response: Any) -> dict[str, Any]:
 
 
 _WANTED: Final[dict[str, tuple[type, str]]] = {
-    "lifetime": (timedelta, "a timedelta: timedelta(hours=24)"),
     "attempts": (int, "an int: 6"),
     "deadline": (timedelta, "a timedelta: timedelta(minutes=1)"),
     "backoff": (
@@ -243,12 +230,11 @@ class Retries:
     """The settings of a client's retries. Each field is a keyword argument of the clients.
 
     Attributes:
-        lifetime: how long the server keeps a response. No key is sent again after that time, as it
-            could be executed again. ``timedelta.max``: forever.
         attempts: the largest number of attempts, including the first. A retry of a request that is
             in progress (409 or 202) doesn't count, since the server may find out only after a lease
             that an attempt was interrupted. 1: there is no retry.
-        deadline: no attempt begins later than this after the first.
+        deadline: no attempt begins later than this after the first. It must be shorter than the
+            server keeps a response, as a later attempt could be executed again.
         backoff: the longest wait after each attempt; waits are random, up to that.
         budget: limits the retries of all calls of this client together.
         header: the name of the key's header.
@@ -256,7 +242,6 @@ class Retries:
             you set yourself is sent as it is.
     """
 
-    lifetime: timedelta = timedelta(hours=24)
     attempts: int = 6
     deadline: timedelta = timedelta(minutes=1)
     backoff: Backoff = _BACKOFF
@@ -269,6 +254,8 @@ class Retries:
             value = getattr(self, name)
             if not isinstance(value, kind):
                 raise TypeError(f"{name} is {value!r}. Pass {example}.")
+        if self.attempts < 1:
+            raise ValueError(f"attempts is {self.attempts}. Pass 1 for no retry, or more.")
 
     @classmethod
     def taken_from(cls, options: dict[str, Any]) -> Retries:
@@ -323,21 +310,20 @@ class Call:
     def __init__(self, retries: Retries, value: str) -> None:
         self.key = value.strip().removeprefix('"').removesuffix('"')
         self._retries = retries
-        self._lifetime = retries.lifetime.total_seconds()
         self.attempts = 0
         self._in_progress = 0  # those that found the operation in progress
-        self._taken = 0  # tokens of the budget
         self._is_unknown = False  # whether an attempt may have been executed
-        self._began = _clocks()
+        # This clock goes on while the machine is suspended.
+        self._ends = time.time() + retries.deadline.total_seconds()
 
     def begin(self) -> None:
         """Begin the next attempt, before anything is sent.
 
         Raises:
-            OutcomeUnknown: the lifetime ended during the wait, such as in a suspended laptop.
+            OutcomeUnknown: the deadline passed during the wait, such as in a suspended laptop.
         """
-        if self.attempts and self._elapsed >= self._lifetime:
-            raise OutcomeUnknown(self.key, self.attempts, "the lifetime of the key is over")
+        if self.attempts and time.time() > self._ends:
+            raise OutcomeUnknown(self.key, self.attempts, "the deadline is over")
         self.attempts += 1
 
     def received(self, response: Any) -> float | None:
@@ -351,7 +337,7 @@ class Call:
             if self._is_unknown and not _is_conclusive(response):
                 reason = "the last response does not say what became of an earlier attempt"
                 raise OutcomeUnknown(self.key, self.attempts, reason, response)
-            self._retries.budget.put_back(self._taken or 1)
+            self._retries.budget.put_back()
             return None
         status = response.status_code
         is_known = status in _NOT_EXECUTED or _problem(response).get("state") == "not-executed"
@@ -392,39 +378,25 @@ class Call:
         retries = self._retries
         longest = retries.backoff.after(self.attempts).total_seconds()
         wait = at_least.total_seconds() + random.uniform(0, longest)  # noqa: S311  # no secret
-        begins = self._elapsed + wait
         if max(self.attempts - self._in_progress, 1) >= retries.attempts:
-            are = "are" if retries.attempts != 1 else "is"
-            reason = f"at most {_attempts(retries.attempts)} {are} allowed"
-        elif begins > retries.deadline.total_seconds():
+            reason = f"the limit is attempts={retries.attempts}"
+        elif time.time() + wait > self._ends:
             reason = f"the deadline is {retries.deadline.total_seconds():g} seconds"
-        elif begins >= self._lifetime:
-            reason = f"the key's lifetime is {self._lifetime:g} seconds"
         elif not retries.budget.take():
             reason = "the retry budget is used up"
         else:
-            self._taken += _COST
             return wait
         if self._is_unknown:
             raise OutcomeUnknown(self.key, self.attempts, reason, response) from error
         return None
 
-    @property
-    def _elapsed(self) -> float:
-        return max(now - began for now, began in zip(_clocks(), self._began, strict=True))
 
-
-def _clocks() -> tuple[float, float]:
-    """One stands still while the machine is suspended, and the other may be set back."""
-    return time.monotonic(), time.time()
-
-
-class _Keyed(Base):  # type: ignore[misc]  # a client of httpx
+class _Keyed:
     """What both clients share: the key of a request, and the flow of its attempts."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.retries = Retries.taken_from(options)
-        super().__init__(*args, **options)
+        super().__init__(*args, **options)  # of the client of httpx below
 
     def _keyed(self, request: httpx.Request) -> httpx.Request | None:
         """A copy of the request with a key; ``None``: it is sent as it is."""
