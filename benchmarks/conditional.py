@@ -154,7 +154,7 @@ def _putter(view_class: type[Any]) -> Change:
     view, requests = view_class.as_view({"put": "update"}), APIRequestFactory()
 
     def put(row: Any) -> bool:
-        etag = f'"{row.version if isinstance(row, Versioned) else row.title}"'
+        etag = f'"{row.pk}.{row.version}"' if isinstance(row, Versioned) else f'"{row.title}"'
         request = requests.put("/", {"title": "new"}, format="json", headers={"If-Match": etag})
         response: Response = view(request, pk=row.pk)
         response.render()

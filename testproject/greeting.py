@@ -53,7 +53,7 @@ another terminal while it is running. The second response is 202, with the addre
 
   {slow}
 
-An invoice has a version, which is its ETag. Create one, and change it: the number of the invoice
+An invoice has a version, which is in its ETag. Create one, and change it: the number of the invoice
 stands for ID. Without If-Match the change is refused (428), and with an old ETag as well (412):
 
   {invoice}
@@ -84,7 +84,7 @@ def greeting(address: str) -> str:
         charge=_post(address, "/api/charges/", reference),
         count=_COUNT.format(address=address, reference=reference),
         invoice=_post(address, "/api/invoices/", reference),
-        change=_post(address, "/api/invoices/ID/", reference, "-X PUT -H 'If-Match: \"1\"' "),
+        change=_post(address, "/api/invoices/ID/", reference, "-X PUT -H 'If-Match: \"ID.1\"' "),
         webhook_secret=settings.WEBHOOK_SECRET,
         stripe_secret=settings.STRIPE_WEBHOOK_SECRET,
         slow=f"{slow} -H 'X-Simulate: sleep-ms=20000'",

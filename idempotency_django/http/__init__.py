@@ -5,7 +5,7 @@ An adapter subclasses :class:`Adapter` and calls :func:`serve` or :func:`aserve`
 
 from .declared import INBOX, POLICY, PROTECTED, is_marked, name_of
 from .invocations import invocation_of, meta_name, principal_of
-from .replays import has_object, is_named_by_key, lookup_of
+from .replays import has_object, lookup_of
 from .responses import REPLAYED_HEADER, STATUS_HEADER, media_type, problem_response, status_of
 from .serving import Adapter, IdempotentRequest, aserve, serve
 from .status import IdempotencyStatusView
@@ -26,7 +26,6 @@ __all__ = [
     "has_object",
     "invocation_of",
     "is_marked",
-    "is_named_by_key",
     "lookup_of",
     "media_type",
     "meta_name",

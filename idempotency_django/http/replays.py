@@ -77,12 +77,6 @@ def _has_lookup(view_class: Any) -> bool:
     return all(each.default is not each.empty or each.kind in _VARIADIC for each in parameters)
 
 
-def is_named_by_key(view: Any, model: Any) -> bool:
-    """Whether the view's URLs name objects of a model by their primary key."""
-    field = getattr(view, "lookup_field", None)
-    return field in ("pk", model._meta.pk.name) and not _has_own_lookup(view)
-
-
 @lru_cache(maxsize=1024)
 def defining_module(view_class: type, name: str) -> str:
     """The module that a method of a view is from, ours aside; empty: there is none."""

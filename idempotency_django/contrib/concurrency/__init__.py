@@ -7,8 +7,7 @@ from ...lazy import lazily
 if TYPE_CHECKING:
     from .conditions import preconditions
     from .drf import PreconditionMixin
-    from .natural import once_per
-    from .transitions import AlreadyThere, Moved, transition
+    from .once import AlreadyThere, Moved, once_per, transition
     from .versions import Versioned, VersionedForm, VersionField, compare_and_swap
 
 __all__ = [
@@ -28,15 +27,15 @@ __getattr__ = lazily(
     __name__,
     globals(),
     {
-        "AlreadyThere": "transitions",
-        "Moved": "transitions",
+        "AlreadyThere": "once",
+        "Moved": "once",
         "PreconditionMixin": "drf",
         "VersionField": "versions",
         "Versioned": "versions",
         "VersionedForm": "versions",
         "compare_and_swap": "versions",
-        "once_per": "natural",
+        "once_per": "once",
         "preconditions": "conditions",
-        "transition": "transitions",
+        "transition": "once",
     },
 )

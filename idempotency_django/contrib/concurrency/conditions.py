@@ -18,7 +18,8 @@ gets its response, and not 412 for the version that the change itself has made.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -40,80 +41,72 @@ CHANGES: Final = frozenset({"PUT", "PATCH", "DELETE"})
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _ANY: Final = "*"
 _ERRORS: Final = 400  # and above: the status of a response that tells of no success
+_NO_IF_NONE_MATCH: Final = (
+    "A change cannot have If-None-Match here, so it was not executed. Leave it out, and send "
+    "If-Match with the ETag that you received with the resource."
+)
 
 
-def version_etag(obj: Any, *, named_by_key: bool) -> str | None:
-    """The ETag of an object's version, ``"3"``; ``None``: it has no version.
+def version_etag(obj: Any) -> str | None:
+    """The ETag of an object's version, ``"17.3"``; ``None``: it has no version.
 
-    Args:
-        obj: the object.
-        named_by_key: whether the URL holds the object's primary key. If not, it may lead to another
-            object later, so the ETag holds the key: ``"17.3"``.
+    It begins with the primary key, as a URL may lead to another object later.
     """
-    key = "" if named_by_key else f"{quote(str(obj.pk), safe='')}."
     for field in obj._meta.concrete_fields:
         if isinstance(field, VersionField):
-            return f'"{key}{getattr(obj, field.attname)}"'
+            return f'"{quote(str(obj.pk), safe="")}.{getattr(obj, field.attname)}"'
     return None
 
 
-def set_etag(response: HttpResponseBase, etag: str | None) -> None:
-    """Give a response the ETag of the state that it shows, unless it has one."""
+def set_etag(response: HttpResponseBase, obj: Any) -> None:
+    """Give a response the ETag of the object that it shows, unless it has one."""
+    etag = version_etag(obj)
     if etag is not None and not response.has_header("ETag"):
         response["ETag"] = etag
 
 
-def compare(headers: Mapping[str, str], etag: str | None) -> None:
-    """Compare ``If-Match`` and ``If-None-Match`` with the ETag of the state of what is there.
+def compare(if_match: str, etag: str | None) -> None:
+    """Compare the header with the ETag of the object as it is.
 
     Raises:
         PreconditionFailed: the request must not be executed.
     """
-    wanted, unwanted = headers.get("If-Match"), headers.get("If-None-Match")
-    if wanted is not None:
-        tags = parse_etags(wanted)
-        if tags != [_ANY] and etag not in tags:
-            raise PreconditionFailed
-    if unwanted is not None:
-        tags = [tag.removeprefix("W/") for tag in parse_etags(unwanted)]
-        if tags == [_ANY] or etag in tags:
-            raise PreconditionFailed
-
-
-def is_conditional(request: Any) -> bool:
-    """Whether a change has a condition."""
-    return "If-Match" in request.headers or "If-None-Match" in request.headers
+    tags = parse_etags(if_match)
+    if tags != [_ANY] and etag not in tags:
+        raise PreconditionFailed
 
 
 def run_conditionally(
     request: Any,
     find: Callable[[], Any],
-    etag_of: Callable[[Any], str | None],
     run: Callable[[Any], HttpResponseBase],
     *,
     required: bool,
 ) -> HttpResponseBase:
-    """Run the view under a lock of the object, if the request's conditions hold for that.
+    """Run the view under a lock of the object, if ``If-Match`` holds for that.
 
     Args:
         request: the request.
         find: looks for the object at the URL, for this caller; raises ``Http404`` if there is none.
-        etag_of: the ETag of an object's state.
-        run: the view, called with the locked object, or with ``None`` without conditions.
+        run: the view, called with the locked object, or with ``None`` without ``If-Match``.
         required: whether a change must have ``If-Match``. Another condition says nothing of what
             the client has read.
 
     Raises:
-        PreconditionRequired: the request needs a precondition.
-        PreconditionFailed: a condition does not hold; nothing was executed.
+        PreconditionRequired: the request needs ``If-Match``.
+        PreconditionFailed: it does not hold, or the request has ``If-None-Match``; nothing was
+            executed.
         TransactionManagementError: the view reports a success, and has marked its transaction for
             rollback.
     """
     if request.method in _SAFE:
         return run(None)
-    if required and "If-Match" not in request.headers:
+    if_match = request.headers.get("If-Match")
+    if required and if_match is None:
         raise PreconditionRequired
-    if not is_conditional(request):
+    if "If-None-Match" in request.headers:
+        raise PreconditionFailed(_NO_IF_NONE_MATCH)
+    if if_match is None:
         return run(None)
     obj = find()
     using = write_alias(obj)
@@ -122,13 +115,13 @@ def run_conditionally(
             lock(obj, using)
         except ObjectDoesNotExist:
             raise Http404 from None
-        etag = etag_of(obj)
+        etag = version_etag(obj)
         if etag is None and required:
             raise ImproperlyConfigured(
                 f"{type(obj).__name__} has no version, so no If-Match can hold. Give the model a "
                 "VersionField."
             )
-        compare(request.headers, etag)
+        compare(if_match, etag)
         response = run(obj)
         if response.status_code < _ERRORS:
             refuse_marked(using, "The view")
@@ -141,7 +134,7 @@ def preconditions(
     *,
     require: Collection[str] = CHANGES,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Execute a Django view only if ``If-Match`` and ``If-None-Match`` hold; send ETags.
+    """Execute a Django view only if ``If-Match`` holds; send ETags.
 
     Put it directly on the view's function, below ``@idempotent`` if there is one.
 
@@ -159,20 +152,16 @@ def preconditions(
 
         @functools.wraps(view)
         def conditional(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-            in_url = {*map(str, (*args, *kwargs.values()))}
             look_up = functools.partial(find, request, *args, **kwargs)
-
-            def etag_of(obj: Any) -> str | None:
-                return version_etag(obj, named_by_key=str(obj.pk) in in_url)
 
             def run(_locked: Any) -> HttpResponseBase:
                 response: HttpResponseBase = view(request, *args, **kwargs)
-                _tag(response, look_up, etag_of)
+                _tag(response, look_up)
                 return response
 
             required = request.method in require
             try:
-                return run_conditionally(request, look_up, etag_of, run, required=required)
+                return run_conditionally(request, look_up, run, required=required)
             except IdempotencyError as error:
                 if error.foreign or getattr(request, "idempotency", None):
                     raise  # the claim's adapter rolls back and responds
@@ -193,14 +182,8 @@ def _validate_view(view: Callable[..., Any]) -> None:
         )
 
 
-def _tag(
-    response: HttpResponseBase, find: Callable[[], Any], etag_of: Callable[[Any], str | None]
-) -> None:
+def _tag(response: HttpResponseBase, find: Callable[[], Any]) -> None:
     """Give the view's response the ETag of the object as it is afterwards."""
-    if not 200 <= response.status_code < 300 or response.has_header("ETag"):
-        return
-    try:
-        etag = etag_of(find())
-    except Http404:
-        return
-    set_etag(response, etag)
+    if 200 <= response.status_code < 300 and not response.has_header("ETag"):
+        with suppress(Http404):  # it was deleted
+            set_etag(response, find())

@@ -1,4 +1,4 @@
-"""Preconditions for REST framework: ``ETag``, ``If-Match``, ``If-None-Match``, 412 and 428.
+"""Preconditions for REST framework: ``ETag``, ``If-Match``, 412 and 428.
 
 ::
 
@@ -21,15 +21,9 @@ from django.http.response import HttpResponseBase
 
 from ...drf import problem
 from ...errors import IdempotencyError
-from ...http import PROTECTED, has_object, is_named_by_key, lookup_of, name_of
+from ...http import PROTECTED, has_object, lookup_of, name_of
 from ...lazy import extra
-from .conditions import (
-    CHANGES,
-    is_conditional,
-    run_conditionally,
-    set_etag,
-    version_etag,
-)
+from .conditions import CHANGES, run_conditionally, set_etag
 
 with extra("drf"):
     from rest_framework.request import Request
@@ -63,13 +57,8 @@ class PreconditionMixin:  # see below
         # A page of the browsable API shows its caller and a token: no other page is like it.
         media_type = getattr(request, "accepted_media_type", None) or ""
         if shown is not None and not media_type.startswith("text/html"):
-            set_etag(response, _etag_of(self, shown))
+            set_etag(response, shown)
         return response
-
-
-def _etag_of(view: Any, obj: Any) -> str | None:
-    """The ETag of an object at the view's URL."""
-    return version_etag(obj, named_by_key=is_named_by_key(view, obj))
 
 
 def _get_object(view: Any, look_up: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -120,14 +109,9 @@ def _respond(view: Any, request: Request, handler: Callable[[], Any]) -> HttpRes
 
     try:
         if has_object(view):
-            return run_conditionally(
-                request,
-                view.get_object,
-                functools.partial(_etag_of, view),
-                run,
-                required=required,
-            )
-        if request.method in CHANGES and (required or is_conditional(request)):
+            return run_conditionally(request, view.get_object, run, required=required)
+        is_conditional = "If-Match" in request.headers or "If-None-Match" in request.headers
+        if request.method in CHANGES and (required or is_conditional):
             raise ImproperlyConfigured(
                 f"{name_of(type(view))} has preconditions for {request.method}, but no "
                 "get_object() that finds the object by the URL alone. Define it."

@@ -3,7 +3,7 @@
 ::
 
     IdempotencyError
-    ├── PreconditionFailed         412  ``If-Match`` or ``If-None-Match`` does not hold
+    ├── PreconditionFailed         412  ``If-Match`` does not hold
     ├── PreconditionRequired       428  a change must say which version it is meant for
     ├── ConcurrentModification     409  the object was changed after it was loaded
     └── IllegalTransition          409  the object is in a state that this step does not start from
@@ -21,11 +21,11 @@ class PreconditionFailed(
     title="Precondition failed",
     state="not-executed",
     default_detail=(
-        "The resource has changed since you read it, or it already exists, so the request was not "
-        "executed. Read the resource again and retry with its new ETag."
+        "The resource has changed since you read it, so the request was not executed. Read the "
+        "resource again and retry with its new ETag."
     ),
 ):
-    """A conditional header of the request does not hold; nothing was done."""
+    """``If-Match`` does not hold; nothing was done."""
 
 
 class PreconditionRequired(

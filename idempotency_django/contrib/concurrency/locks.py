@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from django.db import DEFAULT_DB_ALIAS, connections, models, router, transaction
+from django.db import connections, models, router, transaction
 
 
 def in_transaction(using: str) -> AbstractContextManager[None]:
@@ -56,19 +56,19 @@ def on_rollback(using: str, undo: Callable[[], object]) -> None:
         transaction.on_commit(_Undo(undo), using=using)
 
 
-def refuse_marked(using: str | None, what: str) -> None:
+def refuse_marked(using: str, what: str) -> None:
     """Refuse to report a success if the transaction that is open is going to be rolled back.
 
     Django rolls back a marked transaction without a word.
 
     Args:
-        using: the database; ``None``: the default one.
+        using: the database.
         what: was executed in the transaction, as the first word of the error.
 
     Raises:
         TransactionManagementError: the transaction is marked for rollback.
     """
-    connection = connections[using or DEFAULT_DB_ALIAS]
+    connection = connections[using]
     if connection.in_atomic_block and connection.needs_rollback:
         raise transaction.TransactionManagementError(
             f"{what} ended without an error, but its transaction is marked for rollback, so "

@@ -19,11 +19,12 @@ from typing import Any, Final
 
 from django.apps import apps
 from django.core.checks import CheckMessage, Error
-from django.core.exceptions import ImproperlyConfigured, ValidationError
+from django.core.exceptions import NON_FIELD_ERRORS, ImproperlyConfigured, ValidationError
 from django.db import connections, models
 from django.db.models import F
 from django.forms import Field as FormField
 from django.forms import HiddenInput, ModelForm
+from django.forms.formsets import DELETION_FIELD_NAME
 from django.utils.translation import gettext_lazy as _
 
 from .errors import ConcurrentModification
@@ -165,32 +166,26 @@ class Versioned(models.Model):
 
 
 def _unversioned_forms(model: type[models.Model]) -> Iterator[Error]:
-    """The admin's pages and inlines of a versioned model whose forms may lack the version."""
-    # The admin may not be installed.
-    from django.contrib.admin.sites import all_sites  # noqa: PLC0415
-    from django.contrib.admin.utils import flatten_fieldsets  # noqa: PLC0415
+    """The admin's pages and inlines of a versioned model whose forms may lack the version.
 
-    version = version_field(model).name
+    A ``VersionedForm`` whose page leaves the version out refuses each save, and says why.
+    """
+    from django.contrib.admin.sites import all_sites  # noqa: PLC0415  # it may not be installed
+
     known = [
         (site, each) for site in all_sites for each in filter(site.is_registered, apps.get_models())
     ]
     for page in (site.get_model_admin(each) for site, each in known):
         for shown in (page, *page.inlines):
-            if shown.model is not model:
-                continue
-            fieldsets: Any = shown.fieldsets or [(None, {"fields": shown.fields or [version]})]
-            sent = {*flatten_fieldsets(fieldsets)} - {
-                *shown.readonly_fields,
-                *(shown.exclude or ()),
-            }
-            carries_version = issubclass(shown.form, VersionedForm) and version in sent
-            if not carries_version or getattr(shown, "list_editable", None):
+            carries_version = issubclass(shown.form, VersionedForm)
+            if shown.model is model and (
+                not carries_version or getattr(shown, "list_editable", None)
+            ):
                 yield Error(
                     f"{getattr(shown, '__name__', type(shown).__name__)} has forms that may lack "
                     "the version. A save of stale data would overwrite newer changes.",
-                    hint=f"Write form = VersionedForm, add {version!r} to fields or fieldsets "
-                    "where you list them (it is hidden), but neither to exclude nor to "
-                    "readonly_fields, and remove list_editable.",
+                    hint="Write form = VersionedForm, and remove list_editable. Where you list "
+                    f"fields or fieldsets, add {version_field(model).name!r}; it is hidden.",
                     obj=shown,
                     id="idempotency_django.E034",
                 )
@@ -217,6 +212,12 @@ class VersionedForm(ModelForm):  # type: ignore[type-arg]  # Django's is not gen
         if self.instance._state.adding and name in self.fields:
             self.fields[name].disabled = True  # so that its initial value counts
             self.initial[name] = getattr(self.instance, name)
+
+    def full_clean(self) -> None:
+        super().full_clean()
+        if self.has_error(NON_FIELD_ERRORS, "stale"):
+            # Django ignores the errors of a formset's line that is to be deleted.
+            self.cleaned_data.pop(DELETION_FIELD_NAME, None)
 
     def clean(self) -> Any:
         cleaned = super().clean()

@@ -195,6 +195,26 @@ class TestAdmin:
         assert (Owner.objects.get().name, Deed.objects.get().version) == ("a", 2)
         assert client.post(url, {"name": "b", **form, "deed_set-0-version": 2}).status_code == 302
 
+    def test_stale_line_to_delete(
+        self, client: Client, page: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """So is a line that is to be deleted; one that is current is deleted."""
+        monkeypatch.setattr(OwnerAdmin, "inlines", [DeedInline])
+        monkeypatch.setattr(DeedInline, "form", VersionedForm)
+        page("")
+        deed = Deed.objects.create(owner=Owner.objects.create(name="a"))
+        url = f"/admin/tests/owner/{deed.owner_id}/change/"
+        lines = {"TOTAL_FORMS": 1, "INITIAL_FORMS": 1, "0-id": deed.pk, "0-owner": deed.owner_id}
+        lines |= {"0-version": 1, "0-DELETE": "on"}
+        form = {f"deed_set-{name}": value for name, value in lines.items()}
+        Deed.objects.get().save()
+        refused = client.post(url, {"name": "b", **form})
+        assert refused.status_code == 200
+        assert str(STALE) in refused.content.decode()
+        assert (Owner.objects.get().name, Deed.objects.get().version) == ("a", 2)
+        assert client.post(url, {"name": "b", **form, "deed_set-0-version": 2}).status_code == 302
+        assert not Deed.objects.exists()
+
     def test_check_of_an_inline(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """An inline whose form may lack the version is named by a check of its model."""
         monkeypatch.setattr(OwnerAdmin, "inlines", [DeedInline])
@@ -210,10 +230,6 @@ class TestAdmin:
             {},
             {"form": forms.ModelForm},
             {"form": VersionedForm, "list_editable": ["title"]},
-            {"form": VersionedForm, "fields": ["title"]},
-            {"form": VersionedForm, "exclude": ["version"]},
-            {"form": VersionedForm, "readonly_fields": ["version"]},
-            {"form": VersionedForm, "fieldsets": [("All", {"fields": ["title", ("amount",)]})]},
         ],
     )
     def test_check(self, attributes: dict[str, Any]) -> None:
@@ -226,11 +242,21 @@ class TestAdmin:
         other.unregister(Ticket)
         assert Ticket.check() == []
 
-    def test_read_only(self, page: Callable[[str], Any], client: Client) -> None:
-        """An admin that shows the version, but does not send it, saves nothing."""
-        page("")
+    @pytest.mark.parametrize(
+        "attributes",
+        [
+            {"fields": ["title"]},
+            {"exclude": ["version"]},
+            {"readonly_fields": ["version"]},
+            {"fieldsets": [("All", {"fields": ["title", ("amount",)]})]},
+            {"get_fields": lambda *_: ["title"]},
+        ],
+    )
+    def test_left_out(self, attributes: dict[str, Any]) -> None:
+        """An admin whose page does not send the version saves nothing, and says what to do."""
         other = admin.AdminSite()
-        other.register(Ticket, form=VersionedForm, readonly_fields=["version"])
+        broken = type("Broken", (admin.ModelAdmin,), {"form": VersionedForm, **attributes})
+        other.register(Ticket, broken)
         ticket = Ticket.objects.create(title="a")
         form = other.get_model_admin(Ticket).get_form(HttpRequest(), ticket)
         with pytest.raises(ImproperlyConfigured, match="has no field 'version'"):

@@ -284,6 +284,10 @@ def send(at: str, ticket: Any, method: str = "put", title: str = "b", **headers:
     )
 
 
+def etag(ticket: Ticket, version: int) -> str:
+    return f'"{ticket.pk}.{version}"'
+
+
 def effects() -> int:
     return Owner.objects.count()
 
@@ -292,15 +296,15 @@ class TestChanges:
     @protected
     def test_current(self, ticket: Ticket, at: str) -> None:
         """With the current ETag it is executed, and the response has the next one."""
-        response = send(at, ticket, If_Match='"1"')
-        assert (response.status_code, response["ETag"]) == (200, '"2"')
+        response = send(at, ticket, If_Match=etag(ticket, 1))
+        assert (response.status_code, response["ETag"]) == (200, etag(ticket, 2))
         assert (Ticket.objects.get().title, effects()) == ("b", 1)
 
     @protected
     def test_stale(self, ticket: Ticket, at: str) -> None:
         """With another ETag it is refused, and nothing is executed."""
         ticket.save()
-        for header in ('"1"', 'W/"2"'):
+        for header in (etag(ticket, 1), f"W/{etag(ticket, 2)}"):
             response = send(at, ticket, If_Match=header)
             assert_problem(response, 412, "precondition-failed")
         assert (Ticket.objects.get().title, effects()) == ("a", 0)
@@ -308,16 +312,16 @@ class TestChanges:
     @protected
     def test_delete(self, ticket: Ticket, at: str) -> None:
         """A stale delete is refused, a current one executed; there is no ETag of nothing."""
-        assert send(at, ticket, "delete", If_Match='"7"').status_code == 412
-        response = send(at, ticket, "delete", If_Match='"1"')
+        assert send(at, ticket, "delete", If_Match=etag(ticket, 7)).status_code == 412
+        response = send(at, ticket, "delete", If_Match=etag(ticket, 1))
         assert (response.status_code, response.headers.get("ETag")) == (204, None)
-        assert send(at, ticket, "delete", If_Match='"1"').status_code == 404
+        assert send(at, ticket, "delete", If_Match=etag(ticket, 1)).status_code == 404
 
     @protected
     def test_required(self, ticket: Ticket, at: str) -> None:
         """What is required is a condition that says what the client has read."""
         date = "Sat, 29 Oct 1994 19:43:31 GMT"
-        blind = [{}, {"If_None_Match": '"1"'}, {"If_None_Match": "*"}, {"If_Modified_Since": date}]
+        blind = [{}, {"If_None_Match": etag(ticket, 1)}, {"If_None_Match": "*"}, {"If_Modified_Since": date}]
         blind.append({"If_Unmodified_Since": date})  # within that second it may have changed
         for headers in blind:
             assert_problem(send(at, ticket, **headers), 428, "precondition-required")
@@ -325,13 +329,23 @@ class TestChanges:
         assert send(at, ticket, If_Match="").status_code == 412
         assert (Ticket.objects.get().title, effects()) == ("a", 0)
 
+    @protected
+    def test_if_none_match(self, ticket: Ticket, at: str) -> None:
+        """A change with the other condition is refused, whether it holds or not."""
+        for header in ("*", etag(ticket, 1), etag(ticket, 7)):
+            response = send(at, ticket, If_Match=etag(ticket, 1), If_None_Match=header)
+            assert_problem(response, 412, "precondition-failed")
+            assert "cannot have If-None-Match" in response.json()["detail"]
+        assert (Ticket.objects.get().title, effects()) == ("a", 0)
+
     def test_optional(self, ticket: Ticket) -> None:
         """Where no condition is required, one that is sent counts nevertheless."""
         path = f"{ticket.pk}/pay"
-        assert send("first", path, "post", If_Match='"7"').status_code == 412
+        for headers in ({"If_Match": etag(ticket, 7)}, {"If_None_Match": etag(ticket, 7)}):
+            assert send("first", path, "post", **headers).status_code == 412
         response = send("first", path, "post")
-        assert (response.status_code, response["ETag"]) == (200, '"2"')
-        assert send("first", path, "post", If_Match='"2"').status_code == 200
+        assert (response.status_code, response["ETag"]) == (200, etag(ticket, 2))
+        assert send("first", path, "post", If_Match=etag(ticket, 2)).status_code == 200
         assert effects() == 1
 
 
@@ -341,12 +355,12 @@ class TestRetries:
         """A retry of what succeeded gets its response, ETag included, and not 412; also a retry of
         a DELETE, whose object is gone by then.
         """
-        headers = {"If_Match": '"1"', "Idempotency_Key": str(uuid4())}
+        headers = {"If_Match": etag(ticket, 1), "Idempotency_Key": str(uuid4())}
         first, second = (send(at, ticket, **headers) for _ in range(2))
-        assert first["ETag"] == '"2"'
+        assert first["ETag"] == etag(ticket, 2)
         assert_replays(first, second)
         assert effects() == 1
-        headers = {"If_Match": '"2"', "Idempotency_Key": str(uuid4())}
+        headers = {"If_Match": etag(ticket, 2), "Idempotency_Key": str(uuid4())}
         responses = [send(at, ticket, "delete", **headers) for _ in range(2)]
         assert [response.status_code for response in responses] == [204, 204]
         assert is_replay(responses[1])
@@ -357,15 +371,15 @@ class TestRetries:
         key = str(uuid4())
         assert_problem(send(at, ticket, Idempotency_Key=key), 428, "precondition-required")
         assert_problem(
-            send(at, ticket, Idempotency_Key=key, If_Match='"7"'), 412, "precondition-failed"
+            send(at, ticket, Idempotency_Key=key, If_Match=etag(ticket, 7)), 412, "precondition-failed"
         )
         assert IdempotencyKey.objects.get().status == Status.FAILED
-        assert send(at, ticket, Idempotency_Key=key, If_Match='"1"').status_code == 200
+        assert send(at, ticket, Idempotency_Key=key, If_Match=etag(ticket, 1)).status_code == 200
         assert effects() == 1
 
     def test_authentication_comes_first(self, ticket: Ticket) -> None:
         """Neither a replay nor a condition is looked at before the caller is known."""
-        headers = {"If_Match": '"1"', "Idempotency_Key": str(uuid4())}
+        headers = {"If_Match": etag(ticket, 1), "Idempotency_Key": str(uuid4())}
         assert send("guarded", ticket, **headers).status_code == 401
         headers["Authorization"] = "Token a"
         assert send("guarded", ticket, title="secret", **headers).status_code == 200
@@ -383,8 +397,8 @@ class TestReads:
     ) -> None:
         """A read has the ETag, looks at no condition, and changes nothing."""
         with django_assert_num_queries(2 if "plain" in at else 1):
-            response = send(at, ticket, method, If_Match='"7"', If_None_Match='"1"')
-        assert (response.status_code, response["ETag"]) == (200, '"1"')
+            response = send(at, ticket, method, If_Match=etag(ticket, 7), If_None_Match=etag(ticket, 1))
+        assert (response.status_code, response["ETag"]) == (200, etag(ticket, 1))
 
     @pytest.mark.parametrize("at", ["first", "second", "middleware", "plain", "plain_middleware"])
     def test_not_modified(self, ticket: Ticket, at: str, settings: Any) -> None:
@@ -393,16 +407,16 @@ class TestReads:
             "django.middleware.http.ConditionalGetMiddleware",
             *settings.MIDDLEWARE,
         ]
-        for header in ('"1"', 'W/"1"'):
+        for header in (etag(ticket, 1), f"W/{etag(ticket, 1)}"):
             response = send(at, ticket, "get", If_None_Match=header)
-            assert (response.status_code, response["ETag"], response.content) == (304, '"1"', b"")
-        assert send(at, ticket, "get", If_None_Match='"7"').status_code == 200
-        assert send(at, ticket, If_Match='"1"').status_code == 200
-        assert send(at, ticket, If_Match='"1"').status_code == 412
+            assert (response.status_code, response["ETag"], response.content) == (304, etag(ticket, 1), b"")
+        assert send(at, ticket, "get", If_None_Match=etag(ticket, 7)).status_code == 200
+        assert send(at, ticket, If_Match=etag(ticket, 1)).status_code == 200
+        assert send(at, ticket, If_Match=etag(ticket, 1)).status_code == 412
 
     def test_page(self, ticket: Ticket) -> None:
         """A page of the browsable API holds its caller's name: it has no ETag."""
-        page = send("shown", ticket, "get", Accept="text/html", If_None_Match='"1"')
+        page = send("shown", ticket, "get", Accept="text/html", If_None_Match=etag(ticket, 1))
         assert (page.status_code, page.headers.get("ETag")) == (200, None)
         assert b"<html" in page.content
 
@@ -412,7 +426,7 @@ class TestBirths:
 
     @pytest.mark.parametrize("at", ["titled", "plain_titled", "mine"])
     def test_other_names(self, at: str) -> None:
-        """Where the URL does not name the primary key, the ETag does."""
+        """An ETag holds for one object, also where the URL does not name the primary key."""
         tags = []
         for _ in range(2):
             Ticket.objects.all().delete()
@@ -441,7 +455,7 @@ class TestOthers:
         """An action that shows another object sends no ETag of it, and no 304 for it."""
         Ticket.objects.create(title="another", version=4)
         for name in ("country", "another"):
-            for headers in ({}, {"If_None_Match": '"1"'}, {"If_None_Match": "*"}):
+            for headers in ({}, {"If_None_Match": etag(ticket, 1)}, {"If_None_Match": "*"}):
                 response = send("borrowing", f"{ticket.pk}/{name}", "get", **headers)
                 assert (response.status_code, response.headers.get("ETag")) == (200, None)
         assert send("borrowing", "latest", "get").headers.get("ETag") is None
@@ -450,9 +464,9 @@ class TestOthers:
     def test_change(self, ticket: Ticket, method: str) -> None:
         """A change of another object has the conditions of what get_object() finds, and no ETag."""
         at = f"{ticket.pk}/country"
-        assert send("borrowing", at, method, If_Match='"7"').status_code == 412
+        assert send("borrowing", at, method, If_Match=etag(ticket, 7)).status_code == 412
         assert Country.objects.get().name == "x"
-        response = send("borrowing", at, method, If_Match='"1"')
+        response = send("borrowing", at, method, If_Match=etag(ticket, 1))
         assert (response.status_code, response.headers.get("ETag")) == (200, None)
 
 
@@ -464,7 +478,7 @@ def test_success_that_is_rolled_back(ticket: Ticket, at: str) -> None:
             f"/{at}/{ticket.pk}/",
             json.dumps({"title": "b"}),
             content_type="application/json",
-            headers={"If-Match": '"1"'},
+            headers={"If-Match": etag(ticket, 1)},
         )
     assert (Ticket.objects.get().title, effects()) == ("a", 0)
 
@@ -475,7 +489,7 @@ def test_one_of_many_wins(ticket: Ticket, at: str) -> None:
     keys = [str(uuid4()) for _ in range(THREADS)]
 
     def put(key: str) -> Any:
-        return send(at, ticket, title=key, If_Match='"1"', Idempotency_Key=key)
+        return send(at, ticket, title=key, If_Match=etag(ticket, 1), Idempotency_Key=key)
 
     responses = in_threads([lambda key=key: put(key) for key in keys])
     statuses = [response.status_code for response in responses]
