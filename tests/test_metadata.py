@@ -10,7 +10,7 @@ from typing import Any
 import django
 import pytest
 
-from idempotency_django.checks.configuration import NEWEST_DJANGO, check_django
+from idempotency_django.checks import NEWEST_DJANGO, check_django
 
 ROOT = Path(__file__).parents[1]
 

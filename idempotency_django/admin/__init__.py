@@ -10,28 +10,38 @@ is among the newest records.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Mapping
 from http.client import responses as reasons
 from typing import Any, Final
 
+from django import forms
 from django.contrib import admin
+from django.contrib.admin.widgets import (
+    AdminIntegerFieldWidget,
+    AdminRadioSelect,
+    AdminTextareaWidget,
+)
 from django.db.models import Q, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..contrib.timeline import CONFIDENTIAL, HELD, STATES, administered, state_of
 from ..models import (
     INTERRUPTED,
+    NO_OWNER,
     DatabaseNow,
     IdempotencyKey,
     IdempotencyKeyQuerySet,
     IdempotencyStep,
+    unlocked,
 )
-from ..stores import Status, decode, derived_key, reference
-from .actions import Settle
+from ..stores import Payload, Status, decode, derived_key, encode, reference, stores
 from .base import LONGEST_TEXT, Action, ListAdmin, preformatted
 
 __all__ = ["Action", "IdempotencyKeyAdmin", "ListAdmin", "preformatted"]
@@ -42,6 +52,145 @@ FOUND: Final = 100
 """The most records that a search finds by what has no index."""
 
 _AFTER_ASCII: Final = "\x7f"
+
+COMPLETE: Final = "complete"
+RELEASE: Final = "release"
+
+_BODILESS: Final = (204, 205, 304)  # RFC 9110
+
+
+# What an operator does.
+
+
+class SettleForm(forms.Form):
+    """What became of an operation, why that is known, and the response of a completed one."""
+
+    outcome = forms.ChoiceField(
+        label=_("Outcome"),
+        choices=[
+            (COMPLETE, _("It was done. Every retry gets the response below.")),
+            (
+                RELEASE,
+                _("It was not done, or can safely run again. The next retry executes it."),
+            ),
+        ],
+        widget=AdminRadioSelect(attrs={"class": "radiolist"}),
+    )
+    reason = forms.CharField(
+        label=_("Reason"),
+        help_text=_("Describe what you found. The reason is logged."),
+        max_length=1000,
+        widget=AdminTextareaWidget(attrs={"rows": 3}),
+    )
+    status = forms.IntegerField(
+        label=_("Status code"),
+        min_value=200,
+        max_value=499,
+        initial=200,
+        widget=AdminIntegerFieldWidget,
+    )
+    body = forms.JSONField(
+        label=_("Body"),
+        help_text=_("JSON, or empty."),
+        required=False,
+        widget=AdminTextareaWidget(attrs={"rows": 12, "spellcheck": "false"}),
+    )
+
+    def clean(self) -> dict[str, Any]:
+        given = self.cleaned_data
+        done = gettext("Completed by hand with status %(status)s")
+        if given.get("outcome") == RELEASE:
+            done = gettext("Released for retry")
+        elif given.get("status") in _BODILESS and given.get("body") is not None:
+            self.add_error("body", gettext("A response with this status has no body."))
+        return given | {"done": done % {"status": given.get("status")}}
+
+
+class Settle(Action):
+    """Settle interrupted records: they were done, or are released for the next retry."""
+
+    name = "settle"
+    short_description = _("Settle interrupted operations")
+    form = SettleForm
+    effects = (
+        _(
+            "If it was done, nothing is executed: every retry gets the response that you enter, "
+            "until the record expires."
+        ),
+        _(
+            "If you release it, nothing happens until the next retry. That resumes after the last "
+            "stored step, or begins from the start if no step is stored."
+        ),
+        _(
+            "All other effects of the last attempt then happen a second time, unless they were "
+            "rolled back or the other service recognises their derived key. Check what happened "
+            "first."
+        ),
+        _("If the original process is still running, it can no longer complete."),
+    )
+    log = _("%(done)s: %(reason)s")
+    done = _("settled")
+
+    def fits(self, row: Any) -> bool:
+        return state_of(row) in (INTERRUPTED, HELD)
+
+    def apply(
+        self, rows: QuerySet[Any], given: Mapping[str, Any], by: str
+    ) -> Iterable[tuple[Any, str]]:
+        free = {row.pk: row for row in unlocked(rows)}
+        outcomes = [(row, self._refusal(free.get(row.pk), given)) for row in rows]
+        chosen = [row for row, refusal in outcomes if not refusal]
+        for store in (each for each in stores.all() if each.has_cache):
+            for row in chosen:
+                store.forget(row.key, row.scope)
+        records = IdempotencyKey._base_manager.using(rows.db)
+        records.filter(pk__in=[row.pk for row in chosen]).update(
+            owner_token=NO_OWNER,  # an owner that is still alive no longer owns it
+            lease_expires_at=None,
+            completed_at=DatabaseNow(),
+            **_completed(given) if given["outcome"] == COMPLETE else _released(given, by),
+        )
+        return outcomes
+
+    def _refusal(self, row: Any, given: Mapping[str, Any]) -> str:
+        if row is None:
+            return gettext("It is in use now, or was deleted. Try again later.")
+        if not self.fits(row):
+            values = {"state": STATES[state_of(row)]}
+            return (
+                gettext("Only an interrupted record can be settled; this one is %(state)s.")
+                % values
+            )
+        if given["outcome"] == COMPLETE and row.expires_at and row.expires_at <= row.now:
+            return gettext(
+                "Its time to live has ended, so a retry would execute the operation again and not "
+                "get this response. Release it."
+            )
+        return ""
+
+
+def _completed(given: Mapping[str, Any]) -> dict[str, Any]:
+    body = b"" if given["body"] is None else json.dumps(given["body"]).encode()
+    headers = (("Content-Type", "application/json"),) if body else ()
+    code, stored_headers, stored_body = encode(Payload(given["status"], headers, body))
+    return {
+        "status": Status.COMPLETED,
+        "response_status": code,
+        "response_headers": stored_headers,
+        "response_body": stored_body,
+        "error": "",
+    }
+
+
+def _released(given: Mapping[str, Any], by: str) -> dict[str, Any]:
+    return {
+        "status": Status.FAILED,
+        "pinned": True,  # the attempt's external effects belong to this request
+        "error": gettext("Released by %(user)s: %(reason)s") % {**given, "user": by},
+    }
+
+
+# What is shown and found.
 
 
 def among_the_newest(rows: QuerySet[Any]) -> QuerySet[Any]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from django.core.exceptions import ImproperlyConfigured
 
 if TYPE_CHECKING:
-    from ..redis.server import ConnectionFactory
+    from ..redis import ConnectionFactory
 
 logger = logging.getLogger("idempotency_django")
 
@@ -111,7 +111,7 @@ class RedisSet(SeenFilter):
             raise ValueError(f"A filter got ttl={ttl}. Use a second or more.")
         self.seconds = int(ttl.total_seconds())
         self.name = name
-        redis: Any = import_module("idempotency_django.contrib.redis.server")  # others need none
+        redis: Any = import_module("idempotency_django.contrib.redis")  # others need none
         self._server = redis.RedisServer(cache, connection_factory)
 
     def contains(self, ids: Sequence[str]) -> Sequence[bool]:

@@ -321,7 +321,8 @@ class TestChanges:
     def test_required(self, ticket: Ticket, at: str) -> None:
         """What is required is a condition that says what the client has read."""
         date = "Sat, 29 Oct 1994 19:43:31 GMT"
-        blind = [{}, {"If_None_Match": etag(ticket, 1)}, {"If_None_Match": "*"}, {"If_Modified_Since": date}]
+        blind = [{}, {"If_None_Match": etag(ticket, 1)}, {"If_None_Match": "*"}]
+        blind.append({"If_Modified_Since": date})
         blind.append({"If_Unmodified_Since": date})  # within that second it may have changed
         for headers in blind:
             assert_problem(send(at, ticket, **headers), 428, "precondition-required")
@@ -370,9 +371,8 @@ class TestRetries:
         """412 and 428 free the key: with the right condition, the same key is executed."""
         key = str(uuid4())
         assert_problem(send(at, ticket, Idempotency_Key=key), 428, "precondition-required")
-        assert_problem(
-            send(at, ticket, Idempotency_Key=key, If_Match=etag(ticket, 7)), 412, "precondition-failed"
-        )
+        stale = send(at, ticket, Idempotency_Key=key, If_Match=etag(ticket, 7))
+        assert_problem(stale, 412, "precondition-failed")
         assert IdempotencyKey.objects.get().status == Status.FAILED
         assert send(at, ticket, Idempotency_Key=key, If_Match=etag(ticket, 1)).status_code == 200
         assert effects() == 1
@@ -397,7 +397,8 @@ class TestReads:
     ) -> None:
         """A read has the ETag, looks at no condition, and changes nothing."""
         with django_assert_num_queries(2 if "plain" in at else 1):
-            response = send(at, ticket, method, If_Match=etag(ticket, 7), If_None_Match=etag(ticket, 1))
+            conditions = {"If_Match": etag(ticket, 7), "If_None_Match": etag(ticket, 1)}
+            response = send(at, ticket, method, **conditions)
         assert (response.status_code, response["ETag"]) == (200, etag(ticket, 1))
 
     @pytest.mark.parametrize("at", ["first", "second", "middleware", "plain", "plain_middleware"])
@@ -409,7 +410,8 @@ class TestReads:
         ]
         for header in (etag(ticket, 1), f"W/{etag(ticket, 1)}"):
             response = send(at, ticket, "get", If_None_Match=header)
-            assert (response.status_code, response["ETag"], response.content) == (304, etag(ticket, 1), b"")
+            assert (response.status_code, response.content) == (304, b"")
+            assert response["ETag"] == etag(ticket, 1)
         assert send(at, ticket, "get", If_None_Match=etag(ticket, 7)).status_code == 200
         assert send(at, ticket, If_Match=etag(ticket, 1)).status_code == 200
         assert send(at, ticket, If_Match=etag(ticket, 1)).status_code == 412
