@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from .consumers import Consumer, Duplicate, Failed, Handled
     from .events import Event
     from .inbox import WebhookReceiver, process_due
-    from .outbox import after_commit, publish
+    from .outbox.calls import after_commit
+    from .outbox.publishing import publish
     from .outbox.relay import Relay
     from .outbox.topics import topic
     from .seen import RedisBloom, RedisSet, SeenFilter
@@ -86,10 +87,10 @@ __getattr__ = lazily(
         "Stripe": "verifiers",
         "Verifier": "verifiers",
         "WebhookReceiver": "inbox",
-        "after_commit": "outbox",
+        "after_commit": "outbox.calls",
         "claim_stream": "streams",
         "process_due": "inbox",
-        "publish": "outbox",
+        "publish": "outbox.publishing",
         "topic": "outbox.topics",
     },
 )

@@ -127,13 +127,9 @@ class Queue:
 class GroupQueue(Queue):
     """A queue with groups, of which a dead letter holds up its own.
 
-    Besides, its table has the column ``stream``: the group, or empty.
-
-    Attributes:
-        order: the column that orders a group.
+    Besides, its table has the columns ``stream``, the group or empty, and ``sequence``, which
+    orders a group.
     """
-
-    order: ClassVar[str]
 
     _after: str = ""  # the last group that revive() has looked at
 
@@ -231,7 +227,7 @@ class GroupQueue(Queue):
         query = (
             f"SELECT id, stream, process_after FROM {self._in_lines(using)} "  # names
             f"WHERE state = 'pending' AND stream > %s "
-            f"ORDER BY stream, {self.order} LIMIT {SEARCHED:d}"
+            f"ORDER BY stream, sequence LIMIT {SEARCHED:d}"
         )
         found: dict[str, int] = {}
         until = time.monotonic() + seconds
@@ -263,7 +259,7 @@ class GroupQueue(Queue):
                 f"CASE WHEN {table}.stream = '' THEN NULL ELSE (SELECT earlier.id "
                 f"FROM {self._in_lines(due.db, 'earlier')} WHERE earlier.state = '{state}' "
                 f"AND earlier.stream = {table}.stream {self._only_grouped(due.db, 'earlier.')} "
-                f"ORDER BY {self.order} LIMIT 1) END",
+                f"ORDER BY sequence LIMIT 1) END",
                 [],
                 output_field=BigIntegerField(),
             )
@@ -311,7 +307,7 @@ class GroupQueue(Queue):
         query = (
             f"SELECT * FROM (SELECT {columns} FROM {self._in_lines(using)} "  # names
             f"WHERE state = 'pending' AND stream = %s "
-            f"ORDER BY {self.order} LIMIT {most:d}) AS line"
+            f"ORDER BY sequence LIMIT {most:d}) AS line"
         )
         lines: dict[str, list[Any]] = {stream: [] for stream in streams}
         given = [*lines]

@@ -43,7 +43,6 @@ class Outbox(GroupQueue):
 
     name = "outbox"
     model = OutboxMessage
-    order = "sequence"
     place = "topic"
     since = "created_at"
 

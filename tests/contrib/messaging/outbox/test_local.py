@@ -10,9 +10,8 @@ import pytest
 from django.db import transaction
 from django.test import override_settings
 
-from idempotency_django.contrib.messaging import Consumer, Relay
+from idempotency_django.contrib.messaging import Consumer, Relay, publish
 from idempotency_django.contrib.messaging.models import OutboxMessage
-from idempotency_django.contrib.messaging.outbox import publish
 from idempotency_django.errors import OperationInProgress, StoreUnavailable
 from idempotency_django.models import IdempotencyKey
 from tests.contrib.messaging.settling import settle
