@@ -34,6 +34,9 @@ class Worker(ConsumerMixin):
             time.sleep(PAUSE)
         message.ack()  # what it asked for is committed
 
+    def on_decode_error(self, message, error):
+        self.receive(message)  # as it came: it is no event, and becomes a dead letter
+
 
 if __name__ == "__main__":
     options = {"visibility_timeout": 60}  # of Redis: when it delivers a dead process' message again

@@ -41,7 +41,12 @@ _RENEWAL: Final = 60  # seconds after which a source connects to Redis anew
 
 def limit_silence(connection: kombu.Connection, seconds: float) -> None:
     """Have a connection give up a server that is silent for so long, unless its options differ."""
-    limits = dict.fromkeys(_TIMEOUTS.get(connection.transport.driver_type, ()), seconds)
+    limits: dict[str, Any] = dict.fromkeys(
+        _TIMEOUTS.get(connection.transport.driver_type, ()), seconds
+    )
+    if connection.transport.driver_type == "sqs":  # botocore would retry for minutes
+        once = {"connect_timeout": seconds, "read_timeout": seconds}
+        limits["client-config"] = {**once, "retries": {"total_max_attempts": 1}}
     connection.transport_options = {**limits, **(connection.transport_options or {})}
 
 
@@ -132,7 +137,8 @@ class KombuPublisher(Publisher):
     def is_outage(self, error: Exception) -> bool:
         if isinstance(error, ChannelError):  # such as a message that is too large for RabbitMQ
             return isinstance(error, AccessRefused | NotFound)
-        code = getattr(error, "response", {}).get("Error", {}).get("Code")  # of botocore
+        response = getattr(error, "response", None) or {}  # of botocore
+        code = response.get("Error", {}).get("Code")
         return code not in _UNFIT_FOR_SQS and super().is_outage(error)
 
     def _route(self, message: Event) -> dict[str, Any]:

@@ -76,14 +76,20 @@ def test_refused_by_the_broker(rabbit: Server) -> None:
         queue.delete()
 
 
-def test_server_that_does_not_respond() -> None:
-    """A Redis that takes a connection and is silent is an outage after the timeout."""
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:{}/0", "sqs://tests:tests@127.0.0.1:{}"])
+def test_server_that_does_not_respond(url: str) -> None:
+    """A Redis or an SQS that takes a connection and is silent is an outage after the timeout."""
+    options = {"transport_options": {"region": "eu-central-1"}} if url.startswith("sqs") else {}
     with ThreadPoolExecutor(1) as pool, socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
-        publisher = KombuPublisher("orders", url=url, timeout=timedelta(seconds=0.5))
+        publisher = KombuPublisher(
+            "orders",
+            url=url.format(silent.getsockname()[1]),
+            timeout=timedelta(seconds=0.5),
+            connection=options,
+        )
         [result] = pool.submit(published, publisher, grouped("a-1")).result(20)
     assert isinstance(result, Outage)
-    assert "Timeout" in str(result)
+    assert "timeout" in str(result).lower()
 
 
 def test_no_queue(rabbit: Server) -> None:
