@@ -231,9 +231,6 @@ class KombuSource:
     def _incoming(self, message: Any) -> Incoming:
         headers = [(as_text(name), value) for name, value in message.headers.items()]
         body = message.body or b""
-        unreadable = ""
-        if message.headers.get("compression"):
-            unreadable = "The body is compressed, and is not inflated. Send it uncompressed."
         own = sorted(
             (name, as_text(value)) for name, value in headers if not name.startswith("x-")
         )  # the broker adds those
@@ -243,7 +240,6 @@ class KombuSource:
             headers=[*headers, ("content-type", message.content_type)],
             redelivered=bool(message.delivery_info.get("redelivered")),
             acknowledge=message.ack,
-            unreadable=unreadable,
         )
 
 

@@ -44,7 +44,6 @@ class Incoming:
         headers: its headers, with its media type as ``content-type``.
         redelivered: whether it may have been delivered before.
         acknowledge: tells the broker to forget it.
-        unreadable: why nothing can be read from it; empty: it can be tried.
     """
 
     place: str
@@ -52,7 +51,6 @@ class Incoming:
     headers: Sequence[tuple[str, Any]]
     redelivered: bool
     acknowledge: Callable[[], object]
-    unreadable: str = ""
 
 
 class Source(Protocol):
@@ -79,17 +77,6 @@ def as_text(value: Any) -> str:
         return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     except RecursionError:
         return "nested too deeply to be shown"
-
-
-def event_of(message: Incoming) -> Event:
-    """The event in a message, which is JSON in its body.
-
-    Raises:
-        ValueError: there is none; the text says why.
-    """
-    if message.unreadable:
-        raise ValueError(message.unreadable)
-    return Event.from_json(message.body)
 
 
 class ConsumerLoop:
@@ -169,7 +156,7 @@ class ConsumerLoop:
         close_old_connections()
         event, consumer = None, self._consumer
         try:
-            event = event_of(message)
+            event = Event.from_json(message.body)
             consumer.handle(event, redelivered=message.redelivered or failures > 0)
         except _UNCOUNTED as error:
             logger.warning("The message at %s has to wait: %s", message.place, error)

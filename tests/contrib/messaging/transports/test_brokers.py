@@ -64,8 +64,8 @@ def test_every_end(broker: Broker) -> None:
 
 @pytest.mark.parametrize("name", ["rabbitmq", "redis"])
 def test_compressed(place: Any, name: str) -> None:
-    """What has a header ``compression`` is set aside as it came, also if it looks right: a small
-    message may be a large one.
+    """What is compressed is set aside as it came, and not inflated: a small message may be a large
+    one.
     """
     billing, broker = Billing(), place(name)
     bomb = zlib.compress(bytes(2**24))
@@ -77,7 +77,6 @@ def test_compressed(place: Any, name: str) -> None:
     broker.drain(billing.consumer, lambda: len(effect_counts()) + kept.count() == 4)
     assert effect_counts() == {"a": 1}
     assert sorted(bytes(row.body) for row in kept) == sorted(bodies.values())
-    assert all("is not inflated" in row.error for row in kept)
     assert ["compression", "gzip"] in [pair for row in kept for pair in json.loads(row.headers)]
     assert broker.left() == 0
 
