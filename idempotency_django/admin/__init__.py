@@ -235,7 +235,7 @@ def in_state(rows: Any, state: str) -> Any:
 class StateFilter(admin.SimpleListFilter):
     """By what the list says of their status."""
 
-    title = _("status")
+    title = _("state")
     parameter_name = "state"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
@@ -283,7 +283,7 @@ class IdempotencyKeyAdmin(ListAdmin):
     ) -> tuple[QuerySet[Any], bool]:
         return beginning_with(queryset, search_term.strip()), False
 
-    @admin.display(description=_("status"))
+    @admin.display(description=_("state"))
     def status_shown(self, record: Any) -> SafeString:
         state, code = state_of(record), record.response_status if record.path else None
         shown = '<span class="idempotency-{}">{}</span> {}'

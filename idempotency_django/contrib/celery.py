@@ -1,4 +1,4 @@
-"""Celery tasks: a message that the broker delivers twice has its effect once.
+"""Celery tasks: a message that the broker delivers twice takes effect once.
 
 This package imports Celery, so the extra ``celery`` must be installed.
 """
@@ -54,7 +54,7 @@ _IGNORED: Final = "celery.Ignore"
 
 
 class IdempotentTask(Task):  # type: ignore[type-arg]  # generic in its stubs only
-    """A task that has its effect once, however often its message is delivered.
+    """A task that takes effect once, however often its message is delivered.
 
     ::
 
@@ -346,7 +346,7 @@ def _name_callbacks(request: Any) -> None:
     """Give the callbacks of a task lasting ids.
 
     A worker that dies while it sends them leaves it to the next one to send them again. A callback
-    that is an :class:`IdempotentTask` then has its effect once.
+    that is an :class:`IdempotentTask` then takes effect once.
     """
     for place, link in enumerate(request.callbacks or ()):
         if not link.get("subtask_type"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -15,7 +15,7 @@ from ...conf import conf
 from ...policy import keys
 
 REPORTED: Final = ("broken", "unprotected", "optional")
-"""The statuses that ``--fail-on`` takes, the worst first."""
+"""The statuses that ``--fail-on`` takes, the worst first: each includes those before it."""
 
 _COLUMNS: Final = {
     "Method": "method",
@@ -46,10 +46,8 @@ class Command(BaseCommand):
         )
         parser.add_argument(
             "--fail-on",
-            type=_statuses,
-            default=(),
-            metavar="STATUS[,STATUS]",
-            help=f"End with 1 if an endpoint has one of these statuses: {', '.join(REPORTED)}.",
+            choices=REPORTED,
+            help="End with 1 if an endpoint has this status, or a worse one.",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -64,22 +62,13 @@ class Command(BaseCommand):
                 "There is no endpoint that can change something, so --fail-on checks nothing. Is "
                 "ROOT_URLCONF the right one? If so, add --fail-on with the first endpoint."
             )
-        if found := [line for line in lines if line["status"] in options["fail_on"]]:
+        bad = REPORTED[: REPORTED.index(options["fail_on"]) + 1] if options["fail_on"] else ()
+        if found := [line for line in lines if line["status"] in bad]:
             raise CommandError(
                 f"{len(found)} of {_counted(len(lines), 'endpoint')} "
                 f"need{'s' if len(found) == 1 else ''} attention: {', '.join(map(_name, found))}. "
                 "Protect them, or mark them with @idempotency_exempt."
             )
-
-
-def _statuses(value: str) -> tuple[str, ...]:
-    """The statuses of ``--fail-on``."""
-    statuses = tuple(filter(None, (each.strip() for each in value.split(","))))
-    if unknown := [each for each in statuses if each not in REPORTED]:
-        raise ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(REPORTED)}")
-    if not statuses:
-        raise ArgumentTypeError(f"it needs at least one of {', '.join(REPORTED)}")
-    return statuses
 
 
 def _counted(count: int, noun: str) -> str:
