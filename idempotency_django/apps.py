@@ -24,7 +24,7 @@ class IdempotencyConfig(AppConfig):
     def ready(self) -> None:
         register_checks()
         if find_spec("rest_framework"):
-            from .drf import views as _views  # noqa: F401, PLC0415  # registers itself
+            from . import drf  # noqa: F401, PLC0415  # registers itself
         if apps.is_installed("drf_spectacular"):
             from .contrib import openapi  # noqa: F401, PLC0415  # registers itself
         if find_spec("celery"):

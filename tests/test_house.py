@@ -77,7 +77,7 @@ def test_no_import_within_a_function() -> None:
     assert hidden == set()
 
 
-CORE = ("policy", "engine", "stores", "http", "drf")
+CORE = ("policy", "engine", "stores", "http")
 LONGEST = 60
 
 

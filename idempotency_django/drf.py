@@ -1,4 +1,16 @@
-"""The mixin of REST framework, and the adapter of one request to one of its views."""
+"""Django REST framework: ``IdempotentViewMixin`` makes a view safe to retry.
+
+It comes before ``APIView`` in the class's bases, and works on ``APIView``, generic views, viewsets
+and their ``@action`` methods. Authentication, permissions and throttles run first, for every
+request. Then the handler runs once per operation, and its response is finalised and rendered in the
+transaction that stores it. A caller without permission for the object in the URL gets no replay.
+
+::
+
+    class ChargeViewSet(IdempotentViewMixin, viewsets.ModelViewSet):
+        idempotency_policy = Policy(required=True)
+        idempotency_policies = {"capture": PAYMENT, "preview": None}
+"""
 
 from __future__ import annotations
 
@@ -11,26 +23,31 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, QueryDict
 from django.http.response import HttpResponseBase
 from django.utils.datastructures import MultiValueDict
-from rest_framework.exceptions import APIException
-from rest_framework.permissions import BasePermission
-from rest_framework.renderers import BaseRenderer
-from rest_framework.request import Request
-from rest_framework.response import Response
-from rest_framework.views import APIView
 
-from ..engine import reraise
-from ..errors import IdempotencyError
-from ..http.declared import checked, handlers_of, name_of, policy_of
-from ..http.invocations import body_of, form_of, invocation_of, unreadable
-from ..http.replays import check_object, defining_module, has_object
-from ..http.responses import error_body, media_type, render, status_of
-from ..http.rule import objection_to_handler
-from ..http.serving import Adapter, refuse_result
-from ..http.wrapping import adapters, log_unclaimed, replace_handler
-from ..policy import UNSAFE_METHODS, Policy
-from ..policy.fingerprints import is_json, media_type_of
-from ..policy.invocation import Body, Invocation, Parsed
-from ..stores.records import Record
+from .engine import reraise
+from .errors import IdempotencyError
+from .http.declared import checked, handlers_of, name_of, policy_of
+from .http.invocations import body_of, form_of, invocation_of, unreadable
+from .http.replays import check_object, defining_module, has_object
+from .http.responses import error_body, media_type, render, status_of
+from .http.rule import objection_to_handler
+from .http.serving import Adapter, refuse_result
+from .http.wrapping import adapters, log_unclaimed, replace_handler
+from .lazy import extra
+from .policy import UNSAFE_METHODS, Policy
+from .policy.fingerprints import is_json, media_type_of
+from .policy.invocation import Body, Invocation, Parsed
+from .stores.records import Record
+
+with extra("drf"):
+    from rest_framework.exceptions import APIException
+    from rest_framework.permissions import BasePermission
+    from rest_framework.renderers import BaseRenderer
+    from rest_framework.request import Request
+    from rest_framework.response import Response
+    from rest_framework.views import APIView
+
+__all__ = ["IdempotencyAPIException", "IdempotentViewMixin", "problem"]
 
 
 class IdempotencyAPIException(APIException):
