@@ -41,10 +41,6 @@ CHANGES: Final = frozenset({"PUT", "PATCH", "DELETE"})
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _ANY: Final = "*"
 _ERRORS: Final = 400  # and above: the status of a response that tells of no success
-_NO_IF_NONE_MATCH: Final = (
-    "A change cannot have If-None-Match here, so it was not executed. Leave it out, and send "
-    "If-Match with the ETag that you received with the resource."
-)
 
 
 def version_etag(obj: Any) -> str | None:
@@ -105,7 +101,10 @@ def run_conditionally(
     if required and if_match is None:
         raise PreconditionRequired
     if "If-None-Match" in request.headers:
-        raise PreconditionFailed(_NO_IF_NONE_MATCH)
+        raise PreconditionFailed(
+            "A change cannot have If-None-Match here, so it was not executed. Leave it out, and "
+            "send If-Match with the ETag that you received with the resource."
+        )
     if if_match is None:
         return run(None)
     obj = find()

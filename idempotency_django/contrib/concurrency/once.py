@@ -17,7 +17,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 from asgiref.sync import iscoroutinefunction
@@ -31,7 +31,6 @@ from .errors import IllegalTransition
 from .locks import in_transaction, lock, on_rollback, refuse_marked, write_alias
 
 Function = Callable[..., Any]
-ErrorT = TypeVar("ErrorT", bound=IdempotencyError)
 
 
 def once_per(
@@ -117,13 +116,22 @@ def once_per(
                     f"{named} has no natural key. A unique constraint treats NULLs as different, "
                     "so many such rows could exist."
                 )
-            key = _key(lookup)
             try:
                 idempotent_call(
-                    execute, key=key, scope=scope, fingerprint=others, name=name, policy=permanent
+                    execute,
+                    key=_key(lookup),
+                    scope=scope,
+                    fingerprint=others,
+                    name=name,
+                    policy=permanent,
                 )
             except FingerprintMismatch:
-                raise _foreign(FingerprintMismatch(_OTHER_VALUES.format(named))) from None
+                raise _foreign(
+                    FingerprintMismatch(
+                        f"The {named} already exists with other values. It was neither created "
+                        "again nor changed."
+                    )
+                ) from None
             row = rows.first()
             if row is None:
                 raise _foreign(ResponseNotStored(_DELETED.format(named)))
@@ -149,7 +157,6 @@ def _key(lookup: Mapping[str, Any]) -> str:
     )
 
 
-_OTHER_VALUES = "The {} already exists with other values. It was neither created again nor changed."
 _DELETED = (
     "The {} was created and deleted before, so it is not created again: this call may be a late "
     "retry. To create another one on purpose, use another natural key, for example with the "
@@ -157,7 +164,7 @@ _DELETED = (
 )
 
 
-def _foreign(error: ErrorT) -> ErrorT:
+def _foreign(error: IdempotencyError) -> IdempotencyError:
     """The error of another operation than that of the request around it."""
     error.foreign = True
     return error
