@@ -39,6 +39,6 @@ class Worker(ConsumerMixin):
 
 
 if __name__ == "__main__":
-    options = {"visibility_timeout": 60}  # of Redis: when it delivers a dead process' message again
+    options = {"visibility_timeout": 60}  # of Redis: until it delivers a dead process' message
     with kombu.Connection(os.environ["BROKER_URL"], transport_options=options) as connection:
         Worker(connection).run()
