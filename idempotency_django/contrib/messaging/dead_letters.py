@@ -98,10 +98,14 @@ def rows_of(plan: Plan) -> IdempotencyKeyQuerySet:
     """The record of a message, unless another event with its id has it.
 
     Raises:
-        ValueError: it is not in a database.
+        ValueError: it keeps the message from being handled, and is not in a database.
+        StoreUnavailable: its store cannot be asked.
     """
     store, operation = plan.store, plan.operation
     if store.using is None:
+        record = store.get(operation.key, operation.scope)
+        if record is None or not (record.held or record.status == Status.COMPLETED):
+            return IdempotencyKey.objects.none()
         raise ValueError(
             f"The record of the message is in the store {store.alias!r}, where it cannot be "
             "released. It expires with its time to live. Keep such records in a database."

@@ -350,7 +350,7 @@ class Inbox(Queue):
         return self._again()
 
     def discard(self, row: InboxMessage, by: str) -> dict[str, Any]:
-        with suppress(NoReceiver, UnknownEventType, ImproperlyConfigured, ValueError):  # it is gone
+        with suppress(NoReceiver, IdempotencyError, ImproperlyConfigured, ValueError):  # it is gone
             close(execution_of(row).plan, by)
         return {"state": MessageState.DISCARDED, "purge_at": purged(row)}
 

@@ -6,7 +6,7 @@ They are the same for the inbox and the outbox. What differs is in the classes o
   attempt. It is the same message. For the handler of an inbox message, it is a further attempt at
   the same operation: stored steps are not done again, and derived keys are the same.
 - ``"discard"``: discard a dead letter. Its group in the outbox continues. It is purged later.
-  For consumers, what is delivered again is a duplicate.
+  For consumers, what is delivered again is a duplicate, if there was an attempt at it.
 - ``"repeat"``: have a message that is done or discarded handled or sent once more. The handler of
   an inbox message that was done starts from the beginning, and the keys that it derives for other
   services are the same. An outbox message is sent again as a copy under a new id, because every
@@ -24,9 +24,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.db.models import QuerySet
 
+from ...errors import IdempotencyError
 from ...models import unlocked
 from .databases import database
-from .errors import UnknownEventType
 from .inbox import INBOX
 from .models import InboxMessage, MessageState, OutboxMessage
 from .outbox.relay import OUTBOX
@@ -83,7 +83,7 @@ def _settled(some: Sequence[Message], action: str, by: str) -> Sequence[tuple[Me
         for message in some:
             try:
                 changes = _changes(queue, found.get(message.pk), action, by)
-            except (LookupError, ValueError, ImproperlyConfigured, UnknownEventType) as error:
+            except (LookupError, ValueError, ImproperlyConfigured, IdempotencyError) as error:
                 outcomes.append((message, str(error)))
             else:
                 changed.setdefault((*changes.items(),), []).append(found[message.pk])

@@ -118,7 +118,9 @@ class Verifier(ABC):
         """
         secrets: Any = self._secrets() if callable(self._secrets) else self._secrets
         name = type(self).__name__
-        if not secrets or isinstance(secrets, str | bytes):  # each letter would be a secret
+        if not secrets or not isinstance(
+            secrets, list | tuple
+        ):  # of a text, each letter would be one
             raise ImproperlyConfigured(
                 f"{name} has no list of secrets. Pass the sender's signing secrets, such as "
                 f"{name}([new, old])."

@@ -13,6 +13,7 @@ from typing import Any, Final
 from asgiref.sync import iscoroutinefunction
 from django.core.signing import BadSignature, Signer
 
+from ....engine import ExecutionContext
 from ....policy import Policy
 from ..brokers.base import Refused
 from ..consumers import ANY, Consumer, Duplicate, Handled
@@ -127,17 +128,24 @@ class _Calls(Consumer):
 
     def handle(self, event: Event, *, redelivered: bool = False) -> Handled | Duplicate:
         _function_of(event)
-        self.max_attempts = topic(TOPIC).max_attempts
         return super().handle(event, redelivered=redelivered)
 
 
-CALLS: Final = _Calls(TOPIC, policy=Policy(mode="leased"))
+CALLS: Final = _Calls(TOPIC, max_attempts=None, policy=Policy(mode="leased"))
 """Calls the function of each message of the topic, in the process of the relay."""
 
 
 @CALLS.on(ANY)
-def call(event: Event) -> None:
-    """Call the function that a message names."""
+def call(event: Event, execution: ExecutionContext) -> None:
+    """Call the function that a message names; the relay counts the attempts that fail."""
+    begun = execution.attempt - 1
+    if execution.interrupted and begun >= topic(TOPIC).max_attempts:
+        raise Refused(
+            f"Attempt {begun} at the call of {event.type} ended its process, for example because "
+            "it ran out of memory. It is not retried automatically. Correct the function, and "
+            "retry the message in the admin.",
+            final=True,
+        )
     _function_of(event)(*event.data["args"], **event.data["kwargs"])
 
 

@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db.models import Case, Exists, F, Max, OuterRef, Q, QuerySet, Value, When
+from django.db.models import Case, F, Q, QuerySet, Value, When
 from django.utils.timezone import is_aware
 
 from ....backoff import Backoff
@@ -71,19 +71,15 @@ class Outbox(GroupQueue):
     def delete(self, rows: QuerySet[OutboxMessage]) -> int:
         """As :meth:`Queue.delete`. The number of a group goes with its last message.
 
-        A number that a publisher has locked stays: it is raised, or goes another time.
+        A number that a publisher has locked stays, for the message that it publishes.
         """
-        grouped = rows.filter(stream__gt="").values_list("stream")
-        last = dict(grouped.annotate(Max("sequence")))
+        grouped = {*rows.filter(stream__gt="").values_list("stream", flat=True)}
         deleted = super().delete(rows)
         numbers = OutboxStream.objects.using(rows.db)
-        left = self.all(rows.db).filter(stream=OuterRef("pk"), stream__gt="")
-        of_last = numbers.filter(pk__in=last, last_sequence__in=last.values())
-        over = [
-            number.pk
-            for number in unlocked(of_last.filter(~Exists(left)))
-            if number.last_sequence == last[number.pk]
-        ]
+        locked = {*unlocked(numbers.filter(pk__in=grouped)).values_list("pk", flat=True)}
+        # Publishers wait for the locks from here on: what they have committed before is seen.
+        left = self.all(rows.db).filter(stream__in=locked, stream__gt="")
+        over = locked - {*left.values_list("stream", flat=True)}
         numbers.filter(pk__in=over).delete()
         return deleted
 

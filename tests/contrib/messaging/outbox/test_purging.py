@@ -97,6 +97,18 @@ def test_numbers_of_a_group_with_messages(using: str) -> None:
     assert not OutboxStream.objects.using(using).exists()
 
 
+def test_numbers_when_the_last_message_goes_first(using: str) -> None:
+    """The numbers of a group go with the message that is purged last, whichever that is."""
+    publish_each([1, 2], using, group="g")
+    Relay().drain()
+    rows = OutboxMessage.objects.using(using)
+    rows.filter(sequence=1).update(purge_at=DatabaseNow() + timedelta(days=1))
+    assert purge() == 1
+    rows.update(purge_at=LONG_AGO)
+    assert purge() == 1
+    assert not OutboxStream.objects.using(using).exists()
+
+
 def test_numbers_amid_publishing(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The numbers of a group stay if somebody publishes to it while a purge looks at them."""
     if connections[using].vendor != "postgresql":

@@ -9,11 +9,11 @@ from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from idempotency_django.contrib.messaging import publish
+from idempotency_django.contrib.messaging import Relay, after_commit, publish
 from idempotency_django.contrib.messaging.models import InboxMessage, OutboxMessage
 from idempotency_django.models import DatabaseNow
 
-from .conftest import outbox
+from .conftest import changed_settings, outbox
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -39,6 +39,28 @@ def dead(topic: str, count: int, error: str) -> None:
         )
         for at in range(count)
     )
+
+
+def fails() -> None:
+    raise ValueError("Not today.")
+
+
+def test_call_whose_records_are_in_no_database() -> None:
+    """A call after the commit can be retried wherever the project keeps its records."""
+    stores = {
+        "default": {"BACKEND": "idempotency_django.stores.database.DatabaseStore"},
+        "memory": {"BACKEND": "idempotency_django.stores.memory.MemoryStore"},
+    }
+    calls = {"after_commit": {"MAX_ATTEMPTS": 1}}
+    with outbox(**calls), changed_settings(STORES=stores, POLICY={"store": "memory"}):
+        with transaction.atomic():
+            after_commit(fails)
+        Relay().drain()
+        assert states(attempts=1) == {"dead"}
+        assert command("retry", "--topic", "after_commit") == "1 message: retry.\n"
+        assert states(attempts=0) == {"pending"}
+        Relay().drain()
+        assert states(attempts=1) == {"dead"}
 
 
 def states(**of: str) -> set[str]:
