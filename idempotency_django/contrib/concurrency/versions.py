@@ -215,7 +215,8 @@ class VersionedForm(ModelForm):  # type: ignore[type-arg]  # Django's is not gen
 
     def full_clean(self) -> None:
         super().full_clean()
-        if self.has_error(NON_FIELD_ERRORS, "stale"):
+        name = version_field(self._meta.model).name
+        if self.has_error(NON_FIELD_ERRORS, "stale") or self.has_error(name):
             # Django ignores the errors of a formset's line that is to be deleted.
             self.cleaned_data.pop(DELETION_FIELD_NAME, None)
 

@@ -88,9 +88,11 @@ def keep(
     rows.bulk_create([row], ignore_conflicts=True)
     # One that an operator has just sent on its way again stays on its way.
     over = rows.filter(**named, state__in=_OVER)
-    over.update(**dead, purge_at=None)
-    # If nothing was tried in this delivery, the row knows better why it is dead.
+    # If nothing was tried in this delivery, the row knows better what has become of it: an operator
+    # may have discarded it just now.
     knows = isinstance(error, DeadLettered) and error.__cause__ is None
+    over = over.exclude(state=MessageState.DISCARDED) if knows else over
+    over.update(**dead, purge_at=None)
     over.filter(**{"error": ""} if knows else {}).update(**found)
 
 

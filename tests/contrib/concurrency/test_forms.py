@@ -211,6 +211,7 @@ class TestAdmin:
         refused = client.post(url, {"name": "b", **form})
         assert refused.status_code == 200
         assert str(STALE) in refused.content.decode()
+        assert client.post(url, {"name": "b", **form, "deed_set-0-version": ""}).status_code == 200
         assert (Owner.objects.get().name, Deed.objects.get().version) == ("a", 2)
         assert client.post(url, {"name": "b", **form, "deed_set-0-version": 2}).status_code == 302
         assert not Deed.objects.exists()

@@ -14,7 +14,6 @@ from django.urls import path
 from idempotency_django.backoff import Backoff
 from idempotency_django.contrib.messaging import Event, StandardWebhooks, WebhookReceiver
 from idempotency_django.contrib.messaging import inbox as processing
-from idempotency_django.contrib.messaging.inbox import event_of
 from tests.contrib.messaging.webhooks.site import SECRET
 from tests.models import Effect
 
@@ -49,7 +48,13 @@ class Hook(WebhookReceiver):
         response = super().post(request, *args, **kwargs)
         if response.status_code == 200:
             contents = self.verifier.read(request.headers, request.body)
-            strike(MOMENTS[0], event_of(self.source, contents))
+            event = Event(
+                id=contents.message_id,
+                source=self.source,
+                type=contents.type,
+                data=contents.data,
+            )
+            strike(MOMENTS[0], event)
         return response
 
 
