@@ -6,6 +6,7 @@ import json
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -101,10 +102,11 @@ class Api:
             list(pool.map(send, range(times)))
         return responses
 
-    def send_and_leave(self, path: str, order: Order) -> None:
-        """Send the order, and hang up at once."""
+    def send_and_leave(self, path: str, order: Order, wait: Callable[[], object]) -> None:
+        """Send the order, wait, and hang up without a look at the response."""
         with closing(self._connected()) as connection:
             connection.request("POST", path, order.body, dict(order.headers))
+            wait()
 
     def _connected(self) -> HTTPConnection:
         connection = HTTPConnection(self.url.partition("://")[2], timeout=PATIENCE)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 
 import pytest
+
+from idempotency_django.testing import eventually
 
 from .clients import PROTECTED, TRANSACTIONAL, Api, Order
 from .conftest import Server, client_of
@@ -39,10 +44,17 @@ def test_a_client_that_leaves_at_any_moment_wedges_nothing(api: Api, path: str) 
     so does the next retry: sync and async views alike replay what they returned.
     """
     orders = [Order() for _ in range(CLIENTS)]
-    for order in orders:
-        api.send_and_leave(path, order)
+
+    def send_and_leave(number: int) -> None:
+        order = orders[number]
+        if number == 0:  # it is done
+            api.send_and_leave(path, order, lambda: eventually(lambda: api.effects(order)))
+        else:  # it has begun or not
+            slow = replace(order, fault="sleep-ms=400")
+            api.send_and_leave(path, slow, partial(time.sleep, 0.02 * number))
 
     with ThreadPoolExecutor(CLIENTS) as pool:
+        list(pool.map(send_and_leave, range(CLIENTS)))
         responses = list(pool.map(lambda order: api.send_until_done(path, order), orders))
 
     assert [response.status_code for response in responses] == [201] * CLIENTS
