@@ -19,10 +19,17 @@ class Backoff:
     Attributes:
         first: the wait after the first failure.
         longest: no wait is longer.
+
+    Raises:
+        TypeError: one of them is not a timedelta.
     """
 
     first: timedelta
     longest: timedelta
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.first, timedelta) and isinstance(self.longest, timedelta)):
+            raise TypeError(f"{self} has a wait that is not a timedelta. Pass two timedeltas.")
 
     def after(self, failures: int) -> timedelta:
         """The wait after this number of failures in a row, without jitter."""

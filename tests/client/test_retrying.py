@@ -208,6 +208,12 @@ def test_wrong_types(name: str, value: Any, advice: str) -> None:
         Retries(**{name: value})
 
 
+def test_wait_that_is_no_duration() -> None:
+    """A backoff of plain numbers is refused where it is made, and not after a request was sent."""
+    with pytest.raises(TypeError, match="a wait that is not a timedelta. Pass two timedeltas"):
+        Backoff(first=5, longest=timedelta(seconds=20))  # type: ignore[arg-type]
+
+
 def test_no_attempt() -> None:
     """Settings that allow no attempt, or that seem to allow retries, are refused."""
     with pytest.raises(ValueError, match=r"attempts is 0\. Pass 1 for no retry, or more\."):

@@ -3,7 +3,7 @@
 ::
 
     IdempotencyError
-    ├── PreconditionFailed         412  ``If-Match`` does not hold
+    ├── PreconditionFailed         412  If-Match does not hold
     ├── PreconditionRequired       428  a change must say which version it is meant for
     ├── ConcurrentModification     409  the object was changed after it was loaded
     └── IllegalTransition          409  the object is in a state that this step does not start from

@@ -62,7 +62,7 @@ def settle(rows: QuerySet[Any], action: str, *, by: str) -> list[tuple[Message, 
         by: the operator's name, for the record.
 
     Returns:
-        Each message, and the reason why it was not settled; empty: it was.
+        Each message, and the reason why it was not settled, which is empty if it was.
     """
     outcomes: list[tuple[Message, str]] = []
     last = 0
