@@ -210,7 +210,7 @@ def test_wrong_types(name: str, value: Any, advice: str) -> None:
 
 def test_wait_that_is_no_duration() -> None:
     """A backoff of plain numbers is refused where it is made, and not after a request was sent."""
-    with pytest.raises(TypeError, match="a wait that is not a timedelta. Pass two timedeltas"):
+    with pytest.raises(TypeError, match=r"a wait that is not a timedelta\. Pass two timedeltas"):
         Backoff(first=5, longest=timedelta(seconds=20))  # type: ignore[arg-type]
 
 
