@@ -118,9 +118,7 @@ class Verifier(ABC):
         """
         secrets: Any = self._secrets() if callable(self._secrets) else self._secrets
         name = type(self).__name__
-        if not secrets or not isinstance(
-            secrets, list | tuple
-        ):  # of a text, each letter would be one
+        if not secrets or not isinstance(secrets, list | tuple):  # of a text, they are letters
             raise ImproperlyConfigured(
                 f"{name} has no list of secrets. Pass the sender's signing secrets, such as "
                 f"{name}([new, old])."
