@@ -33,6 +33,8 @@ _SETTLED: Final[dict[str, Any]] = {
 }
 """What a record has that is held no more."""
 
+_DISCARDED: Final = "Discarded by"
+
 
 def keep(
     consumer: Consumer,
@@ -118,9 +120,14 @@ def rows_of(plan: Plan) -> IdempotencyKeyQuerySet:
 
 
 def release(plan: Plan, by: str) -> None:
-    """Let the next attempt have a record that is held: an operator retries its message."""
-    error = f"Released by {by}, who retried the message."
-    rows_of(plan).held().update(status=Status.FAILED, error=error, **_SETTLED)
+    """Let the next attempt have a record that is held: an operator retries its message.
+
+    So it is where a discard was undone that had completed the record: they may be in two databases.
+    """
+    rows, error = rows_of(plan), f"Released by {by}, who retried the message."
+    discarded = rows.filter(status=Status.COMPLETED, error__startswith=_DISCARDED)
+    (rows.held() | discarded).update(status=Status.FAILED, error=error, **_SETTLED)
+    plan.store.forget(plan.operation.key, plan.operation.scope)
 
 
 def close(plan: Plan, by: str) -> None:
@@ -133,6 +140,6 @@ def close(plan: Plan, by: str) -> None:
         response_status=200,  # without a body: there is no result
         expires_at=None if operation.ttl is None else DatabaseNow() + operation.ttl,
         purge_at=None if operation.kept is None else DatabaseNow() + operation.kept,
-        error=f"Discarded by {by}.",
+        error=f"{_DISCARDED} {by}.",
         **_SETTLED,
     )

@@ -85,6 +85,20 @@ def test_discarded(using: str) -> None:
     assert effect_counts(using) == {"e-1": 1}
 
 
+def test_retried_after_half_a_discard(using: str) -> None:
+    """Records in a database of their own are settled first. What ends the process then leaves a
+    dead letter, whose retry has its effect.
+    """
+    with pytest.raises(DeadLettered) as dead:
+        billing.handle(EVENT)
+    dead_letters.keep(billing, BODY, dead.value)
+    dead_letters.close(billing.execution_of(EVENT).plan, "ann")
+    fails.clear()
+    settle(rows(using).get(), "retry", by="ann")
+    assert process_due() == {"done": 1}
+    assert effect_counts(using) == {"e-1": 1}
+
+
 def test_discarded_when_its_consumer_is_gone(using: str) -> None:
     """Its record stays held: nothing knows any more that it belongs to the message."""
     with pytest.raises(DeadLettered) as dead:
